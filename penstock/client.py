@@ -1,0 +1,249 @@
+"""The client: `with penstock.connect() as c: c.put("store/demo/trips", table)`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InvalidRequest, NotFound, StoreFull, Unavailable
+from penstock.listing import Info, Listing
+from penstock.streams import Writer, as_batches, batches_of, translated
+from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
+
+DEFAULT_URL = "grpc://127.0.0.1:8815"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to reach a server; pickles, so that another process can connect the same way."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    timeout: float = 60.0
+    """Seconds for one call that isn't a stream."""
+    stream_timeout: float = 12 * 3600.0
+    """Seconds for one stream."""
+    retry_for: float = 30.0
+    """Seconds during which a server that is busy, restarting or unreachable is tried again."""
+
+
+def connect(
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    ca: str | None = None,
+    timeout: float = 60.0,
+    retry_for: float = 30.0,
+) -> Client:
+    """A client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815.
+
+    `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA. Nothing is sent until the
+    first call.
+    """
+    return Client(
+        Settings(
+            url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL,
+            token or os.environ.get("PENSTOCK_TOKEN") or None,
+            ca or os.environ.get("PENSTOCK_CA") or None,
+            timeout=timeout,
+            retry_for=retry_for,
+        )
+    )
+
+
+class Client:
+    """Puts and gets datasets. Safe to share between threads; pickles as its settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        certificates = Path(settings.ca).read_bytes() if settings.ca else None
+        try:
+            self._flight = flight.connect(settings.url, tls_root_certs=certificates)
+        except (pa.ArrowException, flight.FlightError) as wrong:
+            raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong
+
+    def __repr__(self) -> str:
+        return f"penstock.connect({self.settings.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Client, (self.settings,)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. Readers that are still in use end with an error."""
+        self._flight.close()
+
+    # --- in ---------------------------------------------------------------------------------
+
+    def put(
+        self, path: str, data: Any, *, mode: Mode = "error", run: str | None = None, schema: pa.Schema | None = None
+    ) -> Receipt:
+        """Write rows to a dataset, all or nothing: a Table, a RecordBatchReader, an iterator of batches, or anything
+        with `__arrow_c_stream__` (pandas, polars, DuckDB).
+
+        `mode` says what happens if the dataset exists: "error", "append" or "overwrite". A `run` is a name under
+        which this happens once: the same run again writes nothing and returns the first one's receipt.
+        """
+        found, batches, again = as_batches(data, schema)
+        # A run of our own makes it safe to try again after a broken connection
+        command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run or f"put-{uuid.uuid4().hex}")
+        begun = False
+
+        def once() -> Receipt:
+            nonlocal begun
+            with self._writer(command, found) as writer:
+                for some in batches:
+                    begun = True
+                    writer.write(some)
+            return writer.close()
+
+        return self._retried(once, safe=lambda: again or not begun)
+
+    def writer(self, path: str, schema: pa.Schema, *, mode: Mode = "error", run: str | None = None) -> Writer:
+        """A writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.
+
+        Leaving the block commits; leaving it by an exception writes nothing.
+        """
+        return self._writer(PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
+
+    # --- out --------------------------------------------------------------------------------
+
+    def get(
+        self,
+        path: str,
+        *,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        part: int | None = None,
+        parallel: int = 1,
+    ) -> pa.RecordBatchReader:
+        """Read a dataset, or one part of it: a reader of batches; `.read_all()` makes a Table.
+
+        Columns and limit are applied at the server. On the server's own host parts are mapped into memory instead of
+        sent; elsewhere `parallel` fetches so many parts ahead. What is deleted or overwritten meanwhile stays
+        readable for the life of the tickets.
+        """
+        info = self.info(path, columns=columns, limit=limit)
+        endpoints = info.endpoints
+        if part is not None:
+            if not 0 <= part < len(endpoints):
+                raise NotFound(f"{path} has no part {part}: it has {len(endpoints)}, counted from 0")
+            endpoints = endpoints[part : part + 1]
+        batches = batches_of(
+            self._fetch, endpoints, local=info.local, columns=columns, limits=_limits(endpoints), parallel=parallel
+        )
+        return pa.RecordBatchReader.from_batches(info.schema, batches)
+
+    def info(self, path: str, *, columns: Sequence[str] | None = None, limit: int | None = None) -> Info:
+        """A dataset's schema, size, and endpoints with tickets."""
+        command = ReadCommand(path, None if columns is None else tuple(columns), limit)
+        descriptor = flight.FlightDescriptor.for_command(command.encode())
+        found = self._retried(lambda: self._flight.get_flight_info(descriptor, self._options()))
+        entry = Entry.decode(found.app_metadata)
+        return Info(
+            entry.path, found.schema, found.total_records, found.total_bytes, len(found.endpoints), entry.changed,
+            tuple(found.endpoints), entry.local,
+        )  # fmt: skip
+
+    def list(self, path: str = "store/", *, recursive: bool = False) -> Listing:
+        """What lies in a folder; `write/` lists the open writes."""
+        criteria = ListCommand(path, folders=not recursive).encode()
+        found = self._retried(lambda: list(self._flight.list_flights(criteria, self._options())))
+        return Listing([Entry.decode(info.app_metadata) for info in found])
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Delete a dataset, or abort a write (`write/ID`); what it was."""
+        return self.call("delete", {"path": path})
+
+    def call(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A raw action, such as `describe` or `health`; `docs/wire.md` has them all."""
+        action = flight.Action(name, json.dumps({"v": VERSION, **(body or {})}).encode())
+
+        def once() -> dict[str, Any]:
+            results = list(self._flight.do_action(action, self._options()))
+            answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+            return answer
+
+        return self._retried(
+            once, safe=lambda: name not in ("delete", "write.open") or (body or {}).get("run") is not None
+        )
+
+    # --- within -----------------------------------------------------------------------------
+
+    def _writer(self, command: PutCommand, schema: pa.Schema) -> Writer:
+        return Writer(self._flight, self._options(self.settings.stream_timeout), command, schema)
+
+    def _fetch(self, ticket: flight.Ticket) -> Iterator[pa.RecordBatch]:
+        """One part by do_get; tried again for as long as nothing of it has come."""
+
+        def begin() -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
+            reader = self._flight.do_get(ticket, self._options(self.settings.stream_timeout))
+            return reader, _next(reader)
+
+        reader, batch = self._retried(begin)
+        while batch is not None:
+            yield batch
+            with translated():
+                batch = _next(reader)
+
+    def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
+        token = self.settings.token
+        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        return flight.FlightCallOptions(timeout=timeout or self.settings.timeout, headers=headers)
+
+    def _retried(self, call: Callable[[], _T], *, safe: Callable[[], bool] = lambda: True) -> _T:
+        """The call's result. Tried again while the server is busy or away, where that can't do anything twice.
+
+        What the server itself refused never began, so that may always be tried again.
+        """
+        give_up = time.monotonic() + self.settings.retry_for
+        pause = 0.05
+        while True:
+            try:
+                with translated():
+                    return call()
+            except Unavailable as error:
+                refused = error.request is not None or error.retry_after is not None
+                if isinstance(error, StoreFull) or not (refused or safe()):
+                    raise
+                pause = min(pause * 2, 5.0)
+                wait = max(error.retry_after or 0, pause) * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+                if time.monotonic() + wait > give_up:
+                    raise Unavailable(
+                        f"{self.settings.url} was not to be had for {self.settings.retry_for:g} s: {error}. "
+                        "Is the server running? (penstock serve; penstock doctor)",
+                        request=error.request,
+                    ) from error
+                time.sleep(wait)
+
+
+def _limits(endpoints: Sequence[flight.FlightEndpoint]) -> list[int]:
+    """How many rows each endpoint has been told to give."""
+    return [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in endpoints]
+
+
+def _next(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
+    try:
+        batch: pa.RecordBatch = reader.read_chunk().data
+    except StopIteration:
+        return None
+    return batch

@@ -1,0 +1,1 @@
+"""The Arrow Flight server: one short file per verb."""

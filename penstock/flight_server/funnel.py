@@ -1,0 +1,49 @@
+"""The error funnel: whatever a handler raises leaves the server as one clean Flight error, and as one line in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import Internal, LimitExceeded, PenstockError, to_flight
+from penstock.flight_server.access import Call
+
+log = logging.getLogger("penstock")
+
+
+@contextmanager
+def funnel(call: Call) -> Iterator[None]:
+    """Around a handler. No traceback, file path or secret reaches the caller; the request id finds them in the log."""
+    try:
+        yield
+    except Exception as error:
+        known = _known(error, call)
+        known.request = call.id
+        call.code = known.code
+        raise to_flight(known) from None
+
+
+def funnelled(call: Call, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Around a stream, whose errors come after its handler has returned."""
+    with funnel(call):
+        yield from batches
+
+
+def _known(error: Exception, call: Call) -> PenstockError:
+    if isinstance(error, PenstockError):
+        log.info("%s %s: %s: %s", call.id, call.verb, error.code, error)
+        return error
+    if isinstance(error, MemoryError | pa.ArrowMemoryError):
+        log.warning("%s %s: out of memory: %s", call.id, call.verb, error)
+        return LimitExceeded(
+            "the call needs more memory than this server may take: send smaller batches, or raise --memory-limit"
+        )
+    if isinstance(error, flight.FlightCancelledError):
+        log.info("%s %s: the caller went away", call.id, call.verb)
+        return Internal("the caller went away")
+    log.error("%s %s failed", call.id, call.verb, exc_info=error)
+    return Internal("penstock failed at this call; its log has the cause under the request id")

@@ -1,0 +1,51 @@
+"""/healthz, /readyz and /metrics, for probes and Prometheus: gRPC's own health service isn't in pyarrow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class HttpDoor:
+    """A small HTTP server; it tells figures and nothing of the data."""
+
+    def __init__(self, host: str, port: int, *, ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
+        pages: dict[str, Callable[[], tuple[int, str]]] = {
+            "/healthz": lambda: (200, "ok\n"),
+            "/readyz": lambda: (200, "ready\n") if ready() else (503, "draining\n"),
+            "/metrics": lambda: (200, metrics()),
+        }
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_GET(self) -> None:
+                status, text = pages.get(
+                    self.path.partition("?")[0], lambda: (404, f"there are {', '.join(pages)}\n")
+                )()
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+                """Probes come every few seconds: no line for each."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="penstock-http", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and wait for the thread."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()

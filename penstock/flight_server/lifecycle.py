@@ -1,0 +1,174 @@
+"""A server's life: one data folder, one process; it starts with what the ledger says, and drains before it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import resource
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from penstock.errors import Internal, Unavailable
+from penstock.flight_server.http import HttpDoor
+from penstock.flight_server.server import PenstockServer
+from penstock.flight_server.settings import Settings
+from penstock.queue.catalog import TABLES
+from penstock.queue.ledger import Ledger
+from penstock.queue.sweep import free, recover
+from penstock.store.database import Database
+from penstock.store.disk import DiskMedium
+from penstock.store.open import open_medium
+from penstock.store.payloads import TABLES as PAYLOAD_TABLES
+from penstock.store.payloads import SplitPayloadStore
+
+log = logging.getLogger("penstock")
+THREAD_STACK = 1 << 20
+"""Bytes of stack for a call's thread: at the usual 8 MB, 100 idle puts used up 1,000 MB of --memory-limit; at 1 MB, 300 took 432."""
+CUT = 3
+"""Exit code when the drain's deadline cut calls off."""
+
+
+@contextmanager
+def home(settings: Settings) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]]:
+    """A data folder's ledger, store and ticket key, for this process alone.
+
+    1. The lock. 2. The ledger and the store. 3. Bytes that no row names are removed, as nobody can put yet; what
+    was retired is freed.
+    """
+    folder = settings.data
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(folder):  # 1.
+        medium = open_medium(settings.store, folder)
+        database = Database(folder / "ledger.db", TABLES, PAYLOAD_TABLES)  # 2.
+        ledger = Ledger(database, incarnation=medium.incarnation)
+        store = SplitPayloadStore(medium, database, url=settings.store, quota=settings.quota)
+        try:
+            if isinstance(medium, DiskMedium):
+                medium.drop_temporaries(before=float("inf"))
+            found = recover(ledger, store) + free(ledger, store)  # 3.
+            if found:
+                log.info("removed %d parts that no dataset has", found)
+            yield ledger, store, _ticket_key(folder)
+        finally:
+            store.close()
+            ledger.close()
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[PenstockServer]:
+    """A running server; leaving the block drains it. For tests and programs that embed one."""
+    settings.check()
+    with home(settings) as (ledger, store, key):
+        server = PenstockServer(settings, ledger, store, key)
+        try:
+            yield server
+        finally:
+            server.close(settings.drain)
+
+
+def small_stacks() -> None:
+    """Start this process again with small thread stacks: glibc takes their size from the limit at exec, not later."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft == resource.RLIM_INFINITY or soft > THREAD_STACK:
+        resource.setrlimit(resource.RLIMIT_STACK, (THREAD_STACK, hard))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell is wanted
+
+
+def run(settings: Settings, *, announce: bool = True) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; the process's exit code."""
+    settings.check()
+    if settings.memory_limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (settings.memory_limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    stop = _stop_signal()
+    with home(settings) as (ledger, store, key):
+        server = PenstockServer(settings, ledger, store, key)
+        http = None
+        try:
+            if settings.http is not None:
+                http = HttpDoor(
+                    *settings.http_address(), ready=lambda: not server.streams.closed, metrics=server.metrics.text
+                )
+                http.start()
+            if announce:
+                _announce(settings, server, http)
+            stop.wait()
+            log.info("draining: %d calls are open, they have %g s", server.streams.open_streams, settings.drain)
+        finally:
+            left = server.close(settings.drain)
+            if http is not None:
+                http.close()
+    if left:
+        log.error("%d calls were cut by the drain's deadline of %g s", left, settings.drain)
+        logging.shutdown()
+        os._exit(CUT)  # their threads wait inside gRPC, which has no deadline of its own
+    return 0
+
+
+def _stop_signal() -> threading.Event:
+    """Set by the first SIGTERM or SIGINT; the second one ends the process at once."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, asked)
+    signal.signal(signal.SIGINT, asked)
+    return stop
+
+
+def _announce(settings: Settings, server: PenstockServer, http: HttpDoor | None) -> None:
+    lines = [
+        f"penstock serves {server.url or settings.listen}",
+        f"  data  {settings.data}",
+        f"  store {settings.store}",
+    ]
+    if http is not None:
+        lines.append(f"  http  {settings.http_address()[0]}:{http.port}  /healthz /readyz /metrics")
+    if settings.token_file is None:
+        lines.append("  open to every user of this machine (--token-file asks for a token)")
+    print("\n".join([*lines, "  Ctrl-C drains and stops"]), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """This process has the folder; the lock goes with the process, however it ends."""
+    with open(folder / "lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise Unavailable(
+                f"the data folder {folder} is in use by another penstock server (process {owner}): stop that one, or choose "
+                "another folder with --data"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _ticket_key(folder: Path) -> bytes:
+    """The key that signs tickets, kept beside the ledger: a restart kills no running task."""
+    path = folder / "key"
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        key = path.read_bytes()
+        if len(key) != 32:
+            raise Internal(f"{path} has {len(key)} bytes instead of 32: delete it, and tickets given out end") from None
+        return key
+    with os.fdopen(fd, "wb") as file:
+        file.write(key := secrets.token_bytes(32))
+        file.flush()
+        os.fsync(file.fileno())
+    return key

@@ -1,0 +1,199 @@
+"""What one stream may take, how many there may be, and how long they may be silent."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+
+from penstock.errors import InvalidRequest, LimitExceeded, Unavailable
+from penstock.store.open import parse_bytes
+
+log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The defaults suit one machine; `serve --limit streams=32 --limit put_idle=60` changes them."""
+
+    streams: int = 128
+    """Open do_get and do_put calls. pyarrow gives each a thread of 1 MB stack and knows no cap."""
+    batch_rows: int = 1 << 26
+    """Rows of one batch: 224 bytes can claim 2^31 rows of null."""
+    batch_bytes: int = 1 << 30
+    """Bytes of one batch once decompressed."""
+    put_batches: int = 10_000_000
+    """Batches of one do_put."""
+    put_rows: int = 1 << 40
+    """Rows of one do_put."""
+    put_bytes: int = 1 << 40
+    """Bytes of one do_put."""
+    put_idle: int = 600
+    """Seconds for which a do_put may send nothing: a Spark task may think for minutes between batches."""
+    put_time: int = 12 * 3600
+    """Seconds that one do_put may take in all."""
+    datasets: int = 1_000_000
+    """Datasets in the ledger."""
+    columns: int = 10_000
+    """Columns of one schema."""
+
+    def changed(self, given: Mapping[str, str]) -> Limits:
+        """These limits with some of them set from text, such as {'put_bytes': '10GB'}."""
+        known = [field.name for field in fields(self)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise InvalidRequest(
+                    f"no limit is called {name!r}"
+                    + (f"; did you mean {near[0]!r}?" if near else f": {', '.join(known)}")
+                )
+        return replace(self, **{name: parse_bytes(value) for name, value in given.items()})
+
+
+def check(amount: int, limit: int, what: str, option: str) -> None:
+    """Refuse more than the limit, by its name."""
+    if amount > limit:
+        raise LimitExceeded(
+            f"{what}: {amount:,}, this server takes {limit:,}. Send less, or start it with --limit {option}=…"
+        )
+
+
+class Streams:
+    """Counts the calls that are open, and refuses one stream too many, or all of them before the start and in the drain."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._changed = threading.Condition()  # open_streams, _calls, closed
+        self.open_streams = 0
+        self._calls = 0
+        self.closed = True
+
+    def enter(self, *, stream: bool, is_new_work: bool) -> None:
+        """A call begins; Unavailable if it may not. A do_put that sends nothing never gets further than this."""
+        with self._changed:
+            if self.closed and is_new_work:
+                raise draining()
+            if stream and self.open_streams >= self._most:
+                raise Unavailable(
+                    f"the server has {self.open_streams} streams open, its most: try again (or serve --limit streams=…)",
+                    retry_after=0.5,
+                )
+            self._calls += 1
+            self.open_streams += stream
+
+    def leave(self, *, stream: bool) -> None:
+        """A call that was let in is over."""
+        with self._changed:
+            self._calls -= 1
+            self.open_streams -= stream
+            self._changed.notify_all()
+
+    def admit(self) -> None:
+        """The server is ready."""
+        with self._changed:
+            self.closed = False
+
+    def drain(self, deadline: float) -> int:
+        """Let no new work in and wait for the calls that run; how many are left after `deadline` seconds."""
+        with self._changed:
+            self.closed = True
+            self._changed.wait_for(lambda: self._calls == 0, timeout=deadline)
+            return self._calls
+
+
+def draining() -> Unavailable:
+    """What new work is told while the server starts or stops."""
+    return Unavailable("the server is starting or shutting down: try again in a moment", retry_after=2)
+
+
+@dataclass(slots=True)
+class _Watched:
+    peer: str
+    began: float
+    heard: float
+    reason: str | None = None
+
+
+class Watch:
+    """Ends the puts that are silent or slow for too long.
+
+    A blocked read can't be interrupted from another thread (pyarrow aborts the process), so
+    the peer's socket is shut down, which ends all calls of that client's connection; its
+    other calls are retried by it, and the put is abandoned like any that breaks off.
+    """
+
+    def __init__(self, limits: Limits, *, every: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._every = every
+        self._now = now
+        self._lock = threading.Lock()  # _by_id
+        self._by_id: dict[int, _Watched] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking, and wait for the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @contextmanager
+    def put(self, peer: str) -> Iterator[Callable[[], None]]:
+        """While a put runs; gives what it calls whenever something has come. Leaving says why it was ended."""
+        now = self._now()
+        watched = _Watched(peer, now, now)
+        with self._lock:
+            self._by_id[id(watched)] = watched
+
+        def heard() -> None:
+            watched.heard = self._now()
+
+        try:
+            yield heard
+        finally:
+            with self._lock:
+                del self._by_id[id(watched)]
+            if watched.reason:
+                raise LimitExceeded(watched.reason)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            now = self._now()
+            with self._lock:
+                late = [put for put in self._by_id.values() if put.reason is None and self._is_late(put, now)]
+            for put in late:
+                log.warning("%s: %s", put.peer, put.reason)
+                cut(put.peer)
+
+    def _is_late(self, put: _Watched, now: float) -> bool:
+        if now - put.heard > self._limits.put_idle:
+            put.reason = f"a put sent nothing for {self._limits.put_idle:,} s (serve --limit put_idle=…)"
+        elif now - put.began > self._limits.put_time:
+            put.reason = f"a put took more than {self._limits.put_time:,} s (serve --limit put_time=…)"
+        return put.reason is not None
+
+
+def cut(peer: str) -> bool:
+    """Shut down this process's sockets to a peer, given as gRPC writes it: ipv4:127.0.0.1:40712, ipv6:%5B::1%5D:40712."""
+    wanted = peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
+    found = False
+    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                host, port, *_ = connection.getpeername()
+                if wanted in (f"{host}:{port}", f"[{host}]:{port}"):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    found = True
+        except (OSError, ValueError):  # not a socket, not connected, or closed meanwhile
+            continue
+    return found

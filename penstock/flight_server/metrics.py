@@ -1,0 +1,85 @@
+"""What /metrics shows, in Prometheus's text format."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
+
+_HELP = {
+    "penstock_calls_total": ("counter", "Calls that ended, by verb."),
+    "penstock_errors_total": ("counter", "Calls that failed, by verb and error code."),
+    "penstock_rows_total": ("counter", "Rows that came in by do_put and went out by do_get."),
+    "penstock_bytes_total": ("counter", "Bytes of batches that came in by do_put and went out by do_get."),
+    "penstock_maps_total": ("counter", "Parts handed to readers on this host as a descriptor."),
+    "penstock_call_seconds": ("histogram", "How long calls took, by verb."),
+    "penstock_open_streams": ("gauge", "do_get and do_put calls that are open."),
+    "penstock_store_bytes": ("gauge", "Bytes that parts take in the store, unseen and retired ones included."),
+    "penstock_ledger": ("gauge", "What the ledger counts."),
+}
+
+
+class Metrics:
+    """Counters that only grow, call times, and gauges that are asked for when somebody looks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # _counts, _times
+        self._counts: dict[tuple[str, str], float] = defaultdict(float)
+        self._times: dict[str, list[float]] = {}
+        self._gauges: list[tuple[str, Callable[[], Mapping[str, float]]]] = []
+
+    def gauge(self, name: str, ask: Callable[[], Mapping[str, float]]) -> None:
+        """A gauge whose values, by their labels, are asked for at each look."""
+        self._gauges.append((name, ask))
+
+    def count(self, name: str, labels: str = "", amount: float = 1) -> None:
+        """Add to a counter; labels as in `verb="do_put"`."""
+        with self._lock:
+            self._counts[name, labels] += amount
+
+    def called(self, verb: str, seconds: float, code: str | None) -> None:
+        """A call is over."""
+        with self._lock:
+            self._counts["penstock_calls_total", f'verb="{verb}"'] += 1
+            if code:
+                self._counts["penstock_errors_total", f'verb="{verb}",code="{code}"'] += 1
+            times = self._times.setdefault(verb, [0.0] * (len(_BUCKETS) + 2))
+            times[-2] += 1
+            times[-1] += seconds
+            for at, bound in enumerate(_BUCKETS):
+                if seconds <= bound:
+                    times[at] += 1
+
+    def text(self) -> str:
+        """The page."""
+        with self._lock:
+            samples = [(name, labels, value) for (name, labels), value in self._counts.items()]
+            times = {verb: list(values) for verb, values in self._times.items()}
+        samples += [(name, labels, value) for name, ask in self._gauges for labels, value in ask().items()]
+        samples += [sample for verb, values in times.items() for sample in _histogram(verb, values)]
+        lines: list[str] = []
+        for name, (kind, help_text) in _HELP.items():
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            lines += [_line(*sample) for sample in sorted(samples) if _family(sample[0]) == name]
+        return "\n".join(lines) + "\n"
+
+
+def _histogram(verb: str, values: list[float]) -> Iterable[tuple[str, str, float]]:
+    for bound, value in zip(_BUCKETS, values, strict=False):
+        yield "penstock_call_seconds_bucket", f'verb="{verb}",le="{bound:g}"', value
+    yield "penstock_call_seconds_bucket", f'verb="{verb}",le="+Inf"', values[-2]
+    yield "penstock_call_seconds_count", f'verb="{verb}"', values[-2]
+    yield "penstock_call_seconds_sum", f'verb="{verb}"', values[-1]
+
+
+def _family(name: str) -> str:
+    for ending in ("_bucket", "_count", "_sum"):
+        if name == f"penstock_call_seconds{ending}":
+            return "penstock_call_seconds"
+    return name
+
+
+def _line(name: str, labels: str, value: float) -> str:
+    return f"{name}{{{labels}}} {value:.10g}" if labels else f"{name} {value:.10g}"

@@ -1,0 +1,145 @@
+"""The Flight server: one line for each verb, and what each verb needs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow.flight as flight
+
+import penstock
+from penstock.errors import InvalidRequest
+from penstock.flight_server import get, limits
+from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
+from penstock.flight_server.actions import Actions
+from penstock.flight_server.funnel import funnel, funnelled
+from penstock.flight_server.listing import Lister
+from penstock.flight_server.local import LocalDoor
+from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.put import Putter
+from penstock.flight_server.settings import Settings
+from penstock.queue.ledger import Ledger
+from penstock.queue.sweep import Sweeper
+from penstock.store.payloads import SplitPayloadStore
+from penstock.tickets import Signer
+
+_WRITERS = 4  # threads that store parts, for all puts together
+
+
+class PenstockServer(flight.FlightServerBase):
+    """Serves a ledger and a store at a location, from construction until `close`. The caller owns ledger and store."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, store: SplitPayloadStore, key: bytes) -> None:
+        self._began = time.monotonic()
+        self.metrics = Metrics()
+        self.streams = limits.Streams(settings.limits.streams)
+        self._ledger, self._store, self._signer = ledger, store, Signer(key)
+        self._watch = limits.Watch(settings.limits, every=settings.watch_every)
+        self._sweeper = Sweeper(ledger, store)
+        self._local = LocalDoor(store, self._signer, self.metrics)
+        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
+        self._gauges()
+        self._putter = Putter(ledger, store, self._signer, settings.limits, self._pool, self._watch)
+        self._actions = Actions(ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health)
+        super().__init__(
+            settings.listen,
+            auth_handler=OpenHandshake() if settings.token else None,
+            tls_certificates=settings.tls_certificates,
+            middleware={KEY: Gate(settings.token, self.streams, self.metrics)},
+        )
+        self.url = settings.reached_at(self.port)
+        self._lister = Lister(ledger, self._signer, settings.ticket_life, self.url, self._local.name)
+        for owned in (self._watch, self._sweeper, self._local):
+            owned.start()
+        self.streams.admit()
+
+    # --- the verbs --------------------------------------------------------------------------
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        with funnel(call := _call(context)):
+            receipt = self._putter.put(call, context.peer(), descriptor, reader)
+            self._moved("in", receipt.rows, receipt.bytes)
+            writer.write(receipt.encode())
+            self._sweeper.soon()
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with funnel(call := _call(context)):
+            stream, rows, size = get.get(call, ticket.ticket, self._store, self._signer)
+            self._moved("out", rows, size)
+            return stream
+
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        with funnel(call := _call(context)):
+            call.must_be_known()
+            return self._lister.info(descriptor)
+
+    def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
+        with funnel(call := _call(context)):
+            call.must_be_known()
+            return flight.SchemaResult(self._lister.info(descriptor).schema)
+
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        with funnel(call := _call(context)):
+            call.must_be_known()
+            return funnelled(call, self._lister.flights(criteria))
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        with funnel(call := _call(context)):
+            return [json.dumps(self._actions.run(call, action.type, action.body.to_pybytes())).encode()]
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        return list(Actions.TABLE.items())
+
+    def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
+        with funnel(_call(context)):
+            raise InvalidRequest("penstock has no do_exchange: put with do_put, get with do_get")
+
+    # --- its life ---------------------------------------------------------------------------
+
+    def close(self, deadline: float = 30.0) -> int:
+        """Refuse new work, let running calls end, stop the threads; how many calls the deadline cut."""
+        left = self.streams.drain(deadline)
+        if not left:
+            self.shutdown()
+        for owned in (self._watch, self._sweeper, self._local):
+            owned.close()
+        self._pool.shutdown(wait=not left)
+        return left
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "version": penstock.__version__,
+            "state": "draining" if self.streams.closed else "serving",
+            "store": repr(self._store.medium),
+            "up_seconds": round(time.monotonic() - self._began, 1),
+            "open_streams": self.streams.open_streams,
+            "store_bytes": self._store.used,
+            **self._ledger.totals(),
+        }
+
+    def _gauges(self) -> None:
+        self.metrics.gauge("penstock_open_streams", lambda: {"": self.streams.open_streams})
+        self.metrics.gauge("penstock_store_bytes", lambda: {"": self._store.used})
+        totals = self._ledger.totals
+        self.metrics.gauge("penstock_ledger", lambda: {f'of="{name}"': value for name, value in totals().items()})
+
+    def _moved(self, way: str, rows: int, size: int) -> None:
+        self.metrics.count("penstock_rows_total", f'way="{way}"', rows)
+        self.metrics.count("penstock_bytes_total", f'way="{way}"', size)
+
+
+def _call(context: flight.ServerCallContext) -> Call:
+    """What the gate has noted of this call."""
+    call: Call = context.get_middleware(KEY)
+    return call

@@ -1,0 +1,72 @@
+"""What a client is told of datasets, as values that print well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock import readable
+from penstock.wire import Entry
+
+_HEADS = ("path", "rows", "size", "parts", "changed", "")
+_RIGHT = ("rows", "size", "parts", "changed")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Info:
+    """A dataset: its schema, its size, and an endpoint with a ticket for each part."""
+
+    path: str
+    schema: pa.Schema
+    rows: int
+    bytes: int
+    parts: int
+    changed: float | None
+    endpoints: tuple[flight.FlightEndpoint, ...]
+    local: str | None = None
+
+    def __repr__(self) -> str:
+        head = f"{self.path}: {self.rows:,} rows, {readable.size(self.bytes)} in {self.parts:,} parts"
+        return "\n".join(
+            [head, *(f"  {field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in self.schema)]
+        )
+
+
+class Listing(Sequence[Entry]):
+    """The lines of a listing; prints as a table, in a notebook as HTML."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = tuple(entries)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]  # both overloads of Sequence's
+        return self._entries[at]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return readable.table(_HEADS, self._rows(), right=_RIGHT) if self._entries else "nothing here"
+
+    def _repr_html_(self) -> str:
+        return readable.html_table(_HEADS, self._rows(), right=_RIGHT)
+
+    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
+        printer.text(repr(self))  # type: ignore[attr-defined]  # IPython's, which isn't a dependency
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        now = time.time()
+        return [
+            (
+                entry.path,
+                f"{entry.rows:,}",
+                readable.size(entry.bytes),
+                f"{entry.parts:,}",
+                "" if entry.changed is None else f"{readable.age(now - entry.changed)} ago",
+                entry.state or "",
+            )
+            for entry in self._entries
+        ]

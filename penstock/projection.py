@@ -1,0 +1,65 @@
+"""A part as its reader asked for it: some columns, the first rows, the dataset's schema. Server and client share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+PART_BYTES = 8 << 20
+"""Where a part is cut, and the most that one batch has: ADBC refuses messages of 16 MiB."""
+
+
+def open_stream(stream: pa.Buffer, columns: Sequence[str] | None) -> pa.RecordBatchReader:
+    """An IPC stream's batches without a copy; columns that aren't wanted are never touched."""
+    if columns is None:
+        return pa.ipc.open_stream(stream)
+    schema = pa.ipc.read_schema(stream)
+    wanted = [schema.get_field_index(name) for name in columns]
+    found = pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=sorted(wanted)))
+    if wanted == sorted(wanted):
+        return found
+    # Arrow reads columns in the order of the schema; the caller's order is put in afterwards
+    return pa.RecordBatchReader.from_batches(select(schema, columns), (batch.select(list(columns)) for batch in found))
+
+
+def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of these columns, in this order."""
+    if columns is None:
+        return schema
+    metadata = {**schema.metadata} if schema.metadata else None
+    return pa.schema([schema.field(name) for name in columns], metadata=metadata)
+
+
+def first_rows(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """Batches until so many rows have passed."""
+    left = limit
+    for batch in batches:
+        if left <= 0:
+            return
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+
+
+def widened(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of a part that is older than its dataset's schema: columns that were added later are null. No copy."""
+    for batch in batches:
+        held = set(batch.schema.names)
+        columns = [
+            batch.column(field.name) if field.name in held else pa.nulls(batch.num_rows, field.type) for field in schema
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces of at most PART_BYTES, where rows allow it."""
+    if batch.nbytes <= PART_BYTES or batch.num_rows < 2:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    first, second = batch.slice(0, half), batch.slice(half)
+    if first.nbytes + second.nbytes > 1.5 * batch.nbytes:  # most of it is a dictionary, which every slice has whole
+        yield batch
+        return
+    yield from sliced(first)
+    yield from sliced(second)

@@ -1,0 +1,115 @@
+"""What the ledger knows: writes, the parts they brought, datasets. And the rules a write keeps."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock import schemas
+from penstock.errors import AlreadyExists, InvalidRequest, WriteEnded
+from penstock.store.medium import Part
+from penstock.wire import Mode, State, Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """All attempts at one path, from open to finish."""
+
+    id: str
+    path: str
+    mode: Mode
+    run: str | None
+    state: State
+    opener: str
+    schema: pa.Schema | None
+    opened: float
+    touched: float
+    chosen: str | None
+    """The finished attempts, sorted and joined: finish with this list again is the same finish."""
+
+    def must_be_open(self, doing: str) -> None:
+        """Refuse what only an open write takes."""
+        if self.state != "open":
+            raise WriteEnded(
+                f"write/{self.id} to {self.path} is {self.state}: {doing} needs an open write, so open a new one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One whole attempt, as its put hands it to the ledger."""
+
+    id: str
+    schema: pa.Schema
+    rows: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A part as a dataset has it."""
+
+    name: str
+    rows: int
+    bytes: int
+    schema: pa.Schema
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The parts of finished writes at a path."""
+
+    path: str
+    schema: pa.Schema
+    rows: int
+    bytes: int
+    part_count: int
+    changed: float
+    lost: bool = False
+    """Its bytes were in the memory of a server that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What lies below a path, added up."""
+
+    path: str
+    datasets: int
+    rows: int
+    bytes: int
+    part_count: int
+    changed: float
+
+
+def summary(row: sqlite3.Row) -> Summary:
+    """A row of the ledger's view `summaries` as it crosses the wire."""
+    return Summary(**{name: row[name] for name in row.keys()})  # noqa: SIM118  # a Row iterates over values
+
+
+def check_place(write: Write, exists: bool, folders_above: Iterable[str], datasets_below: bool) -> None:
+    """Whether a write may make or change the dataset at its path; asked at open and again at finish."""
+    for above in folders_above:
+        raise AlreadyExists(f"{write.path}: {above} is a dataset, so nothing can lie below it")
+    if datasets_below:
+        raise AlreadyExists(f"{write.path} is a folder with datasets in it, so it can't be a dataset itself")
+    if exists and write.mode == "error":
+        raise AlreadyExists(f"{write.path} exists: choose mode 'append' or 'overwrite', or another path")
+
+
+def merged_schema(write: Write, held: pa.Schema | None, brought: Iterable[pa.Schema]) -> pa.Schema:
+    """The dataset's schema after the write: what was held, what was announced, what the attempts brought."""
+    kept = held if write.mode == "append" else None
+    known = [schema for schema in (kept, write.schema, *brought) if schema is not None]
+    if not known:
+        raise InvalidRequest(
+            f"write/{write.id} brings nothing to {write.path}, which is new: say which columns an empty dataset has "
+            "(the schema of write.open)"
+        )
+    result = known[0]
+    for schema in known[1:]:
+        result = schemas.merge(result, schema, write.path)
+    return result

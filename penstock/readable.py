@@ -1,0 +1,50 @@
+"""Sizes, ages and tables for people."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+
+def size(amount: float) -> str:
+    """1.2 MB; in powers of 1,000, as disks and networks count."""
+    if amount < 1000:
+        return f"{amount:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        amount /= 1000
+        if amount < 999.5:
+            return f"{amount:.{0 if amount >= 99.95 else 1}f} {unit}"
+    return f"{amount:,.0f} TB"
+
+
+def age(seconds: float) -> str:
+    """12 s, 5 min, 3 h, 2 days."""
+    for unit, length in (("s", 60), ("min", 60), ("h", 48)):
+        if seconds < length:
+            return f"{max(0, seconds):.0f} {unit}"
+        seconds /= length if unit != "h" else 24
+    return f"{seconds:.0f} days"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
+    """Aligned columns under their heads, two spaces apart; those named in `right` at the right."""
+    widths = [max(len(line[at]) for line in [heads, *rows]) for at in range(len(heads))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if head in right else cell.ljust(width)
+            for head, cell, width in zip(heads, line, widths, strict=True)
+        ).rstrip()
+        for line in [heads, *rows]
+    ]
+    return "\n".join(lines)
+
+
+def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
+    """The same for a notebook."""
+    style = [' style="text-align:right"' if head in right else ' style="text-align:left"' for head in heads]
+    head = "".join(f"<th{s}>{html.escape(text)}</th>" for s, text in zip(style, heads, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{s}>{html.escape(cell)}</td>" for s, cell in zip(style, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

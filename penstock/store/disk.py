@@ -1,0 +1,172 @@
+"""Parts as files, served by memory map. The default."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock import projection, steps
+from penstock.store import records
+from penstock.store.medium import Part, disk_error, lost
+
+_MAPPED = 1_024
+"""Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530."""
+
+
+class DiskMedium:
+    """A folder of immutable files: `parts/ab/<name>`, and `quarantine/` for what was found corrupt."""
+
+    incarnation = ""
+
+    def __init__(self, folder: Path, *, gone: str = "its file is gone from the store") -> None:
+        self.folder = folder
+        self._gone = gone
+        for name in ("parts", "tmp", "quarantine"):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.Lock()  # _open
+        self._open: OrderedDict[str, MappedPart] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"disk:{self.folder}"
+
+    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
+        """Keep a part: whole and durable under its name, or not there.
+
+        1. A temporary file is written and fsynced. An error of fsync loses the file: it is never tried again on it.
+        2. It gets its name.
+        3. The folder is fsynced, and with it the name.
+        """
+        temporary, final = self.folder / "tmp" / name, self._place(name)
+        try:
+            fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                written = records.write(fd, schema, batches)
+                os.fsync(fd)  # 1. durable, unnamed
+            finally:
+                os.close(fd)
+            steps.passed("part.synced")
+            self._make_folder(final.parent)
+            os.rename(temporary, final)  # 2. named
+            steps.passed("part.named")
+            _fsync_folder(final.parent)  # 3. the name is durable
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            final.unlink(missing_ok=True)
+            raise disk_error(error, f"writing part {name}") from error
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return Part(name, written.rows, written.bytes, f"{written.bytes:x}-{written.crc:08x}")
+
+    def open(self, name: str) -> MappedPart:
+        """The part, checked against its checksums once and again whenever its file has changed."""
+        try:
+            found = os.stat(self._place(name))
+        except FileNotFoundError:
+            raise lost(name, self._why_gone(name)) from None
+        stamp = (found.st_size, found.st_mtime_ns, found.st_ino)
+        with self._lock:
+            part = self._open.get(name)
+            if part is not None and part.stamp == stamp:
+                self._open.move_to_end(name)
+                return part
+        try:
+            part = MappedPart(self._place(name), stamp)
+        except records.Damaged as damage:
+            raise lost(name, f"{damage}. It is kept in {self._quarantine(name)}") from damage
+        except OSError as error:
+            raise disk_error(error, f"reading part {name}") from error
+        with self._lock:
+            self._open[name] = part
+            if len(self._open) > _MAPPED:
+                self._open.popitem(last=False)
+        return part
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self._open.pop(name, None)
+        self._place(name).unlink(missing_ok=True)
+
+    def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
+        for folder in os.scandir(self.folder / "parts"):
+            for file in os.scandir(folder.path):
+                found = file.stat()
+                if found.st_mtime < before:
+                    yield file.name, found.st_size
+
+    def drop_temporaries(self, *, before: float) -> None:
+        """Remove the temporary files last written before this time: their writers are gone."""
+        for file in os.scandir(self.folder / "tmp"):
+            if file.stat().st_mtime < before:
+                os.unlink(file.path)
+
+    def quarantined(self) -> list[str]:
+        """The names of the parts that were found corrupt."""
+        return sorted(os.listdir(self.folder / "quarantine"))
+
+    def close(self) -> None:
+        with self._lock:
+            self._open.clear()
+
+    def _place(self, name: str) -> Path:
+        return self.folder / "parts" / name[:2] / name
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            return
+        _fsync_folder(folder.parent)
+
+    def _quarantine(self, name: str) -> str:
+        """Set a corrupt file aside: never served again, never deleted."""
+        os.rename(self._place(name), self.folder / "quarantine" / name)
+        _fsync_folder(self.folder / "quarantine")
+        return "quarantine"
+
+    def _why_gone(self, name: str) -> str:
+        if (self.folder / "quarantine" / name).exists():
+            return "it was found corrupt and is kept in quarantine"
+        return self._gone
+
+
+class MappedPart:
+    """A part mapped into memory. The pages are the kernel's: they aren't counted as this process's own."""
+
+    def __init__(self, path: Path, stamp: tuple[int, int, int]) -> None:
+        self._path = path
+        self.stamp = stamp
+        with open(path, "rb") as file:
+            try:
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            except ValueError as empty:
+                raise records.Damaged("its file is empty") from empty
+        written = records.verify(memoryview(mapped))
+        self._stream = pa.py_buffer(mapped).slice(0, written.bytes)
+        self.schema = pa.ipc.read_schema(self._stream)
+        self.rows, self.bytes = written.rows, written.bytes
+
+    def reader(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        return projection.open_stream(self._stream, columns)
+
+    def descriptor(self) -> tuple[int, int]:
+        return os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), self.bytes
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without it, such as some network ones
+            raise
+    finally:
+        os.close(fd)

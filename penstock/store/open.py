@@ -1,0 +1,96 @@
+"""From a URL to a store: `disk:/var/lib/penstock`, `memory:`, `memory:?max=2GiB`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.errors import InvalidRequest
+from penstock.store.database import Database
+from penstock.store.disk import DiskMedium
+from penstock.store.medium import Medium
+from penstock.store.memory import MemoryMedium
+from penstock.store.payloads import TABLES, SplitPayloadStore
+
+ORPHAN_GRACE = 24 * 3600.0
+"""Seconds before a standalone store takes a part without a key for a crash's: another process may be writing it."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def open(url: str, *, quota: int | None = None) -> SplitPayloadStore:  # noqa: A001  # as in store.open(url)
+    """A store of one's own, with a ledger of its own beside its bytes. Its `close()` ends it."""
+    scratch = None
+    if url.partition(":")[0] == "memory":
+        scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    medium = open_medium(url, scratch or Path())
+    folder = scratch or _folder(url)
+    database = Database(folder / "ledger.db", TABLES)
+    store = StandaloneStore(medium, database, url=url, quota=quota)
+    long_ago = time.time() - ORPHAN_GRACE
+    if isinstance(medium, DiskMedium):
+        medium.drop_temporaries(before=long_ago)
+    store.discard(store.orphans(before=long_ago))
+    return store
+
+
+def open_medium(url: str, folder: Path) -> Medium:
+    """The medium of a URL; `folder` is where a bare `disk:` lies and where memory spills to."""
+    kind, _, _ = url.partition(":")
+    if kind == "disk":
+        return DiskMedium(_folder(url, folder))
+    if kind == "memory":
+        return MemoryMedium(folder / "spill", max_bytes=_memory_bound(url))
+    raise InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory: or memory:?max=2GiB")
+
+
+class StandaloneStore(SplitPayloadStore):
+    """A store that owns its ledger; pickles as its URL."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.medium.incarnation:
+            raise TypeError(f"{self!r} lives in this process's memory and can't be sent to another: use disk:")
+        return partial(open, self.url, quota=self.quota), ()
+
+    def close(self) -> None:
+        """Let go of files and memory; payloads on disk stay."""
+        super().close()
+        self._database.close()
+
+
+def parse_bytes(text: str) -> int:
+    """512, 64k, 1.5GB or 2GiB as a number of bytes."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if not found:
+        raise InvalidRequest(f"size {text!r}: expected a number of bytes such as 512, 64k, 1.5GB or 2GiB")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def _folder(url: str, default: Path | None = None) -> Path:
+    found = urlsplit(url)
+    if found.netloc or found.query:
+        raise InvalidRequest(f"store {url!r}: expected disk:/a/folder, with one slash or three")
+    if not found.path and default is None:
+        raise InvalidRequest(f"store {url!r} names no folder: expected disk:/a/folder")
+    return Path(unquote(found.path)).expanduser().absolute() if found.path else (default or Path())
+
+
+def _memory_bound(url: str) -> int:
+    options = dict(parse_qsl(urlsplit(url).query))
+    bound = options.pop("max", None)
+    if options or urlsplit(url).path:
+        raise InvalidRequest(f"store {url!r}: expected memory: or memory:?max=2GiB")
+    return parse_bytes(bound) if bound else physical_memory() // 4
+
+
+def physical_memory() -> int:
+    """Bytes of RAM in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,233 @@
+"""SplitPayloadStore: payloads under keys, with quota and time to live, over a medium that holds bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.paths import check_key
+from penstock.store.database import Database
+from penstock.store.medium import Medium, OpenPart, Part
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS payloads(
+    key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, incarnation TEXT NOT NULL,
+    split_id TEXT NOT NULL, metadata TEXT NOT NULL, stored REAL NOT NULL, expires REAL
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPayload:
+    """What one split carries: a table, the split's id, and whatever its maker noted."""
+
+    data: pa.Table
+    split_id: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table, split_id: str) -> SplitPayload:
+        """A payload of a bare table."""
+        return cls(table, split_id)
+
+
+class SplitPayloadStore:
+    """Payloads by key for workers, and nameless parts for the server that has a ledger for them.
+
+    A key's row in the database is what makes a payload exist; a medium holds its bytes.
+    """
+
+    def __init__(
+        self,
+        medium: Medium,
+        database: Database,
+        *,
+        url: str,
+        quota: int | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.medium = medium
+        self.url = url
+        self.quota = quota
+        self._database = database
+        self._now = now
+        self._lock = threading.Lock()  # _sizes, _used
+        self._sizes = dict(medium.names())
+        self._used = sum(self._sizes.values())
+
+    def __repr__(self) -> str:
+        return f"SplitPayloadStore({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SplitPayloadStore) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    # --- payloads by key --------------------------------------------------------------------
+
+    def store(self, key: str, payload: SplitPayload | bytes | pa.Buffer | pa.Table, *, ttl: float | None = None) -> str:
+        """Keep a payload under a key, in place of what was there; gone after `ttl` seconds, if given.
+
+        1. The bytes are durable under a name of their own, unseen.
+        2. One transaction points the key at them.
+        3. What the key pointed at before is deleted.
+        A crash after 1 or 2 leaves bytes that no key points at: `sweep` removes them.
+        """
+        check_key(key)
+        whole = _as_payload(key, payload)
+        schema, batches = whole.data.schema, whole.data.to_batches()
+        part = self.write(uuid.uuid4().hex, schema, batches)  # 1.
+        now = self._now()
+        expires = None if ttl is None else now + ttl
+        row = (key, part.name, self.medium.incarnation, whole.split_id, json.dumps(dict(whole.metadata)), now, expires)
+        with self._database.transaction() as ledger:  # 2.
+            before = ledger.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchone()
+            ledger.execute("REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self.discard([before["name"]] if before else [])  # 3.
+        return key
+
+    def get(self, key: str) -> SplitPayload | None:
+        """The payload, or None if there is none; Lost if there was one and its bytes are gone or corrupt."""
+        rows = self._database.rows("SELECT * FROM payloads WHERE key = ?", check_key(key))
+        if not rows or self._is_over(rows[0]["expires"]):
+            return None
+        row = rows[0]
+        try:
+            table = self.open(row["name"]).reader().read_all()
+        except Lost as gone:
+            if self._moved_on(key, row["name"]):
+                return self.get(key)
+            raise Lost(f"the payload {key} is lost: {gone}") from gone
+        return SplitPayload(table, row["split_id"], json.loads(row["metadata"]))
+
+    def delete(self, key: str) -> bool:
+        """Forget a payload; False if there was none."""
+        with self._database.transaction() as ledger:
+            row = ledger.execute(
+                "DELETE FROM payloads WHERE key = ? RETURNING name, expires", (check_key(key),)
+            ).fetchone()
+        if row is None:
+            return False
+        self.discard([row["name"]])
+        return not self._is_over(row["expires"])
+
+    def clear(self) -> int:
+        """Forget every payload; how many there were."""
+        with self._database.transaction() as ledger:
+            rows = ledger.execute("DELETE FROM payloads RETURNING name, expires").fetchall()
+        self.discard(row["name"] for row in rows)
+        return sum(not self._is_over(row["expires"]) for row in rows)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys that have a payload, in order."""
+        rows = self._database.rows(
+            "SELECT key, expires FROM payloads WHERE substr(key, 1, ?) = ? ORDER BY key", len(prefix), prefix
+        )
+        return [row["key"] for row in rows if not self._is_over(row["expires"])]
+
+    def sweep(self) -> int:
+        """Remove what is past its time; how many payloads."""
+        with self._database.transaction() as ledger:
+            rows = ledger.execute("DELETE FROM payloads WHERE expires <= ? RETURNING name", (self._now(),)).fetchall()
+        self.discard(row["name"] for row in rows)
+        return len(rows)
+
+    # --- parts by name ----------------------------------------------------------------------
+
+    def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> Part:
+        """Keep a part, durable and unseen. StoreFull when it doesn't fit into the quota."""
+        size = sum(batch.nbytes for batch in batches)
+        with self._lock:
+            if self.quota is not None and self._used + size > self.quota:
+                raise StoreFull(
+                    f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
+                    "delete something (penstock rm), or raise --quota",
+                    retry_after=5,
+                )
+            self._note(name, size)
+        try:
+            part = self.medium.write(name, schema, batches)
+        except BaseException:
+            with self._lock:
+                self._note(name, 0)
+            raise
+        with self._lock:
+            self._note(name, part.bytes)
+        return part
+
+    def open(self, name: str) -> OpenPart:
+        """A part, every byte checked; Lost by name if it isn't there any more."""
+        return self.medium.open(name)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Forget parts; one that is gone already is no error."""
+        for name in names:
+            self.medium.delete(name)
+            with self._lock:
+                self._note(name, 0)
+
+    def orphans(self, known: Iterable[str] = (), *, before: float = math.inf) -> list[str]:
+        """The parts kept since before that time that are neither among these nor a payload's: a crash left them."""
+        held = {row["name"] for row in self._database.rows("SELECT name FROM payloads")}.union(known)
+        return [name for name, _ in self.medium.names(before=before) if name not in held]
+
+    @property
+    def used(self) -> int:
+        """Bytes that the parts take."""
+        with self._lock:
+            return self._used
+
+    def close(self) -> None:
+        """Let go of files and memory; payloads on disk stay."""
+        self.medium.close()
+
+    def _note(self, name: str, size: int) -> None:
+        self._used += size - self._sizes.pop(name, 0)
+        if size:
+            self._sizes[name] = size
+
+    def _is_over(self, expires: float | None) -> bool:
+        return expires is not None and expires <= self._now()
+
+    def _moved_on(self, key: str, name: str) -> bool:
+        """Whether the key points elsewhere by now: it was replaced or deleted while we read."""
+        rows = self._database.rows("SELECT name FROM payloads WHERE key = ?", key)
+        return not rows or rows[0]["name"] != name
+
+
+def _as_payload(key: str, given: SplitPayload | bytes | pa.Buffer | pa.Table) -> SplitPayload:
+    """What Python, the JVM or Arrow's own writers hand in, as a payload; validated before anything uses it."""
+    if isinstance(given, SplitPayload):
+        whole = given
+    elif isinstance(given, pa.Table):
+        whole = SplitPayload.from_arrow(given, split_id=key)
+    elif isinstance(given, bytes | bytearray | memoryview | pa.Buffer):
+        whole = SplitPayload.from_arrow(_read_ipc(given), split_id=key)
+    else:
+        raise InvalidRequest(
+            f"a payload is a SplitPayload, Arrow IPC bytes or a pyarrow.Table, got {type(given).__name__}"
+        )
+    try:
+        whole.data.validate(full=True)
+    except (pa.ArrowException, ValueError) as broken:
+        raise InvalidRequest(f"the payload {key} isn't a valid table: {broken}") from broken
+    return whole
+
+
+def _read_ipc(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
+    buffer = pa.py_buffer(data)
+    is_file = bytes(buffer.slice(0, 6)) == b"ARROW1"
+    try:
+        return pa.ipc.open_file(buffer).read_all() if is_file else pa.ipc.open_stream(buffer).read_all()
+    except (pa.ArrowException, OSError, ValueError) as broken:
+        raise InvalidRequest(f"expected bytes of an Arrow IPC stream or file: {broken}") from broken

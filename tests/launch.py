@@ -16,14 +16,14 @@ from penstock.flight_server.limits import Limits
 from penstock.flight_server.settings import Settings
 
 
-def _crash_at(step: str, on: int) -> None:
+def _crash_at(fatal: str, on: int) -> None:
     """Kill this process, as kill -9 does, when the step is passed for the `on`th time."""
     left = on
 
-    def passed(name: str) -> None:
+    def passed(step: str) -> None:
         nonlocal left
-        left -= name == step
-        if name == step and left == 0:
+        left -= step == fatal
+        if step == fatal and left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     steps.passed = passed

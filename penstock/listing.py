@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -42,7 +43,11 @@ class Listing(Sequence[Entry]):
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = tuple(entries)
 
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]  # both overloads of Sequence's
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, at: int | slice) -> Entry | tuple[Entry, ...]:
         return self._entries[at]
 
     def __len__(self) -> int:

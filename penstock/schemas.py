@@ -117,7 +117,7 @@ def parse_type(text: str, depth: int = 0) -> pa.DataType:
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"a type is nested more than {MAX_DEPTH} deep")
     if found := re.fullmatch(r"timestamp\[(s|ms|us|ns), tz=([^\]]+)\]", text):
-        return pa.timestamp(found[1], tz=found[2])  # type: ignore[call-overload]  # the unit is one of the four
+        return pa.timestamp(found[1], tz=found[2])
     if found := re.fullmatch(r"(decimal\d+)\((\d+), (-?\d+)\)", text):
         return _decimal(found[1], int(found[2]), int(found[3]), text)
     if found := re.fullmatch(r"fixed_size_binary\[(\d{1,9})\]", text):
@@ -145,7 +145,7 @@ def _nested(outer: str, inner: str, size: str | None, depth: int, text: str) -> 
         key, value, *ordered = _pieces(inner)
         return pa.map_(parse_type(key, depth), _map_value(value, depth), keys_sorted=bool(ordered))
     if outer == "dictionary" and (found := re.fullmatch(r"values=(.*), indices=(\w+), ordered=([01])", inner)):
-        return pa.dictionary(parse_type(found[2], depth), parse_type(found[1], depth), found[3] == "1")  # type: ignore[arg-type]
+        return pa.dictionary(parse_type(found[2], depth), parse_type(found[1], depth), found[3] == "1")
     raise _unknown(text)
 
 
@@ -176,5 +176,5 @@ def _pieces(text: str) -> list[str]:
 
 def _unknown(text: str) -> InvalidRequest:
     return InvalidRequest(
-        f"unknown type {text[:120]!r}: expected Arrow's name of it, e.g. int64, timestamp[us, tz=UTC], list<item: string>"
+        f"unknown type {text[:120]!r}: expected Arrow's name of one: int64, timestamp[us, tz=UTC], list<item: int8>, …"
     )

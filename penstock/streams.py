@@ -224,8 +224,8 @@ def as_batches(data: Any, schema: pa.Schema | None) -> tuple[pa.Schema, Iterable
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict):
         return _of_iterable(data, schema)
     raise InvalidRequest(
-        f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, or anything with "
-        "__arrow_c_stream__ (pandas, polars, DuckDB, …)"
+        f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, or anything "
+        "with __arrow_c_stream__ (pandas, polars, DuckDB, …)"
     )
 
 

@@ -55,7 +55,7 @@ class Body:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
         """The value of an object already parsed and without version."""
-        checks = _checks(cls)
+        checks = _checks(cls)  # type: ignore[arg-type]  # a class is hashable; mypy doubts it for Self
         for name in found:
             if name not in checks:
                 near = difflib.get_close_matches(name, checks, n=1)

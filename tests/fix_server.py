@@ -86,8 +86,12 @@ def process_server(
     plan = {"settings": given, "crash_at": crash_at, "crash_on": crash_on, "prelude": prelude}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.launch", json.dumps(plan)],
-        stdout=subprocess.PIPE, stderr=log, text=True, cwd=Path(__file__).parents[1], env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip()

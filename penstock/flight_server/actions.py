@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from penstock import paths, schemas
 from penstock.errors import InvalidRequest, NotFound
@@ -25,32 +25,17 @@ class Actions:
     most: Limits
     streams: Streams
     sweeper: Sweeper
-    health: Callable[[], dict[str, Any]]
-
-    TABLE: ClassVar[dict[str, str]] = {
-        "write.open": "Begin a write, or join the open one of the same run: {path, mode, schema, run} -> {write, ticket, state, summary}.",
-        "write.finish": "Make exactly these attempts the dataset: {ticket, attempts} -> the write's summary.",
-        "write.abort": "End a write with nothing to show for it: {ticket} -> the write's summary.",
-        "delete": "Delete a dataset, or abort a write: {path} -> what it was.",
-        "describe": "All that is known of a dataset, a folder or a write: {path}.",
-        "health": "Version, state and store of the server: {}.",
-    }
+    report: Callable[[], dict[str, Any]]
 
     def run(self, call: Call, name: str, body: bytes) -> dict[str, Any]:
         """Carry out an action."""
-        handlers = {
-            "write.open": self._open,
-            "write.finish": self._finish,
-            "write.abort": self._abort,
-            "delete": self._delete,
-            "describe": self._describe,
-            "health": lambda call, body: self.health(),
-        }
-        if name not in handlers:
-            raise NotFound(f"no action {name[:80]!r}: there are {', '.join(handlers)}")
-        return handlers[name](call, body or b'{"v":1}')
+        if name not in _TABLE:
+            raise NotFound(f"no action {name[:80]!r}: there are {', '.join(_TABLE)}")
+        _, handler = _TABLE[name]
+        return handler(self, call, body or b'{"v":1}')
 
-    def _open(self, call: Call, body: bytes) -> dict[str, Any]:
+    def open(self, call: Call, body: bytes) -> dict[str, Any]:
+        """write.open."""
         call.must_be_known()
         if self.streams.closed:
             raise draining()
@@ -66,20 +51,23 @@ class Actions:
         summary = self.ledger.summary(write.id)
         return OpenedWrite(write.id, ticket, write.state, summary.to_json()).to_json()
 
-    def _finish(self, call: Call, body: bytes) -> dict[str, Any]:
+    def finish(self, call: Call, body: bytes) -> dict[str, Any]:
+        """write.finish."""
         asked = FinishWrite.decode(body)
         write = self.signer.open_write(asked.ticket.encode()).put
         summary = self.ledger.finish(write, [attempt.replace("-", "") for attempt in asked.attempts])
         self.sweeper.soon()
         return summary.to_json()
 
-    def _abort(self, call: Call, body: bytes) -> dict[str, Any]:
+    def abort(self, call: Call, body: bytes) -> dict[str, Any]:
+        """write.abort."""
         ticket = self.signer.open_write(AbortWrite.decode(body).ticket.encode())
         summary = self.ledger.abort(ticket.put, opener=ticket.opener)
         self.sweeper.soon()
         return summary.to_json()
 
-    def _delete(self, call: Call, body: bytes) -> dict[str, Any]:
+    def delete(self, call: Call, body: bytes) -> dict[str, Any]:
+        """delete."""
         call.must_be_known()
         path = paths.parse(Target.decode(body).path)
         if path.kind == "write":
@@ -90,7 +78,8 @@ class Actions:
         self.sweeper.soon()
         return answer
 
-    def _describe(self, call: Call, body: bytes) -> dict[str, Any]:
+    def describe(self, call: Call, body: bytes) -> dict[str, Any]:
+        """describe."""
         call.must_be_known()
         path = paths.parse(Target.decode(body).path)
         if path.kind == "write":
@@ -100,3 +89,28 @@ class Actions:
             "kind": "dataset", "path": found.path, "rows": found.rows, "bytes": found.bytes, "parts": found.part_count,
             "changed": found.changed, "lost": found.lost, "schema": list(schemas.to_json(found.schema)),
         }  # fmt: skip
+
+    def health(self, call: Call, body: bytes) -> dict[str, Any]:
+        """health."""
+        return self.report()
+
+
+_TABLE: dict[str, tuple[str, Callable[[Actions, Call, bytes], dict[str, Any]]]] = {
+    "write.open": (
+        "Begin a write, or join the open one of its run: {path, mode, schema, run} -> {write, ticket, state, summary}.",
+        Actions.open,
+    ),
+    "write.finish": (
+        "Make exactly these attempts the dataset: {ticket, attempts} -> the write's summary.",
+        Actions.finish,
+    ),
+    "write.abort": ("End a write with nothing to show for it: {ticket} -> the write's summary.", Actions.abort),
+    "delete": ("Delete a dataset, or abort a write: {path} -> what it was.", Actions.delete),
+    "describe": ("All that is known of a dataset or a write: {path}.", Actions.describe),
+    "health": ("Version, state and store of the server: {}.", Actions.health),
+}
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Every action with its sentence, for list_actions."""
+    return [(name, sentence) for name, (sentence, _) in _TABLE.items()]

@@ -1,4 +1,4 @@
-"""The error funnel: whatever a handler raises leaves the server as one clean Flight error, and as one line in the log."""
+"""The error funnel: what a handler raises leaves the server as one clean Flight error, and as a line in the log."""
 
 from __future__ import annotations
 

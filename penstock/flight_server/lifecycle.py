@@ -30,7 +30,8 @@ from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
 THREAD_STACK = 1 << 20
-"""Bytes of stack for a call's thread: at the usual 8 MB, 100 idle puts used up 1,000 MB of --memory-limit; at 1 MB, 300 took 432."""
+"""Bytes of stack for a call's thread. At the usual 8 MB, 100 idle puts used up a --memory-limit of 1,000 MB; at 1 MB,
+300 took 432."""
 CUT = 3
 """Exit code when the drain's deadline cut calls off."""
 
@@ -135,7 +136,8 @@ def _announce(settings: Settings, server: PenstockServer, http: HttpDoor | None)
         lines.append(f"  http  {settings.http_address()[0]}:{http.port}  /healthz /readyz /metrics")
     if settings.token_file is None:
         lines.append("  open to every user of this machine (--token-file asks for a token)")
-    print("\n".join([*lines, "  Ctrl-C drains and stops"]), file=sys.stderr, flush=True)
+    sys.stderr.write("\n".join([*lines, "  Ctrl-C drains and stops", ""]))
+    sys.stderr.flush()
 
 
 @contextmanager
@@ -148,8 +150,8 @@ def _locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise Unavailable(
-                f"the data folder {folder} is in use by another penstock server (process {owner}): stop that one, or choose "
-                "another folder with --data"
+                f"the data folder {folder} is in use by another penstock server (process {owner}): stop that one, or "
+                "choose another folder with --data"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -65,7 +65,7 @@ def check(amount: int, limit: int, what: str, option: str) -> None:
 
 
 class Streams:
-    """Counts the calls that are open, and refuses one stream too many, or all of them before the start and in the drain."""
+    """Counts the open calls; refuses one stream too many, and all new work before the start and in the drain."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,7 +81,7 @@ class Streams:
                 raise draining()
             if stream and self.open_streams >= self._most:
                 raise Unavailable(
-                    f"the server has {self.open_streams} streams open, its most: try again (or serve --limit streams=…)",
+                    f"the server has {self.open_streams} streams open, its most: try again, or serve --limit streams=…",
                     retry_after=0.5,
                 )
             self._calls += 1
@@ -184,7 +184,7 @@ class Watch:
 
 
 def cut(peer: str) -> bool:
-    """Shut down this process's sockets to a peer, given as gRPC writes it: ipv4:127.0.0.1:40712, ipv6:%5B::1%5D:40712."""
+    """Shut down this process's sockets to a peer, as gRPC writes it: ipv4:127.0.0.1:40712, ipv6:%5B::1%5D:40712."""
     wanted = peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
     found = False
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):

@@ -73,7 +73,7 @@ class Upload:
             )
 
     def _checked(self) -> Iterator[pa.RecordBatch]:
-        """Every batch validated before anything uses it: without that, 101 of 2,000 damaged streams crash the process."""
+        """Every batch, validated before anything uses it: without that 101 of 2,000 damaged streams ended the process."""
         while self._trailer is None:
             try:
                 chunk = _malformed_is_refused(self._reader.read_chunk)
@@ -117,7 +117,7 @@ class Putter:
         1. The write: the ticket's, or one of this put's own.
         2. The stream's parts, durable and unseen; its trailer says that it is whole.
         3. One transaction: the attempt is recorded, and a write of its own is finished with it.
-        Abandoned or refused at any step, the parts are deleted; after a crash they are orphans, swept at the next start.
+        Abandoned or refused at any step, its parts are deleted; after a crash they are orphans, swept at the start.
         """
         command = _command(descriptor)
         write, own = self._write(call, command)  # 1.
@@ -146,7 +146,7 @@ class Putter:
         if path.kind != "store":
             raise InvalidRequest(f"{path} can't be put to: expected store/…")
         return self.ledger.open_write(
-            str(path), mode=command.mode or "error", run=command.run, most_datasets=self.most.datasets
+            str(path), mode=command.mode or "error", run=command.run, own=True, most_datasets=self.most.datasets
         ), True
 
     def _done(self, write: Write, command: PutCommand, own: bool) -> Receipt | None:

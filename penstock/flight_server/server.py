@@ -14,7 +14,7 @@ import penstock
 from penstock.errors import InvalidRequest
 from penstock.flight_server import get, limits
 from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
-from penstock.flight_server.actions import Actions
+from penstock.flight_server.actions import Actions, sentences
 from penstock.flight_server.funnel import funnel, funnelled
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
@@ -99,7 +99,7 @@ class PenstockServer(flight.FlightServerBase):
             return [json.dumps(self._actions.run(call, action.type, action.body.to_pybytes())).encode()]
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        return list(Actions.TABLE.items())
+        return sentences()
 
     def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
         with funnel(_call(context)):

@@ -33,7 +33,7 @@ class Settings:
     advertise: str | None = None
     quota: int | None = None
     memory_limit: int | None = None
-    """Bytes of private memory (RLIMIT_DATA): what a batch may expand to before any handler sees it. Maps don't count."""
+    """Bytes of private memory (RLIMIT_DATA): bounds what a batch expands to before a handler sees it. Maps don't count."""
     ticket_life: float = 12 * 3600
     """Seconds for which a read ticket is good, and for which deleted bytes that it names stay."""
     drain: float = 30
@@ -42,7 +42,7 @@ class Settings:
     tls_key: Path | None = None
     token_file: Path | None = None
     insecure: bool = False
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     watch_every: float = 1.0
 
     def check(self) -> None:
@@ -57,8 +57,8 @@ class Settings:
         protected = where.scheme == "grpc+tls" and self.token_file is not None
         if not (protected or self.insecure or is_loopback(where.hostname)):
             raise InvalidRequest(
-                f"--listen {self.listen} is open to other machines: it needs TLS (grpc+tls://, --tls-cert, --tls-key) and "
-                "--token-file. On a network where everybody may read and write all data, say --insecure"
+                f"--listen {self.listen} is open to other machines: it needs TLS (grpc+tls://, --tls-cert, --tls-key) "
+                "and --token-file. On a network where everybody may read and write all data, say --insecure"
             )
 
     @property
@@ -74,7 +74,7 @@ class Settings:
         return [(self.tls_cert.read_bytes(), self.tls_key.read_bytes())]
 
     def reached_at(self, port: int) -> str | None:
-        """The address that endpoints tell: --advertise, or where the server listens; none if that is every interface."""
+        """The address that endpoints tell: --advertise, or where the server listens; none if that is everywhere."""
         if self.advertise is not None:
             return self.advertise
         where = urlsplit(self.listen)

@@ -17,18 +17,20 @@ CREATE TABLE IF NOT EXISTS schemas(id INTEGER PRIMARY KEY, ipc BLOB NOT NULL UNI
 CREATE TABLE IF NOT EXISTS writes(
     id TEXT PRIMARY KEY, path TEXT NOT NULL, mode TEXT NOT NULL, run TEXT, state TEXT NOT NULL, opener TEXT NOT NULL,
     schema INTEGER REFERENCES schemas, opened REAL NOT NULL, touched REAL NOT NULL, chosen TEXT,
+    own INTEGER NOT NULL DEFAULT 0,
     rows INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, parts INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS runs ON writes(path, run) WHERE run IS NOT NULL AND state IN ('open', 'finished');
 CREATE INDEX IF NOT EXISTS writes_by_state ON writes(state, touched);
 CREATE TABLE IF NOT EXISTS attempts(
-    id TEXT PRIMARY KEY, write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE, schema INTEGER NOT NULL REFERENCES schemas,
-    rows INTEGER NOT NULL, bytes INTEGER NOT NULL, parts INTEGER NOT NULL, digest TEXT NOT NULL
+    id TEXT PRIMARY KEY, write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE,
+    schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, parts INTEGER NOT NULL,
+    digest TEXT NOT NULL, chosen INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS attempts_of_write ON attempts(write);
 CREATE TABLE IF NOT EXISTS parts(
-    name TEXT PRIMARY KEY, attempt TEXT NOT NULL, number INTEGER NOT NULL, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    schema INTEGER NOT NULL REFERENCES schemas, incarnation TEXT NOT NULL,
+    name TEXT PRIMARY KEY, attempt TEXT NOT NULL, number INTEGER NOT NULL, rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, schema INTEGER NOT NULL REFERENCES schemas, incarnation TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('whole', 'visible', 'retired')), path TEXT, seq INTEGER, free_at REAL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_of_attempt ON parts(attempt, number);
@@ -59,7 +61,8 @@ class Catalog:
         row = rows[0]
         schema = to_schema(row["ipc"]) if row["ipc"] else None
         return Write(
-            row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"], schema, row["opened"], row["touched"], row["chosen"]
+            row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"], schema,
+            row["opened"], row["touched"], row["chosen"],
         )  # fmt: skip
 
     def receipt(self, write_id: str, attempt: str) -> Receipt | None:
@@ -77,13 +80,10 @@ class Catalog:
         done = self.summary(write.id)  # a run that was finished with many attempts
         return Receipt(write.id, write.chosen or "", done.rows, done.bytes, done.parts, "")
 
-    def writes(self, *, everything: bool = False) -> list[Summary]:
-        """The open writes, or those that ended too; the latest first."""
-        states = "('open', 'finished', 'aborted', 'expired')" if everything else "('open')"
-        return [
-            summary(row)
-            for row in self.database.rows(f"SELECT * FROM summaries WHERE state IN {states} ORDER BY opened DESC")
-        ]
+    def writes(self) -> list[Summary]:
+        """The open writes, the latest first."""
+        rows = self.database.rows("SELECT * FROM summaries WHERE state = 'open' ORDER BY opened DESC")
+        return [summary(row) for row in rows]
 
     def summary(self, write_id: str) -> Summary:
         """A write as it stands."""
@@ -114,11 +114,14 @@ class Catalog:
         """What stands directly in a folder."""
         first, end = below(folder)
         names = self.database.rows(
-            "SELECT CASE instr(substr(path, ?), '/') WHEN 0 THEN path ELSE substr(path, 1, ? + instr(substr(path, ?), '/')) END AS name,"
+            "SELECT substr(path, 1, CASE slash WHEN 0 THEN length(path) ELSE ?1 + slash END) AS name,"
             " count(*) AS datasets, sum(rows) AS rows, sum(bytes) AS bytes, sum(parts) AS parts, max(changed) AS changed"
-            " FROM datasets WHERE path >= ? AND path < ? GROUP BY name ORDER BY name",
-            len(first) + 1, len(first), len(first) + 1, first, end,
-        )  # fmt: skip
+            " FROM (SELECT *, instr(substr(path, ?1 + 1), '/') AS slash FROM datasets WHERE path >= ?2 AND path < ?3)"
+            " GROUP BY name ORDER BY name",
+            len(first),
+            first,
+            end,
+        )
         return [
             Folder(row["name"], row["datasets"], row["rows"], row["bytes"], row["parts"], row["changed"])
             if row["name"].endswith("/")
@@ -134,7 +137,8 @@ class Catalog:
         """Figures for the metrics."""
         return dict(
             self.database.rows(
-                "SELECT (SELECT count(*) FROM datasets) AS datasets, (SELECT coalesce(sum(rows), 0) FROM datasets) AS rows,"
+                "SELECT (SELECT count(*) FROM datasets) AS datasets,"
+                " (SELECT coalesce(sum(rows), 0) FROM datasets) AS rows,"
                 " (SELECT count(*) FROM writes WHERE state = 'open') AS open_writes,"
                 " (SELECT coalesce(sum(bytes), 0) FROM parts WHERE state = 'visible') AS visible_bytes,"
                 " (SELECT coalesce(sum(bytes), 0) FROM parts WHERE state = 'retired') AS retired_bytes"
@@ -149,7 +153,8 @@ class Catalog:
 
 _DATASETS = (
     "SELECT datasets.*, ipc, EXISTS (SELECT 1 FROM parts WHERE parts.path = datasets.path AND parts.state = 'visible'"
-    " AND parts.incarnation <> '' AND parts.incarnation <> ?) AS lost FROM datasets JOIN schemas ON schemas.id = datasets.schema"
+    " AND parts.incarnation <> '' AND parts.incarnation <> ?) AS lost"
+    " FROM datasets JOIN schemas ON schemas.id = datasets.schema"
 )
 
 

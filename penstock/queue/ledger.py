@@ -42,11 +42,13 @@ class Ledger(Catalog):
         mode: Mode = "error",
         run: str | None = None,
         schema: pa.Schema | None = None,
+        own: bool = False,
         most_datasets: int = 1_000_000,
     ) -> Write:
         """Begin a write; with a `run`, join the open write of that run or get its finished one.
 
-        Nothing is seen of it before `finish`. Joining makes the caller its last opener.
+        Nothing is seen of it before `finish`. Joining makes the caller its last opener. An `own` write is one put's,
+        and ends with the process that serves it.
         """
         now, opener = self._now(), uuid.uuid4().hex
         with self.database.transaction() as t:
@@ -66,9 +68,10 @@ class Ledger(Catalog):
                 raise LimitExceeded(f"the server has {most_datasets:,} datasets, its most (serve --limit datasets=…)")
             if schema is not None:
                 merged_schema(write, held, ())
-            columns = (write.id, path, mode, run, "open", opener, schema_id(t, schema), now, now)
+            columns = (write.id, path, mode, run, "open", opener, schema_id(t, schema), now, now, own)
             t.execute(
-                "INSERT INTO writes(id, path, mode, run, state, opener, schema, opened, touched) VALUES (?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO writes(id, path, mode, run, state, opener, schema, opened, touched, own)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 columns,
             )
         return write
@@ -149,6 +152,14 @@ class Ledger(Catalog):
                 HeldPart(r["name"], r["rows"], r["bytes"], to_schema(r["ipc"]), r["incarnation"]) for r in parts
             ]
 
+    def abort_own(self) -> int:
+        """At start: end the writes that were one put's, as the process that served it is gone; how many."""
+        with self.database.transaction() as t:
+            left = [row["id"] for row in t.execute("SELECT id FROM writes WHERE state = 'open' AND own")]
+            for write_id in left:
+                self._end(t, write_id, "aborted")
+        return len(left)
+
     def delete(self, path: str) -> Dataset:
         """Take a dataset away; its bytes stay for as long as tickets name them.
 
@@ -191,9 +202,10 @@ class Ledger(Catalog):
         schema, size = schema_id(t, attempt.schema), sum(part.bytes for part in attempt.parts)
         digest = _digest(attempt.parts)
         row = (attempt.id, write_id, schema, attempt.rows, size, len(attempt.parts), digest)
-        t.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        t.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
         t.executemany(
-            "INSERT INTO parts(name, attempt, number, rows, bytes, schema, incarnation, state) VALUES (?, ?, ?, ?, ?, ?, ?, 'whole')",
+            "INSERT INTO parts(name, attempt, number, rows, bytes, schema, incarnation, state)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'whole')",
             [
                 (p.name, attempt.id, number, p.rows, p.bytes, schema, self._incarnation)
                 for number, p in enumerate(attempt.parts)
@@ -226,12 +238,14 @@ class Ledger(Catalog):
 
     def _whole_schema(self, t: sqlite3.Connection, write: Write, attempt: str) -> pa.Schema:
         row = t.execute(
-            "SELECT ipc FROM attempts JOIN schemas ON schemas.id = attempts.schema WHERE attempts.id = ? AND attempts.write = ?",
+            "SELECT ipc FROM attempts JOIN schemas ON schemas.id = attempts.schema"
+            " WHERE attempts.id = ? AND attempts.write = ?",
             (attempt, write.id),
         ).fetchone()
         if row is None:
             raise NotFound(
-                f"write/{write.id} to {write.path} has no whole attempt {attempt[:40]!r}: list what the receipts say, and only that"
+                f"write/{write.id} to {write.path} has no whole attempt {attempt[:40]!r}: "
+                "list what the receipts say, and only that"
             )
         return to_schema(row["ipc"])
 
@@ -244,40 +258,43 @@ class Ledger(Catalog):
         )
         for attempt in attempts:
             t.execute(
-                "UPDATE parts SET state = 'visible', path = ?1, seq = number + (SELECT next_seq FROM datasets WHERE path = ?1) WHERE attempt = ?2",
+                "UPDATE parts SET state = 'visible', path = ?1,"
+                " seq = number + (SELECT next_seq FROM datasets WHERE path = ?1) WHERE attempt = ?2",
                 (path, attempt),
             )
             t.execute(
-                "UPDATE datasets SET rows = datasets.rows + a.rows, bytes = datasets.bytes + a.bytes, parts = datasets.parts + a.parts,"
-                " next_seq = next_seq + a.parts FROM (SELECT rows, bytes, parts FROM attempts WHERE id = ?2) AS a WHERE path = ?1",
+                "UPDATE datasets SET rows = datasets.rows + a.rows, bytes = datasets.bytes + a.bytes,"
+                " parts = datasets.parts + a.parts, next_seq = next_seq + a.parts"
+                " FROM (SELECT rows, bytes, parts FROM attempts WHERE id = ?2) AS a WHERE path = ?1",
                 (path, attempt),
             )
+            t.execute("UPDATE attempts SET chosen = 1 WHERE id = ?", (attempt,))
 
     def _end(self, t: sqlite3.Connection, write_id: str, state: str, chosen: str | None = None) -> None:
         """The write's last change: what it brought and doesn't show is retired."""
         t.execute(
-            "UPDATE parts SET state = 'retired', free_at = ? WHERE state = 'whole' AND attempt IN (SELECT id FROM attempts WHERE write = ?)",
+            "UPDATE parts SET state = 'retired', free_at = ? WHERE state = 'whole'"
+            " AND attempt IN (SELECT id FROM attempts WHERE write = ?)",
             (self._now(), write_id),
         )
-        t.execute("DELETE FROM attempts WHERE write = ? AND instr(?, id) = 0", (write_id, chosen or ""))
+        t.execute("DELETE FROM attempts WHERE write = ? AND NOT chosen", (write_id,))
         t.execute(
-            "UPDATE writes SET (rows, bytes, parts) ="
-            " (SELECT coalesce(sum(rows), 0), coalesce(sum(bytes), 0), coalesce(sum(parts), 0) FROM attempts WHERE write = ?1),"
-            " state = ?2, chosen = ?3, touched = ?4 WHERE id = ?1",
+            "UPDATE writes SET (rows, bytes, parts) = (SELECT coalesce(sum(rows), 0), coalesce(sum(bytes), 0),"
+            " coalesce(sum(parts), 0) FROM attempts WHERE write = ?1), state = ?2, chosen = ?3, touched = ?4"
+            " WHERE id = ?1",
             (write_id, state, chosen, self._now()),
         )
 
     def _retire_dataset(self, t: sqlite3.Connection, path: str) -> None:
         t.execute(
-            "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = max(?1, (SELECT ticketed FROM datasets WHERE path = ?2))"
-            " WHERE path = ?2 AND state = 'visible'",
+            "UPDATE parts SET state = 'retired', path = NULL, seq = NULL,"
+            " free_at = max(?1, (SELECT ticketed FROM datasets WHERE path = ?2)) WHERE path = ?2 AND state = 'visible'",
             (self._now(), path),
         )
 
     def _check_place(self, t: sqlite3.Connection, write: Write, exists: bool) -> None:
         above = [f"store/{key}" for key in paths.parse(write.path).parents]
-        marks = ",".join("?" * len(above))
-        found = [row["path"] for row in t.execute(f"SELECT path FROM datasets WHERE path IN ({marks})", above)]
+        found = [path for path in above if self._held_schema(t, path) is not None]
         first, end = below(write.path)
         in_it = t.execute("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", (first, end)).fetchone()
         check_place(write, exists, found, in_it is not None)

@@ -30,7 +30,11 @@ def free(ledger: Ledger, store: SplitPayloadStore) -> int:
 
 
 def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
-    """At start, before anybody can put: remove the bytes that no row names; how many parts."""
+    """At start, before anybody can put: end the puts that a crash cut, and remove the bytes that no row names.
+
+    How many parts those were.
+    """
+    ledger.abort_own()
     orphans = store.orphans(ledger.part_names())
     store.discard(orphans)
     return len(orphans)

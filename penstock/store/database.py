@@ -88,5 +88,5 @@ class Database:
         if "locked" in str(error):
             return Unavailable("the ledger is in use by another process", retry_after=1)
         return Internal(
-            f"the ledger {self.path.name} can't be read ({error}): restore it from a backup, or start with another data folder"
+            f"the ledger {self.path.name} can't be read ({error}): restore it from a backup, or use another data folder"
         )

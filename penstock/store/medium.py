@@ -58,7 +58,7 @@ class Medium(Protocol):
     """Empty where bytes outlive the process, else what tells this process's bytes from the last one's."""
 
     def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
-        """Keep a part. When it returns the part outlives a power cut; when it raises, or after a crash, nothing is kept.
+        """Keep a part. Once it returns the part outlives a power cut; if it raises, or after a crash, nothing is kept.
 
         A name left over from an attempt that crashed is replaced.
         """

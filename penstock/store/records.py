@@ -117,7 +117,7 @@ class _Gather:
 
 def _write_all(fd: int, buffers: Iterable[pa.Buffer | bytes]) -> None:
     """writev until all is written: a full disk shows as a short write first (100 of 900 bytes)."""
-    left = [memoryview(buffer) for buffer in buffers if len(buffer)]  # type: ignore[arg-type]  # pa.Buffer has the buffer protocol
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
     at = 0
     while at < len(left):
         done = os.writev(fd, left[at : at + _IOV_MAX])

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest, NotFound, StoreFull, Unavailable
-from penstock.listing import Info, Listing
 from penstock.streams import Writer, as_batches, batches_of, translated
+from penstock.views import Info, Listing
 from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
@@ -68,7 +66,7 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        certificates = Path(settings.ca).read_bytes() if settings.ca else None
+        certificates = _read(settings.ca) if settings.ca else None
         try:
             self._flight = flight.connect(settings.url, tls_root_certs=certificates)
         except (pa.ArrowException, flight.FlightError) as wrong:
@@ -187,6 +185,12 @@ class Client:
             once, safe=lambda: name not in ("delete", "write.open") or (body or {}).get("run") is not None
         )
 
+    def actions(self) -> dict[str, str]:
+        """The names that `call` takes, each with what it does."""
+        return self._retried(
+            lambda: {action.type: action.description for action in self._flight.list_actions(self._options())}
+        )
+
     # --- within -----------------------------------------------------------------------------
 
     def _writer(self, command: PutCommand, schema: pa.Schema) -> Writer:
@@ -226,7 +230,9 @@ class Client:
                 if isinstance(error, StoreFull) or not (refused or safe()):
                     raise
                 pause = min(pause * 2, 5.0)
-                wait = max(error.retry_after or 0, pause) * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+                wait = (
+                    max(error.retry_after or 0, pause) * (1 + os.urandom(1)[0] / 256) / 2
+                )  # clients that failed together part
                 if time.monotonic() + wait > give_up:
                     raise Unavailable(
                         f"{self.settings.url} was not to be had for {self.settings.retry_for:g} s: {error}. "
@@ -234,6 +240,14 @@ class Client:
                         request=error.request,
                     ) from error
                 time.sleep(wait)
+
+
+def _read(certificates: str) -> bytes:
+    try:
+        with open(certificates, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidRequest(f"ca {certificates!r}: expected a file of certificates (PEM), {error.strerror}") from error
 
 
 def _limits(endpoints: Sequence[flight.FlightEndpoint]) -> list[int]:

@@ -165,8 +165,13 @@ def from_flight(error: Exception) -> PenstockError:
     """A typed error for what pyarrow raised at the client; also for a server that isn't penstock."""
     extra = _extra(getattr(error, "extra_info", b""))
     text = _own_words(str(error))
-    if extra.get("code") in _BY_CODE:
-        return _BY_CODE[extra["code"]](text, request=extra.get("request"), retry_after=extra.get("retry_after"))
+    kind, request, retry_after = (extra.get(name) for name in ("code", "request", "retry_after"))
+    if isinstance(kind, str) and kind in _BY_CODE:
+        return _BY_CODE[kind](
+            text,
+            request=request if isinstance(request, str) else None,
+            retry_after=float(retry_after) if isinstance(retry_after, int | float) else None,
+        )
     if "Server Threadpool Exhausted" in text:  # arrives as ArrowInvalid, yet passes by itself
         return Unavailable(f"the server has no thread left: {text}", retry_after=1.0)
     return _FOREIGN.get(type(error).__name__, Internal)(text)
@@ -175,7 +180,7 @@ def from_flight(error: Exception) -> PenstockError:
 def _extra(raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -184,7 +189,7 @@ def _own_words(text: str) -> str:
     """Our sentence without gRPC's wrapping ('Flight error: … . Detail: …. gRPC client debug context: …')."""
     for wrapping in (". gRPC client debug context:", ". Client context:", ". Detail:"):
         text = text.split(wrapping, 1)[0]
-    return text.removeprefix("Flight returned ").partition("with message: ")[2] or text
+    return text.partition("with message: ")[2] or text if text.startswith("Flight returned ") else text
 
 
 def _restore(kind: type[PenstockError], message: str, request: str | None, retry_after: float | None) -> PenstockError:

@@ -43,7 +43,7 @@ def check_key(key: str) -> str:
 
 def parse(text: str) -> Path:
     """A path to one thing, such as store/demo/trips."""
-    path = parse_folder(text.removesuffix("/")) if text.endswith("/") else parse_folder(text)
+    path = parse_folder(text)
     if not path.key:
         raise InvalidRequest(f"path {_shown(text)} names no thing: expected e.g. {path.kind}/demo/trips")
     return path
@@ -56,8 +56,7 @@ def parse_folder(text: str) -> Path:
         raise InvalidRequest(
             f"path {_shown(text)}: expected one that begins with {' or '.join(f'{k}/' for k in KINDS)}"
         )
-    key = key.removesuffix("/")
-    return Path(kind, check_key(key) if key else "")
+    return Path(kind, check_key(key.removesuffix("/")) if key else "")
 
 
 def from_descriptor(parts: Sequence[bytes]) -> Path:

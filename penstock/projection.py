@@ -17,9 +17,9 @@ def open_stream(stream: pa.Buffer, columns: Sequence[str] | None) -> pa.RecordBa
     schema = pa.ipc.read_schema(stream)
     wanted = [schema.get_field_index(name) for name in columns]
     found = pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=sorted(wanted)))
-    if wanted == sorted(wanted):
+    if wanted and wanted == sorted(wanted):  # Arrow takes no fields to mean all of them
         return found
-    # Arrow reads columns in the order of the schema; the caller's order is put in afterwards
+    # It reads columns in the order of the schema; the caller's order is put in afterwards
     return pa.RecordBatchReader.from_batches(select(schema, columns), (batch.select(list(columns)) for batch in found))
 
 

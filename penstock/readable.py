@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 
@@ -41,6 +40,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequenc
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
     """The same for a notebook."""
+    import html
+
     style = [' style="text-align:right"' if head in right else ' style="text-align:left"' for head in heads]
     head = "".join(f"<th{s}>{html.escape(text)}</th>" for s, text in zip(style, heads, strict=True))
     body = "".join(

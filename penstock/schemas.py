@@ -11,8 +11,8 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.wire import SchemaJson
 
-MAX_DEPTH = 64
-"""Levels of nesting that are read: Arrow's own IPC reader stops there."""
+MAX_DEPTH = 63
+"""Types within types: with one more, Arrow's IPC neither writes nor reads a batch."""
 
 
 def to_json(schema: pa.Schema) -> SchemaJson:
@@ -107,18 +107,21 @@ def _field(column: dict[str, Any]) -> pa.Field:
         "nullable",
     }:
         raise InvalidRequest(f"a column of a schema is {{name, type, nullable}}, got {str(column)[:120]}")
-    return pa.field(name, parse_type(kind), nullable)
+    try:
+        return pa.field(name, parse_type(kind), nullable)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as wrong:  # its pieces don't fit each other
+        raise InvalidRequest(f"column {name[:80]!r} can't be {kind[:120]!r}: {str(wrong)[:120]}") from wrong
 
 
 def parse_type(text: str, depth: int = 0) -> pa.DataType:
     """The type that str() of it gave: int64, decimal128(10, 2), list<item: string>, …"""
-    if text in _SIMPLE:
-        return _SIMPLE[text]
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"a type is nested more than {MAX_DEPTH} deep")
+    if text in _SIMPLE:
+        return _SIMPLE[text]
     if found := re.fullmatch(r"timestamp\[(s|ms|us|ns), tz=([^\]]+)\]", text):
         return pa.timestamp(found[1], tz=found[2])
-    if found := re.fullmatch(r"(decimal\d+)\((\d+), (-?\d+)\)", text):
+    if found := re.fullmatch(r"(decimal\d+)\((\d{1,9}), (-?\d{1,9})\)", text):
         return _decimal(found[1], int(found[2]), int(found[3]), text)
     if found := re.fullmatch(r"fixed_size_binary\[(\d{1,9})\]", text):
         return pa.binary(int(found[1]))
@@ -141,17 +144,16 @@ def _nested(outer: str, inner: str, size: str | None, depth: int, text: str) -> 
         return _LISTS[outer](_named(inner, depth))
     if outer == "fixed_size_list" and size is not None:
         return pa.list_(_named(inner, depth), int(size))
-    if outer == "map":
-        key, value, *ordered = _pieces(inner)
-        return pa.map_(parse_type(key, depth), _map_value(value, depth), keys_sorted=bool(ordered))
-    if outer == "dictionary" and (found := re.fullmatch(r"values=(.*), indices=(\w+), ordered=([01])", inner)):
+    if outer == "map" and (two := _pieces(inner))[2:] in ([], ["keys_sorted"]) and len(two) >= 2:
+        return pa.map_(parse_type(two[0], depth), _map_value(two[1], depth), keys_sorted=len(two) == 3)
+    if outer == "dictionary" and (found := re.fullmatch(r"values=(.*), indices=(u?int\d+), ordered=([01])", inner)):
         return pa.dictionary(parse_type(found[2], depth), parse_type(found[1], depth), found[3] == "1")
     raise _unknown(text)
 
 
 def _map_value(text: str, depth: int) -> pa.Field:
     """A map's value as Arrow prints it: `int64`, or `int64 ('name')` where the field has a name of its own."""
-    found = re.fullmatch(r"(.*) \('(.*)'\)", text, re.DOTALL)
+    found = re.fullmatch(r"(.*) \('(.*)'\)", text, re.DOTALL) if text.endswith("')") else None  # else quadratic
     return pa.field(found[2], parse_type(found[1], depth)) if found else pa.field("value", parse_type(text, depth))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -46,7 +47,8 @@ class Body:
     def decode(cls, raw: bytes) -> Self:
         """The value, or InvalidRequest that names the field at fault."""
         found = load_object(raw, cls.__name__)
-        if found.pop("v", None) != VERSION:
+        version = found.pop("v", None)
+        if type(version) is not int or version != VERSION:
             raise InvalidRequest(
                 f"{cls.__name__}: expected version 'v': {VERSION}; client and server differ in version"
             )
@@ -77,9 +79,11 @@ def load_object(raw: bytes, what: str) -> dict[str, Any]:
     if len(raw) > MAX_BODY:
         raise InvalidRequest(f"{what} of {len(raw)} bytes: at most {MAX_BODY} are taken")
     try:
-        found = json.loads(raw, parse_constant=_no_constant)
+        found = json.loads(raw.decode(), parse_constant=_no_constant, object_pairs_hook=_each_once)
+        if b"\\ud" in raw or b"\\uD" in raw:  # half a surrogate pair is no text: it breaks whatever it is put into
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as broken:
-        raise InvalidRequest(f"{what}: expected a JSON object, got {raw[:40]!r}") from broken
+        raise InvalidRequest(f"{what}: expected a JSON object, got {raw[:40]!r} ({str(broken)[:80]})") from broken
     if not isinstance(found, dict):
         raise InvalidRequest(f"{what}: expected a JSON object, got {raw[:40]!r}")
     return found
@@ -256,7 +260,7 @@ def _check(hint: Any) -> tuple[_Check, str]:
     if hint is int:
         return (lambda value: value if type(value) is int and 0 <= value < 2**63 else _WRONG), "a number from 0"
     if hint is float:
-        return (lambda value: float(value) if type(value) in (int, float) else _WRONG), "a number"
+        return (lambda value: _finite(value) if type(value) in (int, float) else _WRONG), "a number"
     if hint is bool:
         return (lambda value: value if type(value) is bool else _WRONG), "true or false"
     if hint is str:
@@ -269,6 +273,22 @@ def _each(values: Any, check: _Check) -> Any:
         return _WRONG
     checked = tuple(check(value) for value in values)
     return _WRONG if any(value is _WRONG for value in checked) else checked
+
+
+def _finite(value: float) -> Any:
+    """JSON has no infinity, but 1e999 and whole numbers that are larger than any float."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return _WRONG
+    return number if math.isfinite(number) else _WRONG
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field is there twice, and only one could be obeyed")
+    return found
 
 
 def _no_constant(name: str) -> Any:

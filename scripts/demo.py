@@ -1,1 +1,198 @@
-"""Placeholder."""
+"""The whole way of a table, in and out, with a server of its own: `make demo`."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.flight as flight
+import pyarrow.parquet as pq
+
+import penstock
+from penstock import readable
+
+ROWS = 500_000
+ZONES = [
+    "Airport", "Castle Hill", "Docks", "East Side", "Fish Market", "Garden City", "Harbour", "Island", "Mill Street",
+    "Museum", "North Station", "Old Town", "Park", "River Bend", "South Gate", "Stadium", "Town Hall", "University",
+]  # fmt: skip
+PENSTOCK = Path(sys.executable).with_name("penstock")
+START_LIMIT = 20.0  # seconds
+
+
+def trips(rows: int = ROWS) -> pa.Table:
+    """A month of taxi trips, the same each time."""
+    dice = random.Random(8815)
+    start = 1_780_272_000  # the first second of June 2026, UTC
+    waits = dice.choices(range(11), k=rows)  # seconds between two trips
+    stops = pa.array(ZONES)
+    distance = pa.array([round(dice.lognormvariate(1.2, 0.7), 2) for _ in range(rows)])
+    minutes = pc.multiply(distance, pa.array([dice.uniform(1.6, 4.2) for _ in range(rows)]))
+    fare = pc.add(pc.add(3.0, pc.multiply(distance, 1.75)), pc.multiply(minutes, 0.4))
+    return pa.table(
+        {
+            "id": pa.array(range(rows), pa.int64()),
+            "picked_up": pc.add(pc.cumulative_sum(pa.array(waits, pa.int64())), start)
+            .cast(pa.timestamp("s"))
+            .cast(pa.timestamp("ms")),
+            "from": stops.take(pa.array(dice.choices(range(len(ZONES)), k=rows))),
+            "to": stops.take(pa.array(dice.choices(range(len(ZONES)), k=rows))),
+            "passengers": pa.array(dice.choices((1, 2, 3, 4, 5, 6), (70, 16, 5, 4, 3, 2), k=rows), pa.int8()),
+            "distance": distance,
+            "fare": pc.round(fare, 2),
+        }
+    )
+
+
+def paint(text: str, code: str) -> str:
+    """The text in colour, if a terminal reads it."""
+    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text
+
+
+def say(text: str = "") -> None:
+    """A line, at once: the commands write to the same place."""
+    print(text, flush=True)
+
+
+def shell(line: str) -> None:
+    """Show a line and run it."""
+    say(paint(f"$ {line}", "1;36"))
+    program, *arguments = shlex.split(line)
+    assert program == "penstock"
+    subprocess.run([PENSTOCK, *arguments], check=True)
+    say()
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """`penstock serve` on any free port and with its data in `folder`; told to stop at the end, as init would."""
+    say(paint("$ penstock serve", "1;36"))
+    flags = [
+        "--listen",
+        "grpc://127.0.0.1:0",
+        "--http",
+        "off",
+        "--data",
+        str(folder / "data"),
+        "--log-level",
+        "warning",
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen([str(PENSTOCK), "serve", *flags], stderr=log, env=environment)
+        try:
+            yield address(process, folder / "log")
+            process.send_signal(signal.SIGTERM)
+            if process.wait(START_LIMIT) != 0:
+                raise SystemExit(f"the server ended with {process.returncode}: {(folder / 'log').read_text()}")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where the server listens, as soon as it says so."""
+    give_up = time.monotonic() + START_LIMIT
+    while time.monotonic() < give_up and process.poll() is None:
+        text = log.read_text()
+        if found := re.search(r"^penstock serves (\S+)$", text, re.MULTILINE):
+            say(text)
+            return found[1]
+        time.sleep(0.02)
+    raise SystemExit(f"the server didn't start:\n{log.read_text()}")
+
+
+def timed(work: Callable[[], int]) -> tuple[int, float]:
+    """The rows that were moved, and the seconds of the quickest of three times."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        rows = work()
+        seconds.append(time.perf_counter() - began)
+    return rows, min(seconds)
+
+
+def in_python(url: str, table: pa.Table) -> None:
+    """What a program does, and whether what comes out is what went in."""
+    for line in (
+        ">>> import penstock",
+        ">>> with penstock.connect() as c:",
+        '...     c.put("store/demo/june", table)',
+        '...     assert c.get("store/demo/june").read_all().equals(table)',
+    ):
+        say(paint(line, "1;36"))
+    with penstock.connect(url) as c:
+        c.put("store/demo/june", table)
+        if not c.get("store/demo/june").read_all().equals(table):
+            raise SystemExit("what came out isn't what went in")
+    say("what came out is what went in\n")
+
+
+def rates(url: str, table: pa.Table) -> str:
+    """The three ways, as a table."""
+    with penstock.connect(url) as c, flight.connect(url) as plain:
+        info = c.info("store/demo/june")
+        ways: dict[str, Callable[[], int]] = {
+            "put (checked, on disk)": lambda: c.put("store/demo/rate", table, mode="overwrite").rows,
+            "do_get, a plain Flight client": lambda: sum(
+                plain.do_get(endpoint.ticket).read_all().num_rows for endpoint in info.endpoints
+            ),
+            "get, mapped on the same host": lambda: c.get("store/demo/june").read_all().num_rows,
+        }
+        lines = []
+        for name, work in ways.items():
+            rows, seconds = timed(work)
+            rate = f"{readable.size(info.bytes / seconds)}/s"
+            lines.append((name, f"{rows:,}", readable.size(info.bytes), f"{seconds:.3f}", rate))
+    return readable.table(("", "rows", "size", "seconds", "rate"), lines, right=("rows", "size", "seconds", "rate"))
+
+
+def main() -> None:
+    """Show it."""
+    if not PENSTOCK.exists():
+        raise SystemExit(f"{PENSTOCK} isn't there: make setup installs it")
+    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    out = Path("out.parquet")
+    try:
+        table = trips()
+        pq.write_table(table, "trips.parquet")
+        say(f"trips.parquet: {table.num_rows:,} trips, {readable.size(Path('trips.parquet').stat().st_size)}\n")
+        with server(folder) as url:
+            os.environ["PENSTOCK_URL"] = url
+            for line in (
+                "penstock put store/demo/trips trips.parquet",
+                "penstock ls store/",
+                "penstock get store/demo/trips -n 5",
+                "penstock get store/demo/trips -o out.parquet",
+            ):
+                shell(line)
+            if not pq.read_table(out).equals(table):
+                raise SystemExit("out.parquet isn't trips.parquet")
+            in_python(url, table)
+            say(rates(url, table))
+    finally:
+        out.unlink(missing_ok=True)
+        shutil.rmtree(folder)
+    say("\nThe server has stopped and its data is gone; trips.parquet is still here. Now you: in one shell")
+    say(paint("  make run-flight", "1"))
+    say("and in another")
+    say(paint("  . .venv/bin/activate\n  penstock put store/demo/trips trips.parquet", "1"))
+    say(paint("  penstock ls store/\n  penstock get store/demo/trips -n 20", "1"))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.fix_server"]
+pytest_plugins = ["tests.fix_server", "tests.fix_ledger", "tests.fix_plain", "tests.fix_cli"]
 
 # No deadline per example: a busy machine makes an fsync slow, and that is no fault of the code.
 # Not derandomized, as Hypothesis would be where CI is set: each run looks somewhere new, its blob replays it.

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from penstock.errors import Denied, InvalidRequest, PenstockError, to_flight
 from penstock.flight_server.limits import Streams
 from penstock.flight_server.metrics import Metrics
 
+log = logging.getLogger("penstock")
 _STREAMS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
 _OLD_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, flight.FlightMethod.HANDSHAKE}
 """Let in while the server drains: a write whose puts are over may still be finished."""
@@ -87,6 +89,8 @@ class Gate(flight.ServerMiddlewareFactory):
             known, by_password = self._check(headers)
             self.streams.enter(stream=stream, is_new_work=info.method not in _OLD_WORK)
         except PenstockError as refused:
+            refused.request = self.next_id()
+            log.info("%s %s: %s: %s", refused.request, verb, refused.code, refused)
             self.metrics.called(verb, 0.0, refused.code)
             raise to_flight(refused) from None
         return Call(self, verb, stream=stream, known=known, answer_token=by_password)
@@ -122,6 +126,7 @@ class OpenHandshake(flight.ServerAuthHandler):
 def _password(value: str) -> str:
     """The password of a Basic header; the user's name may be anything."""
     try:
-        return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        padded = value.rstrip("=") + "=" * (-len(value.rstrip("=")) % 4)  # Go's clients, ADBC too, send it without
+        return base64.b64decode(padded, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""

@@ -33,6 +33,17 @@ def funnelled(call: Call, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
         yield from batches
 
 
+class Frameless(Exception):
+    """An error of get_schema, the one verb whose Flight errors pyarrow sends as Python's, traceback and all.
+
+    This one can't be formatted, and so its text goes out alone.
+    """
+
+    @property
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]  # what makes a traceback asks for it first
+        raise AttributeError
+
+
 def _known(error: Exception, call: Call) -> PenstockError:
     if isinstance(error, PenstockError):
         log.info("%s %s: %s: %s", call.id, call.verb, error.code, error)

@@ -29,7 +29,9 @@ def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer) -> tup
         return flight.RecordBatchStream(part.reader(ticket.columns)), part.rows, part.bytes  # 3.
     schema, batches = _shaped(ticket, part)
     rows = part.rows if ticket.limit is None else min(part.rows, ticket.limit)
-    return flight.GeneratorStream(schema, funnelled(call, batches)), rows, part.bytes
+    # As tables: a bare batch leaves without its dictionaries, and its reader can't begin
+    tables = (pa.Table.from_batches([batch]) for batch in funnelled(call, batches))
+    return flight.GeneratorStream(schema, tables), rows, part.bytes
 
 
 def _shaped(ticket: ReadTicket, part: OpenPart) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:

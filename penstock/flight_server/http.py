@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from penstock.errors import Unavailable
+
 
 class HttpDoor:
     """A small HTTP server; it tells figures and nothing of the data."""
@@ -34,7 +36,13 @@ class HttpDoor:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
                 """Probes come every few seconds: no line for each."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as failed:
+            raise Unavailable(
+                f"HTTP can't listen at {host}:{port} ({failed.strerror}): --http HOST:PORT chooses another, --http off "
+                "does without"
+            ) from failed
         self._server.daemon_threads = True
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="penstock-http", daemon=True)

@@ -32,6 +32,8 @@ log = logging.getLogger("penstock")
 THREAD_STACK = 1 << 20
 """Bytes of stack for a call's thread. At the usual 8 MB, 100 idle puts used up a --memory-limit of 1,000 MB; at 1 MB,
 300 took 432."""
+_LOOK_UP = 0.5
+"""Seconds between looks for a signal: one that another thread gets doesn't wake a main thread that waits."""
 CUT = 3
 """Exit code when the drain's deadline cut calls off."""
 
@@ -99,7 +101,8 @@ def run(settings: Settings, *, announce: bool = True) -> int:
                 http.start()
             if announce:
                 _announce(settings, server, http)
-            stop.wait()
+            while not stop.wait(_LOOK_UP):
+                pass
             log.info("draining: %d calls are open, they have %g s", server.streams.open_streams, settings.drain)
         finally:
             left = server.close(settings.drain)

@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +104,9 @@ class Streams:
         """Let no new work in and wait for the calls that run; how many are left after `deadline` seconds."""
         with self._changed:
             self.closed = True
-            self._changed.wait_for(lambda: self._calls == 0, timeout=deadline)
+            give_up = time.monotonic() + deadline
+            while self._calls and (left := give_up - time.monotonic()) > 0:
+                self._changed.wait(min(left, 0.5))  # or a second signal, given to another thread, is heard at the end
             return self._calls
 
 
@@ -189,11 +192,14 @@ def cut(peer: str) -> bool:
     found = False
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 host, port, *_ = connection.getpeername()
-                if wanted in (f"{host}:{port}", f"[{host}]:{port}"):
+                # gRPC listens for both families on one socket, where an IPv4 peer is ::ffff:127.0.0.1
+                if wanted in (f"{host.removeprefix('::ffff:')}:{port}", f"[{host}]:{port}"):
                     connection.shutdown(socket.SHUT_RDWR)
                     found = True
-        except (OSError, ValueError):  # not a socket, not connected, or closed meanwhile
+        except (OSError, ValueError, AttributeError):  # not connected, not of the internet, or closed meanwhile
             continue
     return found

@@ -87,7 +87,13 @@ class Lister:
     def _entry(self, item: Dataset | Folder) -> Entry:
         if isinstance(item, Folder):
             return Entry(
-                item.path, "folder", item.rows, item.bytes, item.part_count, item.changed, f"{item.datasets:,} datasets"
+                item.path,
+                "folder",
+                item.rows,
+                item.bytes,
+                item.part_count,
+                item.changed,
+                "1 dataset" if item.datasets == 1 else f"{item.datasets:,} datasets",
             )
         state = "lost" if item.lost else None
         return Entry(item.path, "dataset", item.rows, item.bytes, item.part_count, item.changed, state, self.local)

@@ -81,29 +81,26 @@ class LocalDoor:
         waiting.register(peer, selectors.EVENT_READ)
 
     def _answer(self, peer: socket.socket) -> bool:
-        """One ticket, one descriptor; False when the peer is gone."""
+        """One ticket, one descriptor, or the word to go to do_get; False when the peer is gone."""
         try:
             raw = peer.recv(_MAX_TICKET)
-            if not raw:
-                return False
-            self._hand_over(peer, raw)
+            if raw:
+                self._hand_over(peer, raw)
         except OSError:
             return False
-        return True
+        except Exception:
+            log.exception("a descriptor could not be handed over")
+            return False
+        return bool(raw)
 
     def _hand_over(self, peer: socket.socket, raw: bytes) -> None:
         try:
             ticket = self._signer.open_read(raw, now=time.time())
             part = self._store.open(ticket.get)
             opened = None if ticket.schema is not None else part.descriptor()
-        except PenstockError as error:
-            peer.send(json.dumps({"v": 1, "code": error.code, "error": str(error)}).encode())
-            return
-        except Exception:
-            log.exception("a descriptor could not be handed over")
-            peer.send(b'{"v":1}')
-            return
-        if opened is None:  # in memory, or to be widened: the reader goes to do_get
+        except PenstockError:  # do_get will say it
+            opened = None
+        if opened is None:  # in memory, or to be widened
             peer.send(b'{"v":1}')
             return
         fd, length = opened

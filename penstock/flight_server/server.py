@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.flight_server import get, limits
 from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
 from penstock.flight_server.actions import Actions, sentences
-from penstock.flight_server.funnel import funnel, funnelled
+from penstock.flight_server.funnel import Frameless, funnel, funnelled
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.metrics import Metrics
@@ -44,12 +45,18 @@ class PenstockServer(flight.FlightServerBase):
         self._gauges()
         self._putter = Putter(ledger, store, self._signer, settings.limits, self._pool, self._watch)
         self._actions = Actions(ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health)
-        super().__init__(
-            settings.listen,
-            auth_handler=OpenHandshake() if settings.token else None,
-            tls_certificates=settings.tls_certificates,
-            middleware={KEY: Gate(settings.token, self.streams, self.metrics)},
-        )
+        try:
+            super().__init__(
+                settings.listen,
+                auth_handler=OpenHandshake() if settings.token else None,
+                tls_certificates=settings.tls_certificates,
+                middleware={KEY: Gate(settings.token, self.streams, self.metrics)},
+            )
+        except pa.ArrowException as failed:  # gRPC has written its reason to stderr already
+            raise Unavailable(
+                f"the server can't listen at {settings.listen} ({failed}): is the port taken? penstock doctor tells; "
+                "--listen grpc://127.0.0.1:PORT chooses another"
+            ) from failed
         self.url = settings.reached_at(self.port)
         self._lister = Lister(ledger, self._signer, settings.ticket_life, self.url, self._local.name)
         for owned in (self._watch, self._sweeper, self._local):
@@ -85,9 +92,12 @@ class PenstockServer(flight.FlightServerBase):
             return self._lister.info(descriptor)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
-        with funnel(call := _call(context)):
-            call.must_be_known()
-            return flight.SchemaResult(self._lister.info(descriptor).schema)
+        try:
+            with funnel(call := _call(context)):
+                call.must_be_known()
+                return flight.SchemaResult(self._lister.info(descriptor).schema)
+        except flight.FlightError as refused:
+            raise Frameless(str(refused)) from None
 
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
         with funnel(call := _call(context)):
@@ -121,7 +131,7 @@ class PenstockServer(flight.FlightServerBase):
         return {
             "version": penstock.__version__,
             "state": "draining" if self.streams.closed else "serving",
-            "store": repr(self._store.medium),
+            "store": self._store.url.partition(":")[0],
             "up_seconds": round(time.monotonic() - self._began, 1),
             "open_streams": self.streams.open_streams,
             "store_bytes": self._store.used,

@@ -33,7 +33,7 @@ class Settings:
     advertise: str | None = None
     quota: int | None = None
     memory_limit: int | None = None
-    """Bytes of private memory (RLIMIT_DATA): bounds what a batch expands to before a handler sees it. Maps don't count."""
+    """Bytes of private memory (RLIMIT_DATA): bounds what a batch expands to before a handler sees it. Not maps."""
     ticket_life: float = 12 * 3600
     """Seconds for which a read ticket is good, and for which deleted bytes that it names stay."""
     drain: float = 30
@@ -52,8 +52,11 @@ class Settings:
             raise InvalidRequest(f"--listen {self.listen!r}: expected grpc://host:port or grpc+tls://host:port")
         if (where.scheme == "grpc+tls") != (self.tls_cert is not None and self.tls_key is not None):
             raise InvalidRequest("TLS needs all of --listen grpc+tls://…, --tls-cert and --tls-key")
-        if self.http is not None:
-            self.http_address()
+        if self.http is not None and not (self.insecure or is_loopback(self.http_address()[0])):
+            raise InvalidRequest(
+                f"--http {self.http} is open to other machines, and has neither TLS nor token: keep it on loopback, or "
+                "say --insecure where everybody may see the figures"
+            )
         protected = where.scheme == "grpc+tls" and self.token_file is not None
         if not (protected or self.insecure or is_loopback(where.hostname)):
             raise InvalidRequest(

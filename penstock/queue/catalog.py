@@ -115,7 +115,8 @@ class Catalog:
         first, end = below(folder)
         names = self.database.rows(
             "SELECT substr(path, 1, CASE slash WHEN 0 THEN length(path) ELSE ?1 + slash END) AS name,"
-            " count(*) AS datasets, sum(rows) AS rows, sum(bytes) AS bytes, sum(parts) AS parts, max(changed) AS changed"
+            " count(*) AS datasets, sum(rows) AS rows,"
+            " sum(bytes) AS bytes, sum(parts) AS parts, max(changed) AS changed"
             " FROM (SELECT *, instr(substr(path, ?1 + 1), '/') AS slash FROM datasets WHERE path >= ?2 AND path < ?3)"
             " GROUP BY name ORDER BY name",
             len(first),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from penstock import paths, steps
-from penstock.errors import LimitExceeded, NotFound, WriteEnded
+from penstock.errors import LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.queue.catalog import Catalog, below, schema_id, to_schema
 from penstock.queue.writes import Attempt, Dataset, HeldPart, Write, check_place, merged_schema
 from penstock.store.database import Database
@@ -295,6 +295,8 @@ class Ledger(Catalog):
     def _check_place(self, t: sqlite3.Connection, write: Write, exists: bool) -> None:
         above = [f"store/{key}" for key in paths.parse(write.path).parents]
         found = [path for path in above if self._held_schema(t, path) is not None]
+        if exists and write.mode == "append" and self.dataset(write.path).lost:
+            raise Lost(f"{write.path} can't be appended to, its rows are lost: write it again with mode 'overwrite'")
         first, end = below(write.path)
         in_it = t.execute("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", (first, end)).fetchone()
         check_place(write, exists, found, in_it is not None)

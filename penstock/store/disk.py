@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock import projection, steps
+from penstock.errors import Unavailable
 from penstock.store import records
 from penstock.store.medium import Part, disk_error, lost
 
@@ -70,16 +71,15 @@ class DiskMedium:
         """The part, checked against its checksums once and again whenever its file has changed."""
         try:
             found = os.stat(self._place(name))
-        except FileNotFoundError:
-            raise lost(name, self._why_gone(name)) from None
-        stamp = (found.st_size, found.st_mtime_ns, found.st_ino)
-        with self._lock:
-            part = self._open.get(name)
-            if part is not None and part.stamp == stamp:
-                self._open.move_to_end(name)
-                return part
-        try:
+            stamp = (found.st_size, found.st_mtime_ns, found.st_ino)
+            with self._lock:
+                part = self._open.get(name)
+                if part is not None and part.stamp == stamp:
+                    self._open.move_to_end(name)
+                    return part
             part = MappedPart(self._place(name), stamp)
+        except FileNotFoundError:  # also where it is deleted between the two looks
+            raise lost(name, self._why_gone(name)) from None
         except records.Damaged as damage:
             raise lost(name, f"{damage}. It is kept in {self._quarantine(name)}") from damage
         except OSError as error:
@@ -93,12 +93,20 @@ class DiskMedium:
     def delete(self, name: str) -> None:
         with self._lock:
             self._open.pop(name, None)
-        self._place(name).unlink(missing_ok=True)
+        try:
+            self._place(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"the disk failed ({error.strerror}) while deleting part {name}", retry_after=5
+            ) from error
 
     def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
         for folder in os.scandir(self.folder / "parts"):
             for file in os.scandir(folder.path):
-                found = file.stat()
+                try:
+                    found = file.stat()
+                except FileNotFoundError:  # deleted while we look
+                    continue
                 if found.st_mtime < before:
                     yield file.name, found.st_size
 
@@ -128,8 +136,13 @@ class DiskMedium:
 
     def _quarantine(self, name: str) -> str:
         """Set a corrupt file aside: never served again, never deleted."""
-        os.rename(self._place(name), self.folder / "quarantine" / name)
-        _fsync_folder(self.folder / "quarantine")
+        try:
+            os.rename(self._place(name), self.folder / "quarantine" / name)
+            _fsync_folder(self.folder / "quarantine")
+        except FileNotFoundError:
+            return "quarantine"  # another reader found it too, and was faster
+        except OSError as error:
+            return f"its place, for quarantine can't be written to ({error.strerror})"
         return "quarantine"
 
     def _why_gone(self, name: str) -> str:

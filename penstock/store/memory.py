@@ -35,6 +35,8 @@ class MemoryMedium:
         table = pa.Table.from_batches(batches, schema)
         held = _HeldPart(schema, table.num_rows, table.nbytes, table)
         with self._lock:
+            before = self._parts.pop(name, None)
+            self._bytes -= before.bytes if before else 0
             room = self._bytes + held.bytes <= self._max_bytes
             if room:
                 self._bytes += held.bytes

@@ -44,10 +44,9 @@ def open(url: str, *, quota: int | None = None) -> SplitPayloadStore:  # noqa: A
 
 def open_medium(url: str, folder: Path) -> Medium:
     """The medium of a URL; `folder` is where a bare `disk:` lies and where memory spills to."""
-    kind, _, _ = url.partition(":")
-    if kind == "disk":
+    if url.startswith("disk:"):
         return DiskMedium(_folder(url, folder))
-    if kind == "memory":
+    if url.startswith("memory:"):
         return MemoryMedium(folder / "spill", max_bytes=_memory_bound(url))
     raise InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory: or memory:?max=2GiB")
 

@@ -68,7 +68,9 @@ class SplitPayloadStore:
         return f"SplitPayloadStore({self.url!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SplitPayloadStore) and other.url == self.url
+        if not isinstance(other, SplitPayloadStore):
+            return False
+        return (other.url, other.medium.incarnation) == (self.url, self.medium.incarnation)
 
     def __hash__(self) -> int:
         return hash(self.url)
@@ -81,18 +83,22 @@ class SplitPayloadStore:
         1. The bytes are durable under a name of their own, unseen.
         2. One transaction points the key at them.
         3. What the key pointed at before is deleted.
-        A crash after 1 or 2 leaves bytes that no key points at: `sweep` removes them.
+        A crash after 1 or 2 leaves bytes that no key points at: `orphans` finds them at the next start.
         """
         check_key(key)
         whole = _as_payload(key, payload)
-        schema, batches = whole.data.schema, whole.data.to_batches()
-        part = self.write(uuid.uuid4().hex, schema, batches)  # 1.
+        noted = _as_json(key, whole)
+        part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches())  # 1.
         now = self._now()
         expires = None if ttl is None else now + ttl
-        row = (key, part.name, self.medium.incarnation, whole.split_id, json.dumps(dict(whole.metadata)), now, expires)
-        with self._database.transaction() as ledger:  # 2.
-            before = ledger.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchone()
-            ledger.execute("REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        row = (key, part.name, self.medium.incarnation, whole.split_id, noted, now, expires)
+        try:
+            with self._database.transaction() as ledger:  # 2.
+                before = ledger.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchone()
+                ledger.execute("REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        except Exception:
+            self.discard([part.name])
+            raise
         self.discard([before["name"]] if before else [])  # 3.
         return key
 
@@ -224,9 +230,20 @@ def _as_payload(key: str, given: SplitPayload | bytes | pa.Buffer | pa.Table) ->
     return whole
 
 
+def _as_json(key: str, whole: SplitPayload) -> str:
+    """The metadata as the ledger keeps it; looked at before any byte is written."""
+    try:
+        whole.split_id.encode()
+        return json.dumps(dict(whole.metadata))
+    except (AttributeError, TypeError, ValueError, RecursionError) as broken:
+        raise InvalidRequest(
+            f"the payload {key} has a split_id that is no text, or metadata that JSON can't hold: {broken}"
+        ) from broken
+
+
 def _read_ipc(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
     buffer = pa.py_buffer(data)
-    is_file = bytes(buffer.slice(0, 6)) == b"ARROW1"
+    is_file = bytes(memoryview(buffer)[:6]) == b"ARROW1"
     try:
         return pa.ipc.open_file(buffer).read_all() if is_file else pa.ipc.open_stream(buffer).read_all()
     except (pa.ArrowException, OSError, ValueError) as broken:

@@ -74,8 +74,12 @@ def verify(view: memoryview) -> Written:
         raise Damaged("its end is missing")
     if crc32c(table) != crc:
         raise Damaged("its table of records has another checksum than at writing")
-    found = json.loads(bytes(table))
-    if (found["v"], found["crc"]) != (FORMAT, CRC):
+    try:
+        found = json.loads(bytes(table))
+        form = (found["v"], found["crc"])
+    except (ValueError, TypeError, KeyError) as broken:  # eight zeros are the length and the CRC of no table at all
+        raise Damaged("its table of records is none") from broken
+    if form != (FORMAT, CRC):
         raise Damaged(f"it has format {found['v']} with {found['crc']}; this penstock reads {FORMAT} with {CRC}")
     start = 0
     for number, (size, _, expected) in enumerate(found["records"]):

@@ -1,0 +1,56 @@
+"""`call`: a raw action of the server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from penstock.cli import tables
+from penstock.cli.session import Session, example, pass_session, shared
+from penstock.errors import InvalidRequest
+
+
+@click.command(
+    epilog=example('penstock call describe \'{"path": "store/demo/trips"}\''),
+    short_help="Call a raw action of the server.",
+)
+@click.argument("name", required=False)
+@click.argument("body", required=False)
+@shared
+@pass_session
+def call(session: Session, name: str | None, body: str | None) -> None:
+    """Call the action NAME with a JSON object; without a name, list the actions. BODY `-` is read from stdin."""
+    with session.connect() as client:
+        if name is None:
+            _list(session, client.actions())
+            return
+        answer = client.call(name, _object(body))
+    if session.json:
+        tables.line(answer)
+    else:
+        click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+
+
+def _list(session: Session, actions: dict[str, str]) -> None:
+    if session.json:
+        for name, sentence in actions.items():
+            tables.line({"action": name, "does": sentence})
+        return
+    tables.listing(("action", "does"), [*actions.items()])
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    if text == "-":
+        text = sys.stdin.read()
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as broken:
+        raise InvalidRequest(
+            f"the body isn't JSON: {broken}. Expected an object, such as '{{\"path\": …}}'"
+        ) from broken
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"the body is JSON, but no object: {tables.cut(str(text), 40)}")
+    return found

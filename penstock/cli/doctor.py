@@ -1,0 +1,213 @@
+"""`doctor`: what this machine has of what penstock needs, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import click
+
+import penstock
+from penstock import readable
+from penstock.cli import tables
+from penstock.cli.app import FAILED
+from penstock.cli.session import Session, example, pass_session, shared
+from penstock.errors import Denied, PenstockError
+
+_COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+_NEEDED_DISK = 1 << 30
+_USUAL = "grpc://127.0.0.1:8815"
+_JAVA = 17  # the oldest that Spark 4 runs on
+
+
+class Finding(NamedTuple):
+    """One line: what was looked at, what was seen, what to do."""
+
+    state: Literal["ok", "note", "problem"]
+    what: str
+    said: str
+
+
+@click.command(epilog=example("penstock doctor"), short_help="Check this machine and the server; say what to do.")
+@shared
+@pass_session
+def doctor(session: Session) -> int:
+    """Check Python, packages, Java, ports, disk and the server; say what to do. The exit code is 1 for a problem."""
+    worst = 0
+    for found in _findings(session):
+        if session.json:
+            tables.line({"check": found.what, "state": found.state, "said": found.said})
+        else:
+            click.echo(
+                f"{click.style(found.state.ljust(7), fg=_COLOURS[found.state])}  {found.what.ljust(11)}  {found.said}"
+            )
+        worst = max(worst, FAILED * (found.state == "problem"))
+    return worst
+
+
+def _findings(session: Session) -> Iterator[Finding]:
+    yield _python()
+    yield from _packages()
+    yield _java()
+    yield _data_folder()
+    server = list(_server(session))
+    yield from _ports(session, reached=len(server) > 1 or server[0].what == "token")
+    yield from server
+
+
+def _python() -> Finding:
+    """pip refuses an older one, but a checkout on PYTHONPATH runs with any."""
+    version = platform.python_version()
+    if tuple(map(int, platform.python_version_tuple()[:2])) < (3, 11):
+        return Finding("problem", "Python", f"{version}: penstock needs 3.11 or newer")
+    return Finding("ok", "Python", version)
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("ok", "penstock", f"{penstock.__version__}, pyarrow {_version('pyarrow')}")
+    for extra, needed in sorted(_extras().items()):
+        lacking = [name for name in needed if _version(name) is None]
+        if lacking:
+            yield Finding("note", f"extra {extra}", f"lacks {', '.join(lacking)}: pip install 'penstock[{extra}]'")
+        else:
+            yield Finding("ok", f"extra {extra}", ", ".join(f"{name} {_version(name)}" for name in needed))
+
+
+def _extras() -> dict[str, list[str]]:
+    """The extras that penstock was installed with a choice of, and the packages of each."""
+    found: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("penstock") or []:
+        matched = re.match(r"([\w.-]+)(\[.*?\])?.*;.*\bextra == ['\"](\w+)['\"]", requirement)
+        if matched and matched[1] != "penstock" and matched[3] != "dev":
+            found.setdefault(matched[3], []).append(matched[1])
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _java() -> Finding:
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    try:
+        said = subprocess.run([program or "java", "-version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  # the user's own Java
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding("note", "Java", f"none found; only Spark needs it ({_JAVA} or newer)")
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', said.stderr + said.stdout)
+    version = int(found[2] if found[1] == "1" and found[2] else found[1]) if found else 0
+    if version < _JAVA:
+        return Finding("note", "Java", f"{version or 'unknown'} at {program}; Spark needs {_JAVA} or newer (JAVA_HOME)")
+    return Finding("ok", "Java", str(version))
+
+
+def _data_folder() -> Finding:
+    from penstock.flight_server.settings import default_data
+
+    folder = Path(os.environ.get("PENSTOCK_DATA") or default_data())
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as refused:
+        return Finding(
+            "problem", "data folder", f"{folder} can't be written ({refused.strerror}): choose one with serve --data"
+        )
+    free = shutil.disk_usage(there).free
+    text = f"{folder}, {readable.size(free)} free"
+    if free < _NEEDED_DISK:
+        return Finding("problem", "data folder", f"{text}: make room, or choose another with serve --data")
+    return Finding("ok", "data folder", text)
+
+
+def _ports(session: Session, *, reached: bool) -> Iterator[Finding]:
+    """The ports that `serve` would take, by its variables or defaults."""
+    from penstock.flight_server import settings
+
+    listen = os.environ.get("PENSTOCK_LISTEN") or settings.DEFAULT_LISTEN
+    http = os.environ.get("PENSTOCK_HTTP") or settings.DEFAULT_HTTP
+    here, there = _address(listen), _address(_url(session))
+    yield _port(
+        listen, ours=reached and here is not None and there is not None and here[1] == there[1], option="--listen"
+    )
+    if http != "off":
+        yield _port(f"//{http}", ours=_answers_healthz(http), option="--http")
+
+
+def _port(url: str, *, ours: bool, option: str) -> Finding:
+    address = _address(url)
+    if address is None:
+        return Finding("problem", f"serve {option}", f"{url.removeprefix('//')!r} has no host and port")
+    what = f"port {address[1]}"
+    with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections don't count
+        try:
+            probe.bind(address)
+        except OSError as refused:
+            if ours:
+                return Finding("ok", what, "a penstock server has it")
+            return Finding(
+                "problem", what, f"{refused.strerror}: end what has it, or choose another with serve {option}"
+            )
+    return Finding("ok", what, "free")
+
+
+def _address(url: str) -> tuple[str, int] | None:
+    where = urlsplit(url)
+    try:
+        return (where.hostname, where.port) if where.hostname and where.port else None
+    except ValueError:  # a port that is no number
+        return None
+
+
+def _answers_healthz(address: str) -> bool:
+    try:
+        with urlopen(f"http://{address}/healthz", timeout=2) as answer:
+            return bool(answer.read() == b"ok\n")
+    except (OSError, ValueError):
+        return False
+
+
+def _url(session: Session) -> str:
+    return session.url or os.environ.get("PENSTOCK_URL") or _USUAL
+
+
+def _server(session: Session) -> Iterator[Finding]:
+    """Whether the server answers, is of this version, and lets us in."""
+    url = _url(session)
+    try:
+        with session.connect(timeout=5.0, retry_for=0.0) as client:
+            health = client.call("health")
+            if health["version"] == penstock.__version__:
+                yield Finding("ok", "server", f"{url}: {health['state']}, store {health['store']}")
+            else:
+                yield Finding(
+                    "note", "server", f"{url} is {health['version']}, this is {penstock.__version__}: use the same"
+                )
+            client.list("write/")
+            yield Finding("ok", "token", "taken" if client.settings.token else "none needed")
+    except Denied as refused:
+        yield Finding("problem", "token", str(refused))
+    except PenstockError as away:
+        yield _away(url, away)
+
+
+def _away(url: str, away: PenstockError) -> Finding:
+    """No server at the usual place is how everybody begins; at a place that was named it is a fault."""
+    if url == _USUAL:
+        return Finding("note", "server", f"none at {url}: penstock serve starts one")
+    return Finding("problem", "server", f"none answers at {url}: look for the address and its log ({away})")

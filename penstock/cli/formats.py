@@ -1,0 +1,42 @@
+"""The formats that files have, by name and by extension. Light: `--help` needs them, and no pyarrow."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import PurePath
+
+from penstock.errors import InvalidRequest
+
+FORMATS = ("arrow", "arrows", "parquet", "csv", "json")
+"""Arrow IPC file, Arrow IPC stream, Parquet, CSV with a line of heads, JSON lines."""
+EXTENSIONS = {
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".arrows": "arrows",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+
+
+def by_extension(file: str) -> str:
+    """The format that a file's name tells."""
+    extension = PurePath(file).suffix.lower()
+    if extension in EXTENSIONS:
+        return EXTENSIONS[extension]
+    near = difflib.get_close_matches(extension, EXTENSIONS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {' '.join(EXTENSIONS)}"
+    raise InvalidRequest(f"{file}: the extension {extension!r} tells no format; {hint} (--format says it, too)")
+
+
+def by_beginning(head: bytes) -> str:
+    """The format of what begins so: four of the five are recognised, anything else is CSV."""
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"\xff\xff\xff\xff"):
+        return "arrows"
+    return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"

@@ -1,0 +1,83 @@
+"""The command `penstock` itself: its help, its commands, and the script that completes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import penstock
+from penstock.cli.app import left_alone
+from penstock.cli.call import call
+from penstock.cli.doctor import doctor
+from penstock.cli.look import ls, show
+from penstock.cli.move import get, put, rm
+from penstock.cli.serve import serve
+from penstock.cli.session import example, shared
+
+_EPILOG = """\b
+Exit codes
+  0  done
+  1  failed in another way; doctor found a problem
+  2  a mistake in the call: option, file, path, data that can't be taken
+  3  nothing of that name
+  4  a conflict with what is there: it exists, or has another schema; the write has ended
+  5  the server is away, busy or full: try again later
+  6  no token, or a wrong one
+
+\b
+A token comes from PENSTOCK_TOKEN, a certificate authority's file from PENSTOCK_CA.
+Example: penstock put store/demo/trips trips.parquet && penstock get store/demo/trips -n 5
+"""
+
+
+class InOrder(click.Group):
+    """Commands in the order of a first day, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would make 1 of it
+            raise click.exceptions.Exit(left_alone()) from None
+
+
+@click.group(
+    cls=InOrder, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(penstock.__version__, message="penstock %(version)s")
+@shared
+def cli() -> None:
+    """Store datasets of Arrow batches in a Flight server, and read them back.
+
+    Paths name things at the server: store/demo/trips is a dataset, store/demo/ a folder, write/ID a write that is
+    under way.
+    """
+
+
+for command in (serve, put, ls, show, get, rm, call, doctor):
+    cli.add_command(command)
+
+
+@cli.command(
+    epilog=example("echo 'eval \"$(penstock completion bash)\"' >> ~/.bashrc"),
+    short_help="Print the script that lets a shell complete all this.",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that lets SHELL complete commands, options and paths."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(cli, {}, "penstock", "_PENSTOCK_COMPLETE").source()
+    if shell == "bash":  # a folder isn't the end of a path: no space after it
+        script = script.replace("    return 0", '    [[ "${COMPREPLY[0]}" == */ ]] && compopt -o nospace\n    return 0')
+    how = {
+        "bash": """echo 'eval "$(penstock completion bash)"' >> ~/.bashrc""",
+        "zsh": """echo 'eval "$(penstock completion zsh)"' >> ~/.zshrc""",
+        "fish": "penstock completion fish > ~/.config/fish/completions/penstock.fish",
+    }
+    click.echo(f"# to install: {how[shell]}\n{script}")

@@ -1,0 +1,162 @@
+"""`ls` and `show`: what there is, and what it is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock import readable
+from penstock.cli import tables
+from penstock.cli.session import Session, completed, example, pass_session, shared
+from penstock.errors import NotFound
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock.views import Listing
+    from penstock.wire import Entry
+
+_ENDED = {
+    "finished": "yes",
+    "aborted": "never, it was aborted",
+    "expired": "never, it was idle for too long",
+}
+
+
+@click.command(epilog=example("penstock ls store/demo"), short_help="List a folder, or the open writes.")
+@click.argument("path", shell_complete=completed, default="store/")
+@click.option("-r", "--recursive", is_flag=True, help="All datasets below, not the folders.")
+@shared
+@pass_session
+def ls(session: Session, path: str, *, recursive: bool) -> None:
+    """List what lies in PATH, a folder (store/). `penstock ls write` lists the writes that are open."""
+    with session.connect() as client:
+        found = client.list(path, recursive=recursive)
+        if path.partition("/")[0] == "write":
+            _list_writes(session, [client.call("describe", {"path": entry.path}) for entry in found])
+        else:
+            _list_datasets(session, found)
+
+
+def _list_datasets(session: Session, found: Listing) -> None:
+    entries = sorted(found, key=lambda entry: (entry.kind != "folder", entry.path))
+    if session.json:
+        for entry in entries:
+            tables.line(_entry(entry))
+        return
+    if not entries:
+        click.echo("nothing here; penstock put store/… FILE brings something", err=True)
+        return
+    rows = [
+        (e.path, f"{e.rows:,}", readable.size(e.bytes), f"{e.parts:,}", tables.ago(e.changed), e.state or "")
+        for e in entries
+    ]
+    heads = ("path", "rows", "size", "parts", "changed", "")
+    tables.listing(heads, rows, right=heads[1:5])
+
+
+def _list_writes(session: Session, writes: list[dict[str, Any]]) -> None:
+    if session.json:
+        for write in writes:
+            tables.line(write)
+        return
+    if not writes:
+        click.echo("no write is open", err=True)
+        return
+    rows = [
+        (f"write/{w['write']}", _purpose(w), tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w))
+        for w in writes
+    ]
+    tables.listing(("write", "for", "opened", "last put", "visible"), rows, right=("opened", "last put"))
+
+
+@click.command(epilog=example("penstock show store/demo/trips"), short_help="Describe a dataset, a folder or a write.")
+@click.argument("path", shell_complete=completed)
+@shared
+@pass_session
+def show(session: Session, path: str) -> None:
+    """Describe PATH: a dataset with its schema, a folder, or a write (write/ID)."""
+    with session.connect() as client:
+        found = _describe(client, path)
+    if session.json:
+        tables.line(found)
+    elif found["kind"] == "write":
+        tables.description(f"write/{found['write']}", _write_facts(found))
+    elif found["kind"] == "folder":
+        tables.description(found["path"], {"datasets": f"{found['datasets']:,}", **_size_facts(found)})
+    else:
+        tables.description(found["path"], {**_size_facts(found), "lost": _lost(found)})
+        _show_schema(found["schema"])
+
+
+def _describe(client: Client, path: str) -> dict[str, Any]:
+    try:
+        return client.call("describe", {"path": path})
+    except NotFound:
+        below = [] if path.startswith("write/") else client.list(path, recursive=True)
+        if not below:
+            raise
+    return {
+        "kind": "folder",
+        "path": path.rstrip("/") + "/",
+        "datasets": len(below),
+        "rows": sum(entry.rows for entry in below),
+        "bytes": sum(entry.bytes for entry in below),
+        "parts": sum(entry.parts for entry in below),
+        "changed": max(entry.changed or 0.0 for entry in below),
+    }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {name: value for name, value in entry.to_json().items() if name != "local"}
+
+
+def _size_facts(found: dict[str, Any]) -> dict[str, str]:
+    changed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["changed"]))
+    return {
+        "rows": f"{found['rows']:,}",
+        "size": f"{readable.size(found['bytes'])} in {tables.counted(found['parts'], 'part')}",
+        "changed": f"{tables.ago(found['changed'])}, {changed}",
+    }
+
+
+def _write_facts(write: dict[str, Any]) -> dict[str, str]:
+    return {
+        "for": _purpose(write),
+        "state": write["state"],
+        "opened": tables.ago(write.get("opened")),
+        "last put": tables.ago(write.get("touched")),
+        "whole": tables.counted(write["attempts"], "attempt"),
+        "rows": f"{write['rows']:,} ({readable.size(write['bytes'])})" if write["state"] == "finished" else "",
+        "visible": _visible(write),
+    }
+
+
+def _show_schema(schema: list[dict[str, Any]]) -> None:
+    click.secho(f"  {tables.counted(len(schema), 'column')}", dim=True)
+    names = [tables.printable(column["name"]) for column in schema]
+    longest = max((len(name) for name in names), default=0)
+    for name, column in zip(names, schema, strict=True):
+        click.echo(f"    {name.ljust(longest)}  {column['type']}{'' if column['nullable'] else '  not null'}")
+
+
+def _purpose(write: dict[str, Any]) -> str:
+    """Where the rows go, and how, if not as usual."""
+    run = write.get("run")
+    how = [write["mode"]] * (write["mode"] != "error") + [f"run {run}"] * (run is not None)
+    return f"{write['path']} ({', '.join(how)})" if how else str(write["path"])
+
+
+def _visible(write: dict[str, Any]) -> str:
+    """Whether readers see the write's rows, and if not, why."""
+    if write["state"] != "open":
+        return _ENDED[write["state"]]
+    if not write["attempts"]:
+        return "no, no attempt is whole"
+    return f"no, {tables.counted(write['attempts'], 'whole attempt')} until finish"
+
+
+def _lost(found: dict[str, Any]) -> str:
+    how = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
+    return how if found["lost"] else ""

@@ -1,0 +1,122 @@
+"""/healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pyarrow.flight as flight
+import pytest
+
+from penstock.flight_server.http import HttpDoor
+from penstock.flight_server.server import PenstockServer
+from tests.plain import at, call, new_attempt, put, read, trips
+from tests.watching import eventually
+
+_LINE = re.compile(
+    r'(?P<name>[a-z_]+)(?:\{(?P<labels>[a-z]+="[^"\n]*"(?:,[a-z]+="[^"\n]*")*)\})? (?P<value>[0-9.e+-]+)'
+)
+
+
+@pytest.fixture
+def door(server: PenstockServer) -> Iterator[str]:
+    """The address of a server's HTTP door."""
+    http = HttpDoor("127.0.0.1", 0, ready=lambda: not server.streams.closed, metrics=server.metrics.text)
+    http.start()
+    yield f"http://127.0.0.1:{http.port}"
+    http.close()
+
+
+def ask(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def metrics(door: str) -> dict[str, float]:
+    """Every sample of the page, which is read as Prometheus reads it."""
+    found: dict[str, float] = {}
+    typed: set[str] = set()
+    for line in ask(f"{door}/metrics")[1].splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert kind in ("counter", "gauge", "histogram")
+            assert name not in typed
+            typed.add(name)
+        elif not line.startswith("# HELP "):
+            sample = _LINE.fullmatch(line)
+            assert sample, line
+            assert {sample["name"], re.sub("_(bucket|sum|count)$", "", sample["name"])} & typed, line
+            assert line.rpartition(" ")[0] not in found
+            found[line.rpartition(" ")[0]] = float(sample["value"])
+    return found
+
+
+def test_healthz_says_ok_and_readyz_ready(door: str) -> None:
+    assert ask(f"{door}/healthz") == (200, "ok\n")
+    assert ask(f"{door}/readyz?verbose=1") == (200, "ready\n")
+
+
+def test_a_page_that_is_not_there_names_those_that_are(door: str) -> None:
+    assert ask(f"{door}/etc/passwd") == (404, "there are /healthz, /readyz, /metrics\n")
+
+
+def test_readyz_is_503_while_the_server_drains_and_healthz_still_ok(door: str, server: PenstockServer) -> None:
+    server.streams.drain(0)
+    assert ask(f"{door}/readyz") == (503, "draining\n")
+    assert ask(f"{door}/healthz") == (200, "ok\n")
+
+
+def test_metrics_count_calls_rows_bytes_and_errors(door: str, bare: flight.FlightClient) -> None:
+    before: dict[str, float] = defaultdict(float, metrics(door))
+
+    put(bare, at("store/x"), [trips(1, 2), trips(3)])
+    put(bare, at("store/x", attempt=new_attempt(), mode="append"), [trips(4)])
+    read(bare, "store/x", limit=3)
+    with pytest.raises(flight.FlightError):
+        put(bare, at("store/x"), [trips(5)])
+    with pytest.raises(flight.FlightError):
+        call(bare, "describe", path="store/nope")
+    after = metrics(door)
+
+    def moved(sample: str) -> float:
+        return after.get(sample, 0) - before[sample]
+
+    assert moved('penstock_calls_total{verb="do_put"}') == 3
+    assert moved('penstock_calls_total{verb="do_get"}') == 1
+    assert moved('penstock_calls_total{verb="get_flight_info"}') == 1
+    assert moved('penstock_errors_total{verb="do_put",code="exists"}') == 1
+    assert moved('penstock_errors_total{verb="do_action",code="not-found"}') == 1
+    assert moved('penstock_rows_total{way="in"}') == 4
+    assert moved('penstock_rows_total{way="out"}') == 3
+    assert moved('penstock_bytes_total{way="in"}') == after["penstock_store_bytes"] > 0
+    assert after['penstock_ledger{of="datasets"}'] == 1
+    assert after['penstock_ledger{of="rows"}'] == 4
+    assert after["penstock_open_streams"] == 0
+
+
+def test_the_times_of_calls_are_a_histogram(door: str, bare: flight.FlightClient) -> None:
+    for _ in range(5):
+        call(bare, "health")
+    found = metrics(door)
+
+    bucket = re.compile(r'penstock_call_seconds_bucket\{verb="do_action",le="(.+)"\}')
+    ordered = {match[1]: value for name, value in found.items() if (match := bucket.fullmatch(name))}
+    values = [ordered[bound] for bound in sorted(ordered, key=float)]
+    assert values == sorted(values)
+    assert ordered["+Inf"] == found['penstock_call_seconds_count{verb="do_action"}'] == 5
+    assert 0 < found['penstock_call_seconds_sum{verb="do_action"}'] < 60
+
+
+def test_an_open_put_is_seen_as_an_open_stream(door: str, bare: flight.FlightClient) -> None:
+    writer, _ = bare.do_put(at("store/x"), trips(1).schema)
+    writer.write_batch(trips(1))
+    eventually(lambda: metrics(door)["penstock_open_streams"] == 1)
+    with pytest.raises(flight.FlightError, match="trailer"):
+        writer.close()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.bodies import SchemaJson
 from penstock.errors import InvalidRequest, SchemaMismatch
-from penstock.wire import SchemaJson
 
 MAX_DEPTH = 63
 """Types within types: with one more, Arrow's IPC neither writes nor reads a batch."""

@@ -1,4 +1,4 @@
-"""What crosses the wire, written once: commands, trailers, receipts and the bodies of actions.
+"""What crosses the wire, written once: commands, trailers, receipts, listings. Bodies of actions are in `bodies`.
 
 Each is a frozen value that encodes itself to JSON and decodes itself from bytes, with no
 I/O. `v` is the version of the wire: another one is refused rather than guessed at, and so
@@ -25,8 +25,6 @@ MAX_BODY = 16 << 20
 
 Mode = Literal["error", "append", "overwrite"]
 State = Literal["open", "finished", "aborted", "expired"]
-SchemaJson = tuple[dict[str, Any], ...]
-"""A list of {name, type, nullable}; `penstock.schemas` turns it into an Arrow schema and back."""
 
 
 class Body:
@@ -143,66 +141,7 @@ class Receipt(Body):
     digest: str
 
 
-# --- actions -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OpenWrite(Body):
-    """write.open: begin a write, or join the open one of the same `run`."""
-
-    path: str
-    mode: Mode = "error"
-    schema: SchemaJson | None = None
-    run: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary(Body):
-    """A write as it stands; a finished one's never changes."""
-
-    write: str
-    path: str
-    mode: Mode
-    state: State
-    attempts: int = 0
-    rows: int = 0
-    bytes: int = 0
-    parts: int = 0
-    run: str | None = None
-    opened: float | None = None
-    touched: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedWrite(Body):
-    """write.open's answer. A state of `finished` means that this run is done: put nothing."""
-
-    write: str
-    ticket: str
-    state: State
-    summary: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class FinishWrite(Body):
-    """write.finish: exactly these attempts become the dataset."""
-
-    ticket: str
-    attempts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AbortWrite(Body):
-    """write.abort: nothing of this write will ever be seen."""
-
-    ticket: str
-
-
-@dataclass(frozen=True, slots=True)
-class Target(Body):
-    """describe, delete: the thing that a path names."""
-
-    path: str
+# --- listings ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

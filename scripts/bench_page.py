@@ -16,18 +16,20 @@ from scripts.bench_rows import FULL, QUICK, SMOKE, Row, Sizes
 _HEAD = """\
 Written by `make bench`: penstock beside a bare pyarrow `FlightServerBase` that keeps tables in a dict, each server in
 a process of its own, on loopback, with the same plain pyarrow client unless said otherwise.
+Both run as they come, memory allocator included.
 
-The sides take turns within one run: one round to warm up, then {repeats} measured ones (ten blocks of small calls), each
-begun by another side. A ratio is bare's time by penstock's in the same round. The table has the median of the ratios,
-by which a promise is judged, and the worst. The rates are medians; on a machine that does other things too they mean
-little, the ratios more.
+The sides take turns within one run: one round to warm up, then {repeats} measured ones (ten blocks of small calls),
+each begun by another side. A ratio is bare's time by penstock's in the same round. The table has the median of the
+ratios, by which a promise is judged, and the worst. The rates are medians; on a machine that does other things too
+they mean little, the ratios more.
 """
 _SMOKE = "**A smoke run: it shows that the script works, its numbers mean nothing.**"
 _HOW = {
     "Memory": """\
 A fresh server with a disk store. Idle is its resident memory before the first call. Growth is the most private
 memory (RssAnon, read every 5 ms) that it had during the stream, less what it had before. The payload is a generator
-of 1 MiB batches; it is streamed out again ticket by ticket with do_get, nothing of it mapped by the client.""",
+of 1 MiB batches; it is streamed out again ticket by ticket with do_get, nothing of it mapped by the client. What
+comes in faster than the disk takes it, gRPC reads ahead: it estimates how much, and more on a machine that is busy.""",
     "do_get": """\
 Datasets of 1 MiB batches (an int64 and a float64 column of random values). Tickets are fetched beforehand; both sides
 are read by one and the same loop of `do_get(ticket).read_all()`, one ticket after the other: penstock has a ticket

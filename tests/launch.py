@@ -41,7 +41,7 @@ def main() -> None:
     if plan["crash_at"]:
         _crash_at(plan["crash_at"], plan["crash_on"])
     exec(plan["prelude"], {})
-    lifecycle._announce = lambda settings, server, http: sys.stdout.write(f"{server.url}\n")
+    lifecycle._announce = lambda settings, server, http: print(server.url, flush=True)  # noqa: T201  # read by the test
     sys.exit(lifecycle.run(Settings(**given)))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +86,31 @@ def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make
 # --- how many, how long --------------------------------------------------------------------
 
 
-def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Any:
-    """A put that has sent one batch and says nothing more."""
+@contextmanager
+def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Iterator[Any]:
+    """A put that has sent one batch and says nothing more; it ends with the block, however it went."""
     writer, _ = client.do_put(at(path), TRIPS)
     writer.write_batch(trips(1))
-    return writer
+    with pytest.raises(flight.FlightError) as ended:
+        try:
+            yield ended
+        finally:
+            writer.close()
 
 
 def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) -> None:
     server = make_server(limits=Limits(streams=2))
     with flight.connect(server.url) as bare:
-        open_ones = [idle_put(bare, f"store/idle{number}") for number in range(2)]
-        eventually(lambda: server.streams.open_streams == 2)
+        with idle_put(bare, "store/one"), idle_put(bare, "store/two"):
+            eventually(lambda: server.streams.open_streams == 2)
+            for verb in (
+                lambda: put(bare, at("store/x"), [trips(1)]),
+                lambda: bare.do_get(flight.Ticket(b"-")).read_all(),
+            ):
+                with refused("unavailable", "2 streams open", "streams="):
+                    verb()
+            assert call(bare, "health")["open_streams"] == 2
 
-        for verb in (lambda: put(bare, at("store/x"), [trips(1)]), lambda: bare.do_get(flight.Ticket(b"-")).read_all()):
-            with refused("unavailable", "2 streams open", "streams="):
-                verb()
-        assert call(bare, "health")["open_streams"] == 2
-
-        for writer in open_ones:
-            with refused("invalid", "trailer"):
-                writer.close()
         eventually(lambda: server.streams.open_streams == 0)
         put(bare, at("store/x"), [trips(1)])
 
@@ -123,17 +128,15 @@ def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it
 def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
     server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
     with flight.connect(server.url) as silent, flight.connect(server.url) as other:
-        writer = idle_put(silent)
-        eventually(lambda: names(other, b"write/"), what="the put is open")
-
-        eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+        with idle_put(silent) as ended:
+            eventually(lambda: names(other, b"write/"), what="the put is open")
+            eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+        assert ended.type is flight.FlightUnavailableError
 
         assert names(other) == names(other, b"write/") == []
         assert files(tmp_path / "data" / "parts") == files(tmp_path / "data" / "tmp") == set()
         put(other, at("store/idle"), [trips(2)])
         assert ids(other, "store/idle") == [2]
-        with pytest.raises(flight.FlightUnavailableError):
-            writer.close()
 
 
 def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_server: Make) -> None:
@@ -174,12 +177,9 @@ def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: 
 
     before = ledgers_open()
     for _ in range(3):
-        with flight.connect(server.url) as silent:
-            writer = idle_put(silent)
+        with flight.connect(server.url) as silent, idle_put(silent):
             eventually(lambda: server.streams.open_streams == 1)
             eventually(lambda: server.streams.open_streams == 0)
-            with pytest.raises(flight.FlightUnavailableError):
-                writer.close()
     assert ledgers_open() == before
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.bodies import Target
 from penstock.errors import Denied, Expired
 from penstock.tickets import ReadTicket, Signer, WriteTicket
-from penstock.wire import Target
 
 NOW = 1_000.0
 READ = ReadTicket("a" * 32 + "-000001", "store/demo/trips", NOW + 60, ("fare", "tip"), 100)

@@ -12,14 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import bodies as action_bodies
 from penstock import tickets, wire
+from penstock.bodies import OpenWrite, Summary, Target
 from penstock.errors import InvalidRequest
-from penstock.wire import Body, ListCommand, OpenWrite, PutCommand, ReadCommand, Summary, Target, Trailer
+from penstock.wire import Body, ListCommand, PutCommand, ReadCommand, Trailer
 
 KINDS = [
     kind
-    for kind in [*vars(wire).values(), *vars(tickets).values()]
-    if isinstance(kind, type) and issubclass(kind, Body) and kind is not Body
+    for kind in dict.fromkeys(
+        kind for module in (wire, action_bodies, tickets) for kind in vars(module).values() if isinstance(kind, type)
+    )
+    if issubclass(kind, Body) and kind is not Body
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 JSON = st.recursive(

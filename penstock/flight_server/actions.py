@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import paths, schemas
+from penstock.bodies import AbortWrite, FinishWrite, OpenedWrite, OpenWrite, Target
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server.access import Call
-from penstock.flight_server.limits import Limits, Streams, draining
+from penstock.flight_server.limits import Limits, Streams, check, draining
 from penstock.queue.ledger import Ledger
 from penstock.queue.sweep import Sweeper
 from penstock.tickets import Signer, WriteTicket
-from penstock.wire import AbortWrite, FinishWrite, OpenedWrite, OpenWrite, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,9 @@ class Actions:
         if path.kind != "store":
             raise InvalidRequest(f"{path} can't be written to: expected store/…")
         schema = None if asked.schema is None else schemas.from_json(asked.schema)
+        if schema is not None:
+            check(len(schema), self.most.columns, "columns", "columns")
+            schemas.check_names(schema)
         write = self.ledger.open_write(
             str(path), mode=asked.mode, run=asked.run, schema=schema, most_datasets=self.most.datasets
         )

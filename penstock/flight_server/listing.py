@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import paths, projection
+from penstock.bodies import Summary
 from penstock.errors import InvalidRequest, Lost
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Dataset, Folder, HeldPart
 from penstock.tickets import ReadTicket, Signer
-from penstock.wire import EndpointNote, Entry, ListCommand, ReadCommand, Summary
+from penstock.wire import EndpointNote, Entry, ListCommand, ReadCommand
 
 _NO_SCHEMA = pa.schema([])
 

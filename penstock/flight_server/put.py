@@ -190,6 +190,8 @@ class Putter:
             self.store.discard(part.name for part in attempt.parts)
             raise
         steps.passed("put.recorded")
+        if attempt.parts and not self.ledger.names(attempt.parts[0].name):
+            self.store.discard(part.name for part in attempt.parts)  # the attempt came twice at once; the other is it
         return receipt
 
     def _give_up(self, write: Write) -> None:

@@ -7,10 +7,11 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from penstock.bodies import Summary
 from penstock.errors import AlreadyExists, NotFound
 from penstock.queue.writes import Dataset, Folder, Write, summary
 from penstock.store.database import Database
-from penstock.wire import Receipt, Summary
+from penstock.wire import Receipt
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS schemas(id INTEGER PRIMARY KEY, ipc BLOB NOT NULL UNIQUE);
@@ -99,7 +100,7 @@ class Catalog:
             raise self._no_dataset(path)
         return _dataset(rows[0])
 
-    def datasets(self, folder: str = "") -> list[Dataset]:
+    def datasets(self, folder: str) -> list[Dataset]:
         """The datasets below a folder's path, `store/` or `store/demo/`, in the order of their paths."""
         first, end = below(folder)
         rows = self.database.rows(
@@ -129,6 +130,10 @@ class Catalog:
             else self.dataset(row["name"])
             for row in names
         ]
+
+    def names(self, part: str) -> bool:
+        """Whether a row names this part."""
+        return bool(self.database.rows("SELECT 1 FROM parts WHERE name = ?", part))
 
     def part_names(self) -> list[str]:
         """Every part that a row names: what else lies in the store is an orphan."""

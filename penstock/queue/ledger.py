@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from penstock import paths, steps
+from penstock.bodies import Summary
 from penstock.errors import LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.queue.catalog import Catalog, below, schema_id, to_schema
 from penstock.queue.writes import Attempt, Dataset, HeldPart, Write, check_place, merged_schema
 from penstock.store.database import Database
 from penstock.store.medium import Part
-from penstock.wire import Mode, Receipt, Summary
+from penstock.wire import Mode, Receipt
 
 IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody touches expires."""

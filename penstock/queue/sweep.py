@@ -72,6 +72,8 @@ class Sweeper:
                 self._sweep()
             except PenstockError as error:  # a full or failing disk: the next sweep may do better
                 log.warning("sweep: %s", error)
+            except Exception:
+                log.exception("this sweep failed; the next one tries again")
             self._wake.wait(self._every)
             self._wake.clear()
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock import schemas
+from penstock.bodies import Summary
 from penstock.errors import AlreadyExists, InvalidRequest, WriteEnded
 from penstock.store.medium import Part
-from penstock.wire import Mode, State, Summary
+from penstock.wire import Mode, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,12 @@ def check_place(write: Write, exists: bool, folders_above: Iterable[str], datase
 
 
 def merged_schema(write: Write, held: pa.Schema | None, brought: Iterable[pa.Schema]) -> pa.Schema:
-    """The dataset's schema after the write: what was held, what was announced, what the attempts brought."""
+    """The dataset's schema after the write: what was held, what was announced, what the attempts brought.
+
+    Attempts are taken by their number of columns, so that their order in the list changes nothing.
+    """
     kept = held if write.mode == "append" else None
-    known = [schema for schema in (kept, write.schema, *brought) if schema is not None]
+    known = [schema for schema in (kept, write.schema, *sorted(brought, key=len)) if schema is not None]
     if not known:
         raise InvalidRequest(
             f"write/{write.id} brings nothing to {write.path}, which is new: say which columns an empty dataset has "

@@ -30,7 +30,7 @@ def _crash_at(fatal: str, on: int) -> None:
 
 
 def main() -> None:
-    lifecycle.small_stacks()
+    lifecycle.lean_memory()
     plan: dict[str, Any] = json.loads(sys.argv[1])
     given = dict(plan["settings"])
     for name in ("data", "tls_cert", "tls_key", "token_file"):

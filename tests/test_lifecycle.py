@@ -191,7 +191,7 @@ def test_a_second_server_on_a_data_folder_is_refused_by_the_first_ones_name(tmp_
 
 
 @pytest.mark.process
-def test_the_server_runs_with_small_stacks_under_its_memory_limit(tmp_path: Path) -> None:
+def test_the_server_runs_with_lean_memory_under_its_memory_limit(tmp_path: Path) -> None:
     def limit(server: ProcessServer, name: str) -> str:
         lines = Path(f"/proc/{server.pid}/limits").read_text().splitlines()
         return next(line for line in lines if line.startswith(name)).removeprefix(name).split()[0]

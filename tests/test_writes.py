@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.flight_server.server import PenstockServer
 from tests import plain
 from tests.plain import TRIPS, at, attempt_of, call, ids, new_attempt, put, refused, trailer, trips
 from tests.watching import eventually, files
@@ -40,6 +43,26 @@ def test_an_attempt_put_twice_has_one_receipt_and_one_set_of_rows(bare: flight.F
     assert once == again
     assert ids(bare, "store/x") == [1, 2]
     assert len(parts(tmp_path)) == 1
+
+
+def test_an_attempt_put_many_times_at_once_has_one_set_of_rows(
+    bare: flight.FlightClient, server: PenstockServer, tmp_path: Path
+) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    attempt = new_attempt()
+
+    def again(number: int) -> dict[str, Any]:
+        with flight.connect(server.url) as other:
+            return put(other, attempt_of(ticket, attempt), [trips(number)] * 50)
+
+    with ThreadPoolExecutor(4) as pool:
+        receipts = list(pool.map(again, range(4)))
+    call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+
+    assert receipts == [receipts[0]] * 4
+    found = ids(bare, "store/x")
+    assert found == [found[0]] * 50
+    eventually(lambda: len(parts(tmp_path)) == 1)
 
 
 def test_an_attempt_that_no_finish_lists_is_never_seen_and_its_bytes_go(

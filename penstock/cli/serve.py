@@ -118,7 +118,7 @@ def serve(*, log_level: str, **given: Any) -> int:
 
     settings = _settings(given)
     settings.check()
-    lifecycle.small_stacks()
+    lifecycle.lean_memory()
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -22,6 +22,8 @@ log = logging.getLogger("penstock")
 _STREAMS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
 _OLD_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, flight.FlightMethod.HANDSHAKE}
 """Let in while the server drains: a write whose puts are over may still be finished."""
+_VERBS = {method: (method.name.lower(), method in _STREAMS, method not in _OLD_WORK) for method in flight.FlightMethod}
+"""By method: its name here, whether it is a stream, whether it begins new work."""
 KEY = "access"
 
 
@@ -83,11 +85,10 @@ class Gate(flight.ServerMiddlewareFactory):
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> Call:
         """1. Who is it? 2. Is there room? Errors here are clean: no handler has run."""
-        verb = info.method.name.lower()
-        stream = info.method in _STREAMS
+        verb, stream, is_new_work = _VERBS[info.method]
         try:
             known, by_password = self._check(headers)
-            self.streams.enter(stream=stream, is_new_work=info.method not in _OLD_WORK)
+            self.streams.enter(stream=stream, is_new_work=is_new_work)
         except PenstockError as refused:
             refused.request = self.next_id()
             log.info("%s %s: %s: %s", refused.request, verb, refused.code, refused)

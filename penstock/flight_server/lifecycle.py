@@ -34,6 +34,13 @@ THREAD_STACK = 1 << 20
 300 took 432."""
 _LOOK_UP = 0.5
 """Seconds between looks for a signal: one that another thread gets doesn't wake a main thread that waits."""
+MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+"""For glibc, which holds what gRPC receives. By default each thread's arena grows and is trimmed again, message by
+message: a put of 64 MiB to disk took 13,000 page faults, with these 430."""
 CUT = 3
 """Exit code when the drain's deadline cut calls off."""
 
@@ -76,10 +83,12 @@ def serving(settings: Settings) -> Iterator[PenstockServer]:
             server.close(settings.drain)
 
 
-def small_stacks() -> None:
-    """Start this process again with small thread stacks: glibc takes their size from the limit at exec, not later."""
+def lean_memory() -> None:
+    """Start this process again with small thread stacks and MALLOC, which glibc looks at when a program starts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    if soft == resource.RLIM_INFINITY or soft > THREAD_STACK:
+    unset = {name: value for name, value in MALLOC.items() if name not in os.environ}
+    os.environ.update(unset)
+    if unset or soft == resource.RLIM_INFINITY or soft > THREAD_STACK:
         resource.setrlimit(resource.RLIMIT_STACK, (THREAD_STACK, hard))
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell is wanted
 

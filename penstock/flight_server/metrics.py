@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 
 _BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 
@@ -27,7 +29,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # _counts, _times
         self._counts: dict[tuple[str, str], float] = defaultdict(float)
-        self._times: dict[str, list[float]] = {}
+        self._times: dict[str, list[float]] = defaultdict(lambda: [0.0] * (len(_BUCKETS) + 2))
         self._gauges: list[tuple[str, Callable[[], Mapping[str, float]]]] = []
 
     def gauge(self, name: str, ask: Callable[[], Mapping[str, float]]) -> None:
@@ -42,15 +44,11 @@ class Metrics:
     def called(self, verb: str, seconds: float, code: str | None) -> None:
         """A call is over."""
         with self._lock:
-            self._counts["penstock_calls_total", f'verb="{verb}"'] += 1
             if code:
                 self._counts["penstock_errors_total", f'verb="{verb}",code="{code}"'] += 1
-            times = self._times.setdefault(verb, [0.0] * (len(_BUCKETS) + 2))
-            times[-2] += 1
+            times = self._times[verb]
+            times[bisect_left(_BUCKETS, seconds)] += 1
             times[-1] += seconds
-            for at, bound in enumerate(_BUCKETS):
-                if seconds <= bound:
-                    times[at] += 1
 
     def text(self) -> str:
         """The page."""
@@ -66,12 +64,14 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _histogram(verb: str, values: list[float]) -> Iterable[tuple[str, str, float]]:
-    for bound, value in zip(_BUCKETS, values, strict=False):
-        yield "penstock_call_seconds_bucket", f'verb="{verb}",le="{bound:g}"', value
-    yield "penstock_call_seconds_bucket", f'verb="{verb}",le="+Inf"', values[-2]
-    yield "penstock_call_seconds_count", f'verb="{verb}"', values[-2]
-    yield "penstock_call_seconds_sum", f'verb="{verb}"', values[-1]
+def _histogram(verb: str, times: list[float]) -> Iterable[tuple[str, str, float]]:
+    """Calls by how long they took, each bucket with the ones below it; last the seconds of all."""
+    *counts, seconds = times
+    for bound, up_to in zip((*map("{:g}".format, _BUCKETS), "+Inf"), accumulate(counts), strict=True):
+        yield "penstock_call_seconds_bucket", f'verb="{verb}",le="{bound}"', up_to
+    yield "penstock_call_seconds_count", f'verb="{verb}"', sum(counts)
+    yield "penstock_call_seconds_sum", f'verb="{verb}"', seconds
+    yield "penstock_calls_total", f'verb="{verb}"', sum(counts)
 
 
 def _family(name: str) -> str:

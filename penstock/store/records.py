@@ -37,6 +37,7 @@ class Written:
     """What a file holds."""
 
     rows: int
+    batches: int
     bytes: int
     """Length of the stream, without table and tail."""
     crc: int
@@ -61,7 +62,7 @@ def write(fd: int, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Writ
     table = json.dumps({"v": FORMAT, "crc": CRC, "records": records}, separators=(",", ":")).encode()
     crc = crc32c(table)
     _write_all(fd, [table, _TAIL.pack(len(table), crc, _MAGIC)])
-    return Written(rows, sum(record[0] for record in records), crc)
+    return Written(rows, len(records) - 2, sum(record[0] for record in records), crc)
 
 
 def verify(view: memoryview) -> Written:
@@ -88,7 +89,7 @@ def verify(view: memoryview) -> Written:
         start += size
     if start + length + _TAIL.size != len(view):
         raise Damaged(f"it has {len(view)} bytes where {start + length + _TAIL.size} were written")
-    return Written(sum(record[1] for record in found["records"]), start, crc)
+    return Written(sum(record[1] for record in found["records"]), len(found["records"]) - 2, start, crc)
 
 
 class _Gather:

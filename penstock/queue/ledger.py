@@ -20,7 +20,6 @@ from penstock.errors import LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.queue.catalog import Catalog, below, schema_id, to_schema
 from penstock.queue.writes import Attempt, Dataset, HeldPart, Write, check_place, merged_schema
 from penstock.store.database import Database
-from penstock.store.medium import Part
 from penstock.wire import Mode, Receipt
 
 IDLE = 24 * 3600.0
@@ -201,7 +200,7 @@ class Ledger(Catalog):
             return known
         merged_schema(write, self._held_schema(t, write.path), [attempt.schema])
         schema, size = schema_id(t, attempt.schema), sum(part.bytes for part in attempt.parts)
-        digest = _digest(attempt.parts)
+        digest = _digest([part.digest for part in attempt.parts])
         row = (attempt.id, write_id, schema, attempt.rows, size, len(attempt.parts), digest)
         t.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
         t.executemany(
@@ -218,7 +217,7 @@ class Ledger(Catalog):
     def _finish(self, t: sqlite3.Connection, write_id: str, attempts: Sequence[str]) -> Summary:
         write = self.write(write_id)
         attempts = list(dict.fromkeys(attempts))
-        chosen = " ".join(sorted(attempts))
+        chosen = _digest(sorted(attempts))
         if write.state == "finished":
             if write.chosen != chosen:
                 raise WriteEnded(f"write/{write_id} to {write.path} is finished with another list of attempts")
@@ -309,6 +308,6 @@ class Ledger(Catalog):
         return to_schema(row["ipc"]) if row else None
 
 
-def _digest(parts: Sequence[Part]) -> str:
-    """Identifies an attempt's bytes, in order."""
-    return hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:32]
+def _digest(words: Sequence[str]) -> str:
+    """Stands for all of them: an attempt's bytes, a finish's list."""
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]

@@ -29,7 +29,7 @@ class Write:
     opened: float
     touched: float
     chosen: str | None
-    """The finished attempts, sorted and joined: finish with this list again is the same finish."""
+    """Stands for the list of attempts that was finished: finish with that list again is the same finish."""
 
     def must_be_open(self, doing: str) -> None:
         """Refuse what only an open write takes."""

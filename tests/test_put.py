@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -162,3 +164,29 @@ def test_a_put_has_a_ticket_or_a_path_and_a_uuid(bare: flight.FlightClient, serv
             put(bare, where, [trips(1)])
     assert plain.names(bare) == []
     assert server._store.used == 0
+
+
+def bent_offsets() -> pa.Array:
+    """Strings whose second begins far behind its end."""
+    offsets = pa.py_buffer(np.array([0, 100_000, 2, 3], np.int32))
+    return pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"abc"))
+
+
+def bad_utf8() -> pa.Array:
+    return pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe"))
+
+
+def index_out_of_bounds() -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0, 7], pa.int8()), pa.array(["a"]), safe=False)
+
+
+@pytest.mark.parametrize("column", [bent_offsets, bad_utf8, index_out_of_bounds])
+def test_a_batch_that_lies_about_its_insides_is_refused_before_it_is_used(
+    bare: flight.FlightClient, column: Callable[[], pa.Array]
+) -> None:
+    """Each of them passes Arrow's quick validate(), and two of them crash whoever reads the values."""
+    batch = pa.record_batch([column()], ["lie"])
+    batch.validate()
+    with refused("invalid", "malformed"):
+        put(bare, at("store/lie"), [batch])
+    assert plain.names(bare) == []

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InvalidRequest, NotFound, StoreFull, Unavailable
+from penstock.errors import InvalidRequest, StoreFull, Unavailable
 from penstock.streams import Writer, as_batches, batches_of, translated
 from penstock.views import Info, Listing
 from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
@@ -135,28 +135,26 @@ class Client:
         """Read a dataset, or one part of it: a reader of batches; `.read_all()` makes a Table.
 
         Columns and limit are applied at the server. On the server's own host parts are mapped into memory instead of
-        sent; elsewhere `parallel` fetches so many parts ahead. What is deleted or overwritten meanwhile stays
-        readable for the life of the tickets.
+        sent; elsewhere `parallel` fetches so many endpoints (of about 32 MiB) ahead. What is deleted or overwritten
+        meanwhile stays readable for the life of the tickets.
         """
-        info = self.info(path, columns=columns, limit=limit)
-        endpoints = info.endpoints
-        if part is not None:
-            if not 0 <= part < len(endpoints):
-                raise NotFound(f"{path} has no part {part}: it has {len(endpoints)}, counted from 0")
-            endpoints = endpoints[part : part + 1]
+        info = self.info(path, columns=columns, limit=limit, part=part)
+        rows = [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in info.endpoints]
         batches = batches_of(
-            self._fetch, endpoints, local=info.local, columns=columns, limits=_limits(endpoints), parallel=parallel
+            self._fetch, info.endpoints, local=info.local, columns=columns, rows=rows, parallel=parallel
         )
         return pa.RecordBatchReader.from_batches(info.schema, batches)
 
-    def info(self, path: str, *, columns: Sequence[str] | None = None, limit: int | None = None) -> Info:
+    def info(
+        self, path: str, *, columns: Sequence[str] | None = None, limit: int | None = None, part: int | None = None
+    ) -> Info:
         """A dataset's schema, size, and endpoints with tickets."""
-        command = ReadCommand(path, None if columns is None else tuple(columns), limit)
+        command = ReadCommand(path, None if columns is None else tuple(columns), limit, part)
         descriptor = flight.FlightDescriptor.for_command(command.encode())
         found = self._retried(lambda: self._flight.get_flight_info(descriptor, self._options()))
         entry = Entry.decode(found.app_metadata)
         return Info(
-            entry.path, found.schema, found.total_records, found.total_bytes, len(found.endpoints), entry.changed,
+            entry.path, found.schema, found.total_records, found.total_bytes, entry.parts, entry.changed,
             tuple(found.endpoints), entry.local,
         )  # fmt: skip
 
@@ -248,11 +246,6 @@ def _read(certificates: str) -> bytes:
             return file.read()
     except OSError as error:
         raise InvalidRequest(f"ca {certificates!r}: expected a file of certificates (PEM), {error.strerror}") from error
-
-
-def _limits(endpoints: Sequence[flight.FlightEndpoint]) -> list[int]:
-    """How many rows each endpoint has been told to give."""
-    return [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in endpoints]
 
 
 def _next(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:

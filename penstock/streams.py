@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from penstock import projection
 from penstock.errors import InvalidRequest, TimedOut, from_flight
 from penstock.wire import PutCommand, Receipt, Trailer
 
+_MOST_FDS = 253  # Linux's most for one message
 _LOCAL_TIMEOUT = 30.0  # seconds for a descriptor: the server may have to check a cold file first
 
 
@@ -123,7 +125,7 @@ def batches_of(
     *,
     local: str | None,
     columns: Sequence[str] | None,
-    limits: Sequence[int | None],
+    rows: Sequence[int],
     parallel: int,
 ) -> Iterator[pa.RecordBatch]:
     """The endpoints' batches in order; with `parallel` the next parts are fetched while this one is used."""
@@ -132,12 +134,11 @@ def batches_of(
 
         def part(number: int) -> Iterable[pa.RecordBatch]:
             ticket = endpoints[number].ticket
-            mapped = door.open(ticket.ticket) if door else None
-            if mapped is None:
+            mapped = door.open(ticket.ticket) if door else []
+            if not mapped:
                 return fetch(ticket)
-            found = projection.open_stream(mapped, columns)
-            limit = limits[number]
-            return found if limit is None else projection.first_rows(found, limit)
+            found = chain.from_iterable(projection.open_stream(stream, columns) for stream in mapped)
+            return projection.first_rows(found, rows[number])
 
         if parallel <= 1 or door is not None:
             for number in range(len(endpoints)):
@@ -156,10 +157,10 @@ def batches_of(
 
 
 class LocalParts:
-    """The server's door for readers on this host: a ticket is answered with a file descriptor, which is mapped.
+    """The server's door for readers on this host: a ticket is answered with file descriptors, which are mapped.
 
-    Where there is no such door (another host, another user, not Linux) `open` gives None each time, and the part
-    comes by do_get.
+    Where there is no such door (another host, another user, not Linux) `open` gives nothing each time, and the parts
+    come by do_get.
     """
 
     def __init__(self, name: str) -> None:
@@ -178,25 +179,26 @@ class LocalParts:
         else:
             door.close()
 
-    def open(self, ticket: bytes) -> pa.Buffer | None:
-        """The part's IPC stream, mapped; None where it must come by do_get."""
+    def open(self, ticket: bytes) -> list[pa.Buffer]:
+        """The IPC streams of the ticket's parts, mapped; none where they must come by do_get."""
         if self._socket is None:
-            return None
+            return []
         try:
             self._socket.send(ticket)
-            answer, fds, _, _ = socket.recv_fds(self._socket, 65_536, 1)
+            answer, fds, _, _ = socket.recv_fds(self._socket, 65_536, _MOST_FDS)
         except TimeoutError as late:
             raise TimedOut(f"the server gave no descriptor within {_LOCAL_TIMEOUT:g} s") from late
         except OSError:  # the server is gone or going: do_get finds out
             self.close()
-            return None
-        if not fds:
-            return None
+            return []
         try:
-            length: int = json.loads(answer)["bytes"]
-            return pa.py_buffer(mmap.mmap(fds[0], length, prot=mmap.PROT_READ))
+            lengths = json.loads(answer)["bytes"] if fds else []
+            return [
+                pa.py_buffer(mmap.mmap(fd, size, prot=mmap.PROT_READ)) for fd, size in zip(fds, lengths, strict=True)
+            ]
         finally:
-            os.close(fds[0])
+            for fd in fds:
+                os.close(fd)
 
     def close(self) -> None:
         """Leave."""

@@ -17,15 +17,15 @@ from penstock.wire import Body
 
 @dataclass(frozen=True, slots=True)
 class ReadTicket(Body):
-    """One part, read as its FlightInfo said: these columns, at most this many rows, in this schema."""
+    """A run of parts, read as its FlightInfo said: these columns, at most this many rows, in this schema."""
 
-    get: str
+    get: tuple[str, ...]
     path: str
     expires: float
     columns: tuple[str, ...] | None = None
     limit: int | None = None
     schema: str | None = None
-    """Base64 of the dataset's IPC schema, where the part was written with a narrower one."""
+    """Base64 of the dataset's IPC schema, where the parts were written with a narrower one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _RIGHT = ("rows", "size", "parts", "changed")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Info:
-    """A dataset: its schema, its size, and an endpoint with a ticket for each part."""
+    """A dataset: its schema, its size, and endpoints with a ticket for each run of parts."""
 
     path: str
     schema: pa.Schema

@@ -97,6 +97,8 @@ class ReadCommand(Body):
     path: str
     columns: tuple[str, ...] | None = None
     limit: int | None = None
+    part: int | None = None
+    """Only this part, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ class EndpointNote(Body):
 
     rows: int
     bytes: int
+    parts: int
 
 
 # --- checks --------------------------------------------------------------------------------

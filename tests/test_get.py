@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -34,19 +35,43 @@ def ends(found: flight.FlightInfo) -> float:
     return when
 
 
-def test_a_dataset_has_an_endpoint_for_each_part_and_tells_its_size(
+def notes(found: flight.FlightInfo) -> list[tuple[int, int]]:
+    """The rows and parts of each endpoint."""
+    read = [json.loads(endpoint.app_metadata) for endpoint in found.endpoints]
+    return [(note["rows"], note["parts"]) for note in read]
+
+
+def test_a_dataset_has_endpoints_of_parts_that_follow_each_other_and_tells_its_size(
     bare: flight.FlightClient, server: PenstockServer
 ) -> None:
     make_parts(bare, "store/x", trips(1, 2, 3), trips(4), trips(5, 6))
 
     found = info(bare, "store/x")
 
-    assert [json.loads(endpoint.app_metadata)["rows"] for endpoint in found.endpoints] == [3, 1, 2]
+    assert notes(found) == [(6, 3)]
+    assert [notes(info(bare, "store/x", part=part)) for part in range(3)] == [[(3, 1)], [(1, 1)], [(2, 1)]]
     assert (found.total_records, found.ordered, found.schema) == (6, True, TRIPS)
     assert found.total_bytes == sum(json.loads(endpoint.app_metadata)["bytes"] for endpoint in found.endpoints) > 0
     assert {location.uri.decode() for endpoint in found.endpoints for location in endpoint.locations} == {server.url}
     assert time.time() + 11.9 * 3600 < ends(found) < time.time() + 12.1 * 3600
-    assert [bare.do_get(endpoint.ticket).read_all().num_rows for endpoint in found.endpoints] == [3, 1, 2]
+    assert [bare.do_get(endpoint.ticket).read_all().num_rows for endpoint in found.endpoints] == [6]
+
+
+def test_large_parts_have_endpoints_of_32_mib(bare: flight.FlightClient) -> None:
+    batch = pa.record_batch([np.arange(1 << 20)], ["n"])  # 8 MiB
+    put(bare, at("store/x"), [batch] * 9)
+
+    found = info(bare, "store/x")
+
+    assert [parts for _, parts in notes(found)] == [3, 3, 3]
+    assert found.total_bytes == sum(json.loads(endpoint.app_metadata)["bytes"] for endpoint in found.endpoints)
+    assert fetch(bare, found).column("n").to_numpy().sum() == 9 * batch.column("n").to_numpy().sum()
+
+
+def test_a_part_that_is_not_there_is_refused(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)])
+    with refused("not-found", "no part 1", "it has 1"):
+        info(bare, "store/x", part=1)
 
 
 def test_columns_come_in_the_order_that_was_asked_for(bare: flight.FlightClient) -> None:
@@ -69,16 +94,14 @@ def test_columns_that_are_not_there_are_refused_with_a_hint(bare: flight.FlightC
             info(bare, "store/x", columns=wrong)
 
 
-@pytest.mark.parametrize(("limit", "rows_of_endpoints"), [
-    (0, []), (1, [1]), (5, [5]), (6, [5, 1]), (10, [5, 5]), (12, [5, 5, 2]), (15, [5, 5, 5]), (99, [5, 5, 5]),
-])  # fmt: skip
-def test_a_limit_is_planned_over_the_parts(bare: flight.FlightClient, limit: int, rows_of_endpoints: list[int]) -> None:
+@pytest.mark.parametrize(("limit", "parts"), [(0, 0), (1, 1), (5, 1), (6, 2), (10, 2), (12, 3), (15, 3), (99, 3)])
+def test_a_limit_is_planned_over_the_parts(bare: flight.FlightClient, limit: int, parts: int) -> None:
     numbers = list(range(15))
     make_parts(bare, "store/x", *(trips(*numbers[start : start + 5]) for start in (0, 5, 10)))
 
     found = info(bare, "store/x", limit=limit)
 
-    assert [json.loads(endpoint.app_metadata)["rows"] for endpoint in found.endpoints] == rows_of_endpoints
+    assert notes(found) == ([(min(limit, 15), parts)] if parts else [])
     assert found.total_records == min(limit, 15)
     assert fetch(bare, found).column("id").to_pylist() == numbers[:limit]
 
@@ -231,9 +254,9 @@ def restart(server: PenstockServer, make_server: Make, **settings: object) -> Pe
 
 def test_a_part_whose_file_changed_is_named_and_never_served(bare: flight.FlightClient, tmp_path: Path) -> None:
     make_parts(bare, "store/x", trips(1, 2), trips(3))
-    whole, hit = (endpoint.ticket for endpoint in info(bare, "store/x").endpoints)
+    whole, hit = (info(bare, "store/x", part=part).endpoints[0].ticket for part in range(2))
     assert bare.do_get(hit).read_all().num_rows == 1
-    (name,) = (json.loads(hit.ticket.rpartition(b".")[0])["get"],)
+    (name,) = json.loads(hit.ticket.rpartition(b".")[0])["get"]
     (file,) = (tmp_path / "data" / "parts").rglob(name)
     with file.open("r+b") as held:  # in place: a map of a file that is cut ends the process that reads it
         held.seek(file.stat().st_size // 2)
@@ -245,4 +268,6 @@ def test_a_part_whose_file_changed_is_named_and_never_served(bare: flight.Flight
         with refused("lost", name, "quarantine"):
             bare.do_get(hit).read_all()
     assert bare.do_get(whole).read_all().num_rows == 2
+    with refused("lost", name):  # after the rows of the whole one: an error, never fewer rows
+        read(bare, "store/x")
     assert name in files(tmp_path / "data" / "quarantine")

@@ -1,10 +1,10 @@
-"""do_get: a part goes out, as its ticket says."""
+"""do_get: a run of parts goes out, as its ticket says."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -16,30 +16,46 @@ from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
 from penstock.tickets import ReadTicket, Signer
 
+Moved = Callable[[int, int], None]
+"""Told the rows and bytes of each part that goes out."""
 
-def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer) -> tuple[flight.FlightDataStream, int, int]:
-    """The stream that a ticket names, with its rows and bytes.
 
-    1. The ticket is ours and not over. 2. Every byte of the part is as it was written. 3. Whole parts leave in C++;
-    only what is cut or widened passes through Python, batch by batch.
+def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer, moved: Moved) -> flight.FlightDataStream:
+    """The stream that a ticket names.
+
+    1. The ticket is ours and not over. 2. Every byte of a part is as it was written, looked at before its first row
+    leaves; a part that is lost ends the stream with an error. 3. Whole parts leave in C++, only what is cut or widened
+    passes through Python.
     """
     ticket = signer.open_read(raw, now=time.time())  # 1.
-    part = store.open(ticket.get)  # 2.
-    if ticket.limit is None and ticket.schema is None:
-        return flight.RecordBatchStream(part.reader(ticket.columns)), part.rows, part.bytes  # 3.
-    schema, batches = _shaped(ticket, part)
-    rows = part.rows if ticket.limit is None else min(part.rows, ticket.limit)
-    # As tables: a bare batch leaves without its dictionaries, and its reader can't begin
-    tables = (pa.Table.from_batches([batch]) for batch in funnelled(call, batches))
-    return flight.GeneratorStream(schema, tables), rows, part.bytes
+    first = store.open(ticket.get[0])  # 2.
+    if len(ticket.get) == 1 and ticket.limit is None and ticket.schema is None:
+        moved(first.rows, first.bytes)
+        return flight.RecordBatchStream(first.reader(ticket.columns))  # 3.
+    schema = projection.select(_schema(ticket, first), ticket.columns)
+    parts = (first if name == ticket.get[0] else store.open(name) for name in ticket.get)
+    return flight.GeneratorStream(schema, funnelled(call, _streams(ticket, schema, parts, moved)))
 
 
-def _shaped(ticket: ReadTicket, part: OpenPart) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
-    batches: Iterable[pa.RecordBatch]
+def _schema(ticket: ReadTicket, first: OpenPart) -> pa.Schema:
     if ticket.schema is None:
-        schema, batches = projection.select(part.schema, ticket.columns), part.reader(ticket.columns)
-    else:
-        schema = projection.select(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ticket.schema))), ticket.columns)
-        held = [name for name in schema.names if part.schema.get_field_index(name) >= 0]
-        batches = projection.widened(part.reader(held), schema)
-    return schema, batches if ticket.limit is None else projection.first_rows(batches, ticket.limit)
+        return first.schema
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ticket.schema)))
+
+
+def _streams(
+    ticket: ReadTicket, schema: pa.Schema, parts: Iterable[OpenPart], moved: Moved
+) -> Iterator[flight.RecordBatchStream | pa.Table]:
+    """Each part as a stream that C++ runs; the one in which the limit falls, and widened ones, batch by batch."""
+    left = ticket.limit
+    for part in parts:
+        moved(part.rows if left is None else min(left, part.rows), part.bytes)
+        if ticket.schema is None and (left is None or part.rows <= left):
+            yield flight.RecordBatchStream(part.reader(ticket.columns))
+        else:
+            held = [name for name in schema.names if part.schema.get_field_index(name) >= 0]
+            batches: Iterable[pa.RecordBatch] = projection.widened(part.reader(held), schema)
+            for batch in batches if left is None else projection.first_rows(batches, left):
+                yield pa.Table.from_batches([batch])  # a bare batch would leave without its dictionaries
+        if left is not None:
+            left -= min(left, part.rows)

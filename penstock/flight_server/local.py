@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 from penstock.errors import PenstockError
 from penstock.flight_server.metrics import Metrics
@@ -94,18 +95,25 @@ class LocalDoor:
         return bool(raw)
 
     def _hand_over(self, peer: socket.socket, raw: bytes) -> None:
+        with ExitStack() as stack:
+            fds, lengths = self._opened(raw, stack)
+            socket.send_fds(peer, [json.dumps({"v": 1, "bytes": lengths}).encode()], fds)
+        if fds:
+            self._metrics.count("penstock_maps_total", amount=len(fds))
+
+    def _opened(self, raw: bytes, stack: ExitStack) -> tuple[list[int], list[int]]:
+        """A descriptor for each part of the ticket and the length of its stream; none where do_get is the way."""
+        fds: list[int] = []
+        lengths: list[int] = []
         try:
             ticket = self._signer.open_read(raw, now=time.time())
-            part = self._store.open(ticket.get)
-            opened = None if ticket.schema is not None else part.descriptor()
+            for name in ticket.get if ticket.schema is None else ():  # else the rows are to be widened
+                opened = self._store.open(name).descriptor()
+                if opened is None:  # in memory
+                    return [], []
+                stack.callback(os.close, opened[0])
+                fds.append(opened[0])
+                lengths.append(opened[1])
         except PenstockError:  # do_get will say it
-            opened = None
-        if opened is None:  # in memory, or to be widened
-            peer.send(b'{"v":1}')
-            return
-        fd, length = opened
-        try:
-            socket.send_fds(peer, [json.dumps({"v": 1, "bytes": length}).encode()], [fd])
-        finally:
-            os.close(fd)
-        self._metrics.count("penstock_maps_total")
+            return [], []
+        return fds, lengths

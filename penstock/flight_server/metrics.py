@@ -41,6 +41,12 @@ class Metrics:
         with self._lock:
             self._counts[name, labels] += amount
 
+    def moved(self, way: str, rows: int, size: int) -> None:
+        """Rows have come in or gone out."""
+        with self._lock:
+            self._counts["penstock_rows_total", f'way="{way}"'] += rows
+            self._counts["penstock_bytes_total", f'way="{way}"'] += size
+
     def called(self, verb: str, seconds: float, code: str | None) -> None:
         """A call is over."""
         with self._lock:

@@ -74,15 +74,13 @@ class PenstockServer(flight.FlightServerBase):
     ) -> None:
         with funnel(call := _call(context)):
             receipt = self._putter.put(call, context.peer(), descriptor, reader)
-            self._moved("in", receipt.rows, receipt.bytes)
+            self.metrics.moved("in", receipt.rows, receipt.bytes)
             writer.write(receipt.encode())
             self._sweeper.soon()
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         with funnel(call := _call(context)):
-            stream, rows, size = get.get(call, ticket.ticket, self._store, self._signer)
-            self._moved("out", rows, size)
-            return stream
+            return get.get(call, ticket.ticket, self._store, self._signer, self._went_out)
 
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
@@ -144,9 +142,8 @@ class PenstockServer(flight.FlightServerBase):
         totals = self._ledger.totals
         self.metrics.gauge("penstock_ledger", lambda: {f'of="{name}"': value for name, value in totals().items()})
 
-    def _moved(self, way: str, rows: int, size: int) -> None:
-        self.metrics.count("penstock_rows_total", f'way="{way}"', rows)
-        self.metrics.count("penstock_bytes_total", f'way="{way}"', size)
+    def _went_out(self, rows: int, size: int) -> None:
+        self.metrics.moved("out", rows, size)
 
 
 def _call(context: flight.ServerCallContext) -> Call:

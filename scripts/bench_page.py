@@ -33,8 +33,8 @@ comes in faster than the disk takes it, gRPC reads ahead: it estimates how much,
     "do_get": """\
 Datasets of 1 MiB batches (an int64 and a float64 column of random values). Tickets are fetched beforehand; both sides
 are read by one and the same loop of `do_get(ticket).read_all()`, one ticket after the other: penstock has a ticket
-for each run of parts of up to 32 MiB, the bare server one for the whole. The disk store is warm: its bytes are in the page
-cache and were checked against their checksums at the first read.""",
+for each run of parts of up to 32 MiB, the bare server one for the whole. The disk store is warm: its bytes are in
+the page cache and were checked against their checksums at the first read.""",
     "get on the same host": """\
 `c.get(path).read_all()` with penstock's client, which asks for the tickets each time and then maps the parts'
 descriptors, beside the bare server's `do_get(ticket).read_all()`. Mapping touches no data, so there is a second line,

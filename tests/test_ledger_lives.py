@@ -183,7 +183,7 @@ def test_everything_is_still_known_after_a_restart(reopen: Callable[..., Ledger]
     again = reopen()
     assert again.writes() == before
     assert again.write(write.id) == write
-    assert again.open_write(PATH, run="r").id == write.id
+    assert again.open_write(PATH, mode="append", run="r").id == write.id
     again.finish(write.id, [two.id])
     assert seen(again) == names(one, two)
 

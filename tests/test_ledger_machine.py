@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, invariant, multiple, rule
 
 from penstock import steps
-from penstock.errors import AlreadyExists, NotFound, WriteEnded
+from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
 from penstock.queue import catalog
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Attempt
@@ -126,6 +126,10 @@ class LedgerMachine(RuleBasedStateMachine):
         wanted = Known(path, mode, run, self.clock.now)
         if not same and not self.may_show(wanted):
             with pytest.raises(AlreadyExists):
+                self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
+            return multiple()
+        if same and self.known[same[0]].mode != mode:
+            with pytest.raises(InvalidRequest, match="mode"):
                 self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
             return multiple()
         found = self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)

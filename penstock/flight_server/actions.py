@@ -95,7 +95,8 @@ class Actions:
 
     def health(self, call: Call, body: bytes) -> dict[str, Any]:
         """health."""
-        return self.report()
+        report = self.report()
+        return report if call.known else {"state": report["state"]}
 
 
 _TABLE: dict[str, tuple[str, Callable[[Actions, Call, bytes], dict[str, Any]]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import resource
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from penstock.errors import Internal, Unavailable
+from penstock.errors import Internal, InvalidRequest, Unavailable
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.settings import Settings
@@ -60,15 +61,35 @@ def home(settings: Settings) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]
         ledger = Ledger(database, incarnation=medium.incarnation)
         store = SplitPayloadStore(medium, database, url=settings.store, quota=settings.quota)
         try:
+            key = _ticket_key(folder)
             if isinstance(medium, DiskMedium):
+                _claim(medium, store, ledger, hashlib.sha256(key).hexdigest()[:16])
                 medium.drop_temporaries(before=float("inf"))
             found = recover(ledger, store) + free(ledger, store)  # 3.
             if found:
                 log.info("removed %d parts that no dataset has", found)
-            yield ledger, store, _ticket_key(folder)
+            yield ledger, store, key
         finally:
             store.close()
             ledger.close()
+
+
+def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger, owner: str) -> None:
+    """See that the store is this ledger's: what another ledger names would look like orphans here, and be deleted."""
+    file = medium.folder / "owner"
+    if not file.exists() and not store.used:
+        file.touch(mode=0o600)
+        file.write_text(owner)
+    if not file.exists() or file.read_text() != owner:
+        raise InvalidRequest(
+            f"the store {medium!r} belongs to another data folder: start with that one (--data), or choose "
+            "another --store"
+        )
+    if store.used and ledger.knows_nothing():
+        raise InvalidRequest(
+            f"the store {medium!r} holds parts, and the ledger beside it knows of nothing: restore "
+            f"{ledger.database.path}, or move the parts away"
+        )
 
 
 @contextmanager

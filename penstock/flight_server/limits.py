@@ -119,7 +119,8 @@ def draining() -> Unavailable:
 class _Watched:
     peer: str
     began: float
-    heard: float
+    waiting: float | None = None
+    """Since when the peer has been waited for; None while the server itself is at work."""
     reason: str | None = None
 
 
@@ -151,23 +152,27 @@ class Watch:
             self._thread.join()
 
     @contextmanager
-    def put(self, peer: str) -> Iterator[Callable[[], None]]:
-        """While a put runs; gives what it calls whenever something has come. Leaving says why it was ended."""
-        now = self._now()
-        watched = _Watched(peer, now, now)
+    def put(self, peer: str) -> Iterator[Callable[[bool], None]]:
+        """While a put runs; gives what is told when it begins to wait for the peer, and when something has come.
+
+        A put that was ended fails with the reason.
+        """
+        watched = _Watched(peer, self._now())
         with self._lock:
             self._by_id[id(watched)] = watched
 
-        def heard() -> None:
-            watched.heard = self._now()
+        def waits(so: bool) -> None:
+            watched.waiting = self._now() if so else None
 
         try:
-            yield heard
+            yield waits
+        except BaseException as error:
+            if watched.reason:
+                raise LimitExceeded(watched.reason) from error
+            raise
         finally:
             with self._lock:
                 del self._by_id[id(watched)]
-            if watched.reason:
-                raise LimitExceeded(watched.reason)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
@@ -179,7 +184,9 @@ class Watch:
                 cut(put.peer)
 
     def _is_late(self, put: _Watched, now: float) -> bool:
-        if now - put.heard > self._limits.put_idle:
+        if put.waiting is None:
+            return False
+        if now - put.waiting > self._limits.put_idle:
             put.reason = f"a put sent nothing for {self._limits.put_idle:,} s (serve --limit put_idle=…)"
         elif now - put.began > self._limits.put_time:
             put.reason = f"a put took more than {self._limits.put_time:,} s (serve --limit put_time=…)"

@@ -57,6 +57,13 @@ class Lister:
             app_metadata=self._entry(dataset).encode(),
         )
 
+    def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema:
+        """What `info` would say of the columns, with no ticket given out."""
+        command = _command(descriptor)
+        dataset = self.ledger.dataset(command.path)
+        _check_columns(dataset, command.columns)
+        return projection.select(dataset.schema, command.columns)
+
     def flights(self, criteria: bytes) -> Iterator[flight.FlightInfo]:
         """What lies below a path, without endpoints: ask get_flight_info for those."""
         command = _criteria(criteria)

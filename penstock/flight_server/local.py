@@ -73,7 +73,12 @@ class LocalDoor:
                         source.close()
 
     def _admit(self, waiting: selectors.BaseSelector) -> None:
-        peer, _ = self._listener.accept()
+        try:
+            peer, _ = self._listener.accept()
+        except OSError as failed:  # out of descriptors, or the peer has gone again
+            log.warning("a reader on this host could not be let in: %s", failed)
+            time.sleep(0.1)
+            return
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
             peer.close()

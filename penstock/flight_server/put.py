@@ -36,10 +36,10 @@ _ATTEMPT = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9
 class Upload:
     """One do_put's stream: checked batches, cut into parts, and then the sender's word that this was all."""
 
-    def __init__(self, reader: flight.MetadataRecordBatchReader, most: Limits, heard: Callable[[], None]) -> None:
+    def __init__(self, reader: flight.MetadataRecordBatchReader, most: Limits, waits: Callable[[bool], None]) -> None:
         self._reader = reader
         self._most = most
-        self._heard = heard
+        self._waits = waits
         self._trailer: Trailer | None = None
         self._batches = self._bytes = 0
         self.rows = 0
@@ -77,11 +77,13 @@ class Upload:
     def _checked(self) -> Iterator[pa.RecordBatch]:
         """Every batch, validated before anything uses it: without that 101 of 2,000 damaged streams crashed us."""
         while self._trailer is None:
+            self._waits(True)
             try:
                 chunk = _malformed_is_refused(self._reader.read_chunk)
             except StopIteration:
                 return
-            self._heard()
+            finally:
+                self._waits(False)
             if chunk.data is not None:
                 self._check(chunk.data)
                 yield chunk.data
@@ -123,9 +125,9 @@ class Putter:
         """
         command = _command(descriptor)
         write, own = self._write(call, command)  # 1.
-        with self.watch.put(peer) as heard:
+        with self.watch.put(peer) as waits:
             try:
-                upload = Upload(reader, self.most, heard)
+                upload = Upload(reader, self.most, waits)
                 done = self._done(write, command, own)
                 if done is not None:
                     _drain(upload)

@@ -93,7 +93,7 @@ class PenstockServer(flight.FlightServerBase):
         try:
             with funnel(call := _call(context)):
                 call.must_be_known()
-                return flight.SchemaResult(self._lister.info(descriptor).schema)
+                return flight.SchemaResult(self._lister.schema(descriptor))
         except flight.FlightError as refused:
             raise Frameless(str(refused)) from None
 

@@ -135,6 +135,10 @@ class Catalog:
         """Whether a row names this part."""
         return bool(self.database.rows("SELECT 1 FROM parts WHERE name = ?", part))
 
+    def knows_nothing(self) -> bool:
+        """Whether nothing was ever written: a put's first trace is a row here, before any byte."""
+        return not self.database.rows("SELECT 1 FROM writes UNION ALL SELECT 1 FROM parts LIMIT 1")
+
     def part_names(self) -> list[str]:
         """Every part that a row names: what else lies in the store is an orphan."""
         return [row["name"] for row in self.database.rows("SELECT name FROM parts")]

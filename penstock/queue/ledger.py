@@ -11,12 +11,13 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from penstock import paths, steps
 from penstock.bodies import Summary
-from penstock.errors import LimitExceeded, Lost, NotFound, WriteEnded
+from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.queue.catalog import Catalog, below, schema_id, to_schema
 from penstock.queue.writes import Attempt, Dataset, HeldPart, Write, check_place, merged_schema
 from penstock.store.database import Database
@@ -48,19 +49,15 @@ class Ledger(Catalog):
         """Begin a write; with a `run`, join the open write of that run or get its finished one.
 
         Nothing is seen of it before `finish`. Joining makes the caller its last opener. An `own` write is one put's,
-        and ends with the process that serves it.
+        and ends with the process that serves it; puts of one run that share it leave its end to the one that finishes.
         """
         now, opener = self._now(), uuid.uuid4().hex
         with self.database.transaction() as t:
             known = t.execute(
-                "SELECT id FROM writes WHERE path = ? AND run = ? AND state IN ('open', 'finished')", (path, run)
+                "SELECT * FROM writes WHERE path = ? AND run = ? AND state IN ('open', 'finished')", (path, run)
             ).fetchone()
             if known:
-                t.execute(
-                    "UPDATE writes SET opener = ?, touched = ? WHERE id = ? AND state = 'open'",
-                    (opener, now, known["id"]),
-                )
-                return self.write(known["id"])
+                return self._join(t, known, mode, own, opener)
             write = Write(uuid.uuid4().hex, path, mode, run, "open", opener, schema, now, now, None)
             held = self._held_schema(t, path)
             self._check_place(t, write, held is not None)
@@ -75,6 +72,22 @@ class Ledger(Catalog):
                 columns,
             )
         return write
+
+    def _join(self, t: sqlite3.Connection, known: sqlite3.Row, mode: Mode, own: bool, opener: str) -> Write:
+        if known["mode"] != mode:
+            raise InvalidRequest(
+                f"run {known['run']!r} of {known['path']} was opened with mode {known['mode']!r}, now with {mode!r}: "
+                "use that mode, or another run"
+            )
+        if known["state"] == "open" and bool(known["own"]) != own:
+            kind = ("a write of many attempts", "one put")[known["own"]]
+            raise AlreadyExists(f"run {known['run']!r} of {known['path']} is open as {kind}: use another run")
+        t.execute(
+            "UPDATE writes SET opener = ?, touched = ? WHERE id = ? AND state = 'open'",
+            (opener, self._now(), known["id"]),
+        )
+        write = self.write(known["id"])
+        return replace(write, opener="") if own else write
 
     def touch(self, write_id: str) -> Write:
         """An open write that is being put to: it stays open for another IDLE seconds."""

@@ -157,7 +157,7 @@ class SplitPayloadStore:
             if self.quota is not None and self._used + size > self.quota:
                 raise StoreFull(
                     f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
-                    "delete something (penstock rm), or raise --quota",
+                    "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
                     retry_after=5,
                 )
             self._note(name, size)

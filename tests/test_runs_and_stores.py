@@ -1,0 +1,83 @@
+"""A run is one thing under one name; a store has one owner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.client import Client, connect
+from penstock.errors import AlreadyExists, InvalidRequest
+from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.limits import Limits
+from penstock.flight_server.server import PenstockServer
+from penstock.flight_server.settings import Settings
+from penstock.store.disk import DiskMedium
+
+TABLE = pa.table({"n": [1, 2, 3]})
+
+
+def test_a_run_has_one_mode(client: Client) -> None:
+    client.put("store/t", TABLE)
+    client.call("write.open", {"path": "store/t", "mode": "overwrite", "run": "r"})
+    with pytest.raises(InvalidRequest, match="'overwrite', now with 'append'"):
+        client.put("store/t", TABLE, mode="append", run="r")
+    assert client.info("store/t").rows == 3
+
+
+def test_one_put_does_not_join_a_write_of_many_attempts(client: Client) -> None:
+    client.call("write.open", {"path": "store/t", "run": "r"})
+    with pytest.raises(AlreadyExists, match="another run"):
+        client.put("store/t", TABLE, run="r")
+    assert [entry.kind for entry in client.list("write/")] == ["write"]
+
+
+def test_a_put_that_fails_leaves_the_other_of_its_run_alone(client: Client) -> None:
+    first = client.writer("store/t", TABLE.schema, run="r")
+    first.write(TABLE)
+    second = client.writer("store/t", TABLE.schema, run="r")
+    second.write(TABLE)
+    second.abandon()
+    assert first.close().rows == 3
+    assert client.get("store/t").read_all() == TABLE
+
+
+def test_a_slow_disk_is_not_a_silent_client(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = DiskMedium.write
+
+    def slow(*given: Any) -> Any:
+        time.sleep(1.5)  # longer than a client may be silent
+        return write(*given)
+
+    monkeypatch.setattr(DiskMedium, "write", slow)
+    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    with connect(server.url) as client:
+        assert client.put("store/t", TABLE).rows == 3
+
+
+def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
+    def settings(data: str) -> Settings:
+        return Settings(data=tmp_path / data, listen="grpc://127.0.0.1:0", store=f"disk:{tmp_path / 'store'}")
+
+    with serving(settings("a")) as server, connect(server.url) as client:
+        client.put("store/t", TABLE)
+        with pytest.raises(InvalidRequest, match="belongs to another data folder"), serving(settings("b")):
+            pass
+        assert client.get("store/t").read_all() == TABLE
+
+
+def test_a_new_ledger_is_not_started_over_a_store_that_holds_parts(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    with serving(settings) as server, connect(server.url) as client:
+        client.put("store/t", TABLE)
+    for file in tmp_path.glob("data/ledger.db*"):
+        file.unlink()
+    with pytest.raises(InvalidRequest, match="restore"), serving(settings):
+        pass
+    assert list((tmp_path / "data" / "parts").rglob("*-000000"))

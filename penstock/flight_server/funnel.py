@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -13,6 +14,7 @@ from penstock.errors import Internal, LimitExceeded, PenstockError, to_flight
 from penstock.flight_server.access import Call
 
 log = logging.getLogger("penstock")
+_T = TypeVar("_T")
 
 
 @contextmanager
@@ -27,10 +29,10 @@ def funnel(call: Call) -> Iterator[None]:
         raise to_flight(known) from None
 
 
-def funnelled(call: Call, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def funnelled(call: Call, stream: Iterable[_T]) -> Iterator[_T]:
     """Around a stream, whose errors come after its handler has returned."""
     with funnel(call):
-        yield from batches
+        yield from stream
 
 
 class Frameless(Exception):

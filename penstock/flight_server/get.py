@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -33,7 +34,7 @@ def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer, moved:
         moved(first.rows, first.bytes)
         return flight.RecordBatchStream(first.reader(ticket.columns))  # 3.
     schema = projection.select(_schema(ticket, first), ticket.columns)
-    parts = (first if name == ticket.get[0] else store.open(name) for name in ticket.get)
+    parts = chain((first,), map(store.open, ticket.get[1:]))
     return flight.GeneratorStream(schema, funnelled(call, _streams(ticket, schema, parts, moved)))
 
 

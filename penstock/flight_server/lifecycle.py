@@ -114,7 +114,7 @@ def lean_memory() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell is wanted
 
 
-def run(settings: Settings, *, announce: bool = True) -> int:
+def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, then drain; the process's exit code."""
     settings.check()
     if settings.memory_limit is not None:
@@ -129,8 +129,7 @@ def run(settings: Settings, *, announce: bool = True) -> int:
                     *settings.http_address(), ready=lambda: not server.streams.closed, metrics=server.metrics.text
                 )
                 http.start()
-            if announce:
-                _announce(settings, server, http)
+            _announce(settings, server, http)
             while not stop.wait(_LOOK_UP):
                 pass
             log.info("draining: %d calls are open, they have %g s", server.streams.open_streams, settings.drain)

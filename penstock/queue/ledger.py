@@ -157,13 +157,11 @@ class Ledger(Catalog):
                 with self.database.transaction() as t:
                     t.execute("UPDATE datasets SET ticketed = ? WHERE path = ?", (ticketed_until + 60, path))
             parts = self.database.rows(
-                "SELECT name, rows, bytes, ipc, incarnation FROM parts JOIN schemas ON schemas.id = parts.schema "
+                "SELECT name, rows, bytes, ipc FROM parts JOIN schemas ON schemas.id = parts.schema "
                 "WHERE path = ? AND state = 'visible' ORDER BY seq",
                 path,
             )
-            return dataset, [
-                HeldPart(r["name"], r["rows"], r["bytes"], to_schema(r["ipc"]), r["incarnation"]) for r in parts
-            ]
+            return dataset, [HeldPart(r["name"], r["rows"], r["bytes"], to_schema(r["ipc"])) for r in parts]
 
     def abort_own(self) -> int:
         """At start: end the writes that were one put's, as the process that served it is gone; how many."""

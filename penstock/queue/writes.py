@@ -57,7 +57,6 @@ class HeldPart:
     rows: int
     bytes: int
     schema: pa.Schema
-    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest, StoreFull, Unavailable
+from penstock.projection import first_rows
 from penstock.streams import Writer, as_batches, batches_of, translated
 from penstock.views import Info, Listing
 from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
@@ -129,27 +130,36 @@ class Client:
         *,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
+        filter: str | None = None,
         part: int | None = None,
         parallel: int = 1,
     ) -> pa.RecordBatchReader:
         """Read a dataset, or one part of it: a reader of batches; `.read_all()` makes a Table.
 
-        Columns and limit are applied at the server. On the server's own host parts are mapped into memory instead of
-        sent; elsewhere `parallel` fetches so many endpoints (of about 32 MiB) ahead. What is deleted or overwritten
-        meanwhile stays readable for the life of the tickets.
+        Columns, limit and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. On the
+        server's own host unfiltered parts are mapped into memory instead of sent; elsewhere `parallel` fetches so many
+        endpoints (of about 32 MiB) ahead. What is deleted or overwritten meanwhile stays readable for the life of the
+        tickets.
         """
-        info = self.info(path, columns=columns, limit=limit, part=part)
+        info = self.info(path, columns=columns, limit=limit, filter=filter, part=part)
         rows = [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in info.endpoints]
-        batches = batches_of(
-            self._fetch, info.endpoints, local=info.local, columns=columns, rows=rows, parallel=parallel
-        )
+        door = info.local if filter is None else None  # who maps a part would have to filter it
+        batches = batches_of(self._fetch, info.endpoints, local=door, columns=columns, rows=rows, parallel=parallel)
+        if filter is not None and limit is not None:
+            batches = first_rows(batches, limit)
         return pa.RecordBatchReader.from_batches(info.schema, batches)
 
     def info(
-        self, path: str, *, columns: Sequence[str] | None = None, limit: int | None = None, part: int | None = None
+        self,
+        path: str,
+        *,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        filter: str | None = None,
+        part: int | None = None,
     ) -> Info:
-        """A dataset's schema, size, and endpoints with tickets."""
-        command = ReadCommand(path, None if columns is None else tuple(columns), limit, part)
+        """A dataset's schema, size, and endpoints with tickets. How many rows a filter keeps is seen on reading."""
+        command = ReadCommand(path, None if columns is None else tuple(columns), limit, part, filter)
         descriptor = flight.FlightDescriptor.for_command(command.encode())
         found = self._retried(lambda: self._flight.get_flight_info(descriptor, self._options()))
         entry = Entry.decode(found.app_metadata)

@@ -26,6 +26,7 @@ class ReadTicket(Body):
     limit: int | None = None
     schema: str | None = None
     """Base64 of the dataset's IPC schema, where the parts were written with a narrower one."""
+    filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

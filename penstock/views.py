@@ -19,7 +19,10 @@ _RIGHT = ("rows", "size", "parts", "changed")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Info:
-    """A dataset: its schema, its size, and endpoints with a ticket for each run of parts."""
+    """A dataset: its schema, its size, and endpoints with a ticket for each run of parts.
+
+    Rows and bytes are -1, as Flight has it, where a filter decides.
+    """
 
     path: str
     schema: pa.Schema
@@ -31,7 +34,8 @@ class Info:
     local: str | None = None
 
     def __repr__(self) -> str:
-        head = f"{self.path}: {self.rows:,} rows, {readable.size(self.bytes)} in {self.parts:,} parts"
+        amount = "some rows" if self.rows < 0 else f"{self.rows:,} rows, {readable.size(self.bytes)}"
+        head = f"{self.path}: {amount} in {self.parts:,} parts"
         return "\n".join(
             [head, *(f"  {field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in self.schema)]
         )

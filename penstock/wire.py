@@ -92,13 +92,16 @@ def load_object(raw: bytes, what: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand(Body):
-    """A descriptor's command for get_flight_info: a dataset, some of its columns, its first rows."""
+    """A descriptor's command for get_flight_info: a dataset, some of its columns, some of its rows."""
 
     path: str
     columns: tuple[str, ...] | None = None
     limit: int | None = None
+    """The first so many rows; with a filter, at most so many from each endpoint."""
     part: int | None = None
     """Only this part, counted from 0."""
+    filter: str | None = None
+    """Only the rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ class Entry(Body):
 
 @dataclass(frozen=True, slots=True)
 class EndpointNote(Body):
-    """What a reader may know of an endpoint before it fetches it: FlightEndpoint.app_metadata."""
+    """What a reader may know of an endpoint before it fetches it: FlightEndpoint.app_metadata. A filter takes less."""
 
     rows: int
     bytes: int

@@ -24,7 +24,19 @@ ROOT = Path(__file__).parents[1]
 LINKS = ("flight_server", "spark_plugin", "store", "queue")
 HEAVY = ("pandas", "pyspark", "ray", "google", "grpc", "sqlite3", "click", "rich")
 
-GROUND = ("bodies", "errors", "paths", "projection", "readable", "schemas", "steps", "tickets", "views", "wire")
+GROUND = (
+    "bodies",
+    "errors",
+    "filters",
+    "paths",
+    "projection",
+    "readable",
+    "schemas",
+    "steps",
+    "tickets",
+    "views",
+    "wire",
+)
 ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itself; from the ground up
     **dict.fromkeys(GROUND, GROUND),
     "store": GROUND,

@@ -33,7 +33,7 @@ class HttpDoor:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+            def log_message(self, format: str, *args: object) -> None:  # the base class's name
                 """Probes come every few seconds: no line for each."""
 
         try:

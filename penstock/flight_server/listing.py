@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import paths, projection
+from penstock import filters, paths, projection
 from penstock.bodies import Summary
 from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.queue.ledger import Ledger
@@ -46,13 +46,15 @@ class Lister:
                 "Write it again with mode 'overwrite', or delete it"
             )
         _check_columns(dataset, command.columns)
-        runs = list(_runs(_first_parts(_chosen(dataset, parts, command.part), command.limit)))
+        filtered = command.filter is not None and bool(filters.parse(command.filter, dataset.schema))
+        planned = None if filtered else command.limit  # which rows a filter keeps isn't known yet
+        runs = list(_runs(_first_parts(_chosen(dataset, parts, command.part), planned)))
         return flight.FlightInfo(
             projection.select(dataset.schema, command.columns),
             descriptor,
             [self._endpoint(dataset, run, command, expires) for run in runs],
-            sum(run.rows for run in runs),
-            sum(run.bytes for run in runs),
+            -1 if filtered else sum(run.rows for run in runs),
+            -1 if filtered else sum(run.bytes for run in runs),
             ordered=True,
             app_metadata=self._entry(dataset).encode(),
         )
@@ -85,7 +87,8 @@ class Lister:
         narrower = not run.parts[0].schema.equals(dataset.schema)
         schema = base64.b64encode(dataset.schema.serialize()).decode() if narrower else None
         names = tuple(part.name for part in run.parts)
-        ticket = ReadTicket(names, dataset.path, round(expires, 3), command.columns, run.limit, schema)
+        limit = run.limit if command.filter is None else command.limit
+        ticket = ReadTicket(names, dataset.path, round(expires, 3), command.columns, limit, schema, command.filter)
         return flight.FlightEndpoint(
             self.signer.sign(ticket),
             [self.location] if self.location else [],

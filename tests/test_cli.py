@@ -149,7 +149,6 @@ MISTAKES = [
     (("get", "store/demo/trips", "-o", "{tmp}/a.xls"), app.USAGE, ".xls"),
     (("get", "store/demo/trips", "-o", "{tmp}/no/a.csv"), app.NOT_FOUND, "no folder"),
     (("get", "store/demo/trips", "-o", "{tmp}", "--format", "csv"), app.USAGE, "is a folder"),
-    (("get", "store/demo/trips", "-o", "{tmp}/a.csv", "--format", "table"), app.USAGE, "terminal"),
     (("get", "store/demo/trips", "-c", "id,fair"), app.USAGE, "did you mean 'fare'?"),
     (("get", "store/demo/trips", "-n", "-1"), app.USAGE, "-1"),
     (("show", "store/none"), app.NOT_FOUND, "store/none"),

@@ -6,9 +6,12 @@ import re
 import socket
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.cli import app
+from penstock.client import Client
+from penstock.errors import PenstockError
 from penstock.flight_server.server import PenstockServer
 from tests.fix_cli import NOWHERE, Ran, Run
 
@@ -78,7 +81,7 @@ def test_doctor_finds_an_address_that_is_none(
 def test_doctor_finds_a_folder_that_cannot_be_written(
     here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch(0o700)
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "file"))
     done = here("doctor", "--json")
     assert (done.code, checks(done)["data folder"][0]) == (app.FAILED, "problem")
@@ -105,3 +108,15 @@ def test_doctor_wants_java_17_for_spark_alone(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     done = here("doctor", "--json")
     assert (done.code, checks(done)["Java"][0]) == (0, state)
+
+
+def test_doctor_counts_what_is_quarantined(here: Run, client: Client, tmp_path: Path) -> None:
+    client.put("store/x", pa.table({"id": [1, 2, 3]}))
+    (part,) = [file for file in (tmp_path / "data" / "parts").rglob("*") if file.is_file()]
+    damaged = bytearray(part.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    part.write_bytes(damaged)
+    with pytest.raises(PenstockError):
+        client.get("store/x").read_all()
+
+    assert checks(here("doctor", "--json"))["parts"][0] == "problem"

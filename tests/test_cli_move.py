@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
@@ -148,6 +149,29 @@ def test_stdout_of_one_is_stdin_of_another(here: Run, client: Client, format_: s
     assert client.get("store/b").read_all().equals(table)
 
 
+class Dribble(io.RawIOBase):
+    """A pipe whose writer sends a byte at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        return self._rest.readinto(memoryview(target)[:1])
+
+
+def test_stdin_is_recognised_however_slowly_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli.reading import Files
+
+    data = pa.BufferOutputStream()
+    pq.write_table(TRIPS, data)
+    dribble = io.BufferedReader(Dribble(data.getvalue().to_pybytes()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(dribble))
+    assert pa.Table.from_batches(Files(["-"])).equals(TRIPS)
+
+
 def test_into_a_pipe_go_all_rows_as_csv(here: Run, trips: str) -> None:
     rows = list(csv.reader(io.StringIO(here("get", trips).text)))
     assert [row[0] for row in rows[1:]] == [str(n) for n in range(100)]
@@ -200,6 +224,15 @@ def test_a_second_file_with_other_columns_leaves_nothing(
     assert "b.parquet has other columns than" in done.err
 
 
+def test_files_that_differ_in_metadata_alone_are_one_write(here: Run, client: Client, tmp_path: Path) -> None:
+    """pandas, Spark and others note something of their own in each."""
+    for name in ("a", "b"):
+        field = pa.field("x", pa.int64(), metadata={"of": name})
+        pq.write_table(pa.table({"x": [1]}, pa.schema([field], {"of": name})), tmp_path / f"{name}.parquet")
+    assert here("put", "store/a", str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")).code == 0
+    assert client.get("store/a").read_all().to_pydict() == {"x": [1, 1]}
+
+
 def test_modes(here: Run, trips: str, client: Client, parquet: str) -> None:
     refused = here("put", trips, parquet)
     assert (refused.code, "append" in refused.err) == (app.CONFLICT, True)
@@ -236,10 +269,15 @@ def test_writing_holds_a_few_batches_at_a_time(format_: str, tmp_path: Path, mon
     monkeypatch.setattr(writing, "_ROW_GROUP", 1 << 20)
     schema = pa.schema([("x", pa.string())])
     before = most = pa.total_allocated_bytes()
-    with (tmp_path / "out").open("wb") as sink, writing.writer(format_, sink, schema) as write:
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal most
         for number in range(60):
-            write(pa.record_batch([pa.array([f"{number} {row:>250}" for row in range(1_000)])], schema=schema))
+            yield pa.record_batch([pa.array([f"{number} {row:>250}" for row in range(1_000)])], schema=schema)
             most = max(most, pa.total_allocated_bytes())
+
+    with (tmp_path / "out").open("wb") as sink:
+        writing.write(format_, sink, schema, batches())
     assert most - before < 4 << 20, "of 15 MB in all"
 
 
@@ -322,3 +360,14 @@ def test_a_terminal_is_not_sent_what_it_would_obey(here: Run, client: Client) ->
 def test_bytes_are_kept_from_the_terminal(here: Run, trips: str) -> None:
     done = here("get", trips, "-o", "-", "--format", "parquet", terminal=True)
     assert (done.code, done.out) == (app.USAGE, b"")
+
+
+def test_a_filter_chooses_rows_at_the_server(here: Run, trips: str) -> None:
+    shown = here("get", trips, "--filter", "id >= 97", terminal=True)
+    assert [row.split()[0] for row in shown.text.splitlines()[2:]] == ["97", "98", "99"]
+    assert shown.err.strip() == "3 of 100 rows"
+    assert here("get", trips, "--filter", "id in (3, 5)", "-c", "id", "--format", "csv").text.split() == [
+        '"id"',
+        "3",
+        "5",
+    ]

@@ -14,14 +14,11 @@ FAILED, USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE, DENIED = 1, 2, 3, 4, 5, 6
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell says of a program that SIGPIPE ended
 
-_CODES: tuple[tuple[type[errors.PenstockError], int], ...] = (
-    (errors.SchemaMismatch, CONFLICT),
-    (errors.AlreadyExists, CONFLICT),
-    (errors.WriteEnded, CONFLICT),
-    (errors.InvalidRequest, USAGE),
+_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
+    ((errors.SchemaMismatch, errors.AlreadyExists, errors.WriteEnded), CONFLICT),
+    (errors.InvalidRequest, USAGE),  # after SchemaMismatch, which is one
     (errors.NotFound, NOT_FOUND),
-    (errors.Unavailable, UNAVAILABLE),
-    (errors.TimedOut, UNAVAILABLE),
+    ((errors.Unavailable, errors.TimedOut), UNAVAILABLE),
     (errors.Denied, DENIED),
 )
 
@@ -44,19 +41,18 @@ def run(arguments: Sequence[str]) -> int:
         code = cli.main(list(arguments), prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()  # a reader that has left is found out here, not at the interpreter's end
         return code if isinstance(code, int) else 0
-    except click.UsageError as wrong:
-        help_of = f"\n{wrong.ctx.command_path} --help says more" if wrong.ctx else ""
-        return _failed(f"{wrong.format_message()}{help_of}", USAGE)
     except click.ClickException as wrong:
-        return _failed(wrong.format_message(), FAILED)
+        context = getattr(wrong, "ctx", None)
+        help_of = f"\n{context.command_path} --help says more" if context else ""
+        return failed(f"{wrong.format_message()}{help_of}", wrong.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except errors.PenstockError as error:
-        return _failed(str(error), code_of(error))
+        return failed(str(error), code_of(error))
     except BrokenPipeError:
         return left_alone()
     except OSError as error:
-        return _failed(f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED)
+        return failed(f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED)
 
 
 def code_of(error: errors.PenstockError) -> int:
@@ -64,15 +60,11 @@ def code_of(error: errors.PenstockError) -> int:
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
-def say(message: str) -> None:
-    """One line of what went wrong, red on a terminal."""
+def failed(message: str, code: int) -> int:
+    """One line of what went wrong, red on a terminal; the code."""
     import click
 
     click.echo(click.style(f"penstock: {message}", fg="red"), err=True)
-
-
-def _failed(message: str, code: int) -> int:
-    say(message)
     return code
 
 

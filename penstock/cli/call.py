@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from penstock import readable
 from penstock.cli import tables
 from penstock.cli.session import Session, example, pass_session, shared
 from penstock.errors import InvalidRequest
@@ -24,33 +25,24 @@ from penstock.errors import InvalidRequest
 def call(session: Session, name: str | None, body: str | None) -> None:
     """Call the action NAME with a JSON object; without a name, list the actions. BODY `-` is read from stdin."""
     with session.connect() as client:
-        if name is None:
-            _list(session, client.actions())
-            return
-        answer = client.call(name, _object(body))
-    if session.json:
-        tables.line(answer)
-    else:
-        click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-
-
-def _list(session: Session, actions: dict[str, str]) -> None:
-    if session.json:
-        for name, sentence in actions.items():
-            tables.line({"action": name, "does": sentence})
-        return
-    tables.listing(("action", "does"), [*actions.items()])
+        if name is not None:
+            answer = client.call(name, _object(body))
+            if session.json:
+                tables.lines(answer)
+            else:
+                click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        elif session.json:
+            tables.lines(*({"action": action, "does": does} for action, does in client.actions().items()))
+        else:
+            tables.listing(readable.table(("action", "does"), [*client.actions().items()]))
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    if text == "-":
-        text = sys.stdin.read()
+    text = sys.stdin.read() if text == "-" else text or "{}"
     try:
-        found = json.loads(text or "{}")
+        found = json.loads(text)
     except ValueError as broken:
-        raise InvalidRequest(
-            f"the body isn't JSON: {broken}. Expected an object, such as '{{\"path\": …}}'"
-        ) from broken
+        raise InvalidRequest(f"the body isn't JSON: {broken}; expected an object: '{{\"path\": …}}'") from broken
     if not isinstance(found, dict):
-        raise InvalidRequest(f"the body is JSON, but no object: {tables.cut(str(text), 40)}")
+        raise InvalidRequest(f"the body is JSON, but no object: {tables.cut(text, 40)}")
     return found

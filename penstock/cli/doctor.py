@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -44,16 +43,14 @@ class Finding(NamedTuple):
 @pass_session
 def doctor(session: Session) -> int:
     """Check Python, packages, Java, ports, disk and the server; say what to do. The exit code is 1 for a problem."""
-    worst = 0
-    for found in _findings(session):
+    code = 0
+    for state, what, said in _findings(session):
         if session.json:
-            tables.line({"check": found.what, "state": found.state, "said": found.said})
+            tables.lines({"check": what, "state": state, "said": said})
         else:
-            click.echo(
-                f"{click.style(found.state.ljust(7), fg=_COLOURS[found.state])}  {found.what.ljust(11)}  {found.said}"
-            )
-        worst = max(worst, FAILED * (found.state == "problem"))
-    return worst
+            click.echo(f"{click.style(state.ljust(7), fg=_COLOURS[state])}  {what.ljust(11)}  {said}")
+        code = FAILED if state == "problem" else code
+    return code
 
 
 def _findings(session: Session) -> Iterator[Finding]:
@@ -61,8 +58,9 @@ def _findings(session: Session) -> Iterator[Finding]:
     yield from _packages()
     yield _java()
     yield _data_folder()
-    server = list(_server(session))
-    yield from _ports(session, reached=len(server) > 1 or server[0].what == "token")
+    url = session.url or os.environ.get("PENSTOCK_URL") or _USUAL
+    server = list(_server(session, url))
+    yield from _ports(_address(url) if len(server) > 1 or server[0].what == "token" else None)
     yield from server
 
 
@@ -108,8 +106,8 @@ def _java() -> Finding:
         said = subprocess.run([program or "java", "-version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  # the user's own Java
     except (OSError, subprocess.TimeoutExpired):
         return Finding("note", "Java", f"none found; only Spark needs it ({_JAVA} or newer)")
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', said.stderr + said.stdout)
-    version = int(found[2] if found[1] == "1" and found[2] else found[1]) if found else 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)  # 8 called itself 1.8
+    version = int(found[1]) if found else 0
     if version < _JAVA:
         return Finding("note", "Java", f"{version or 'unknown'} at {program}; Spark needs {_JAVA} or newer (JAVA_HOME)")
     return Finding("ok", "Java", str(version))
@@ -120,50 +118,40 @@ def _data_folder() -> Finding:
 
     folder = Path(os.environ.get("PENSTOCK_DATA") or default_data())
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as refused:
-        return Finding(
-            "problem", "data folder", f"{folder} can't be written ({refused.strerror}): choose one with serve --data"
-        )
     free = shutil.disk_usage(there).free
     text = f"{folder}, {readable.size(free)} free"
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        return Finding("problem", "data folder", f"{folder} can't be written: choose one with serve --data")
     if free < _NEEDED_DISK:
         return Finding("problem", "data folder", f"{text}: make room, or choose another with serve --data")
     return Finding("ok", "data folder", text)
 
 
-def _ports(session: Session, *, reached: bool) -> Iterator[Finding]:
-    """The ports that `serve` would take, by its variables or defaults."""
+def _ports(reached: tuple[str, int] | None) -> Iterator[Finding]:
+    """The ports that `serve` would take, by its variables or defaults; a server was reached at one of them, or not."""
     from penstock.flight_server import settings
 
     listen = os.environ.get("PENSTOCK_LISTEN") or settings.DEFAULT_LISTEN
     http = os.environ.get("PENSTOCK_HTTP") or settings.DEFAULT_HTTP
-    here, there = _address(listen), _address(_url(session))
-    yield _port(
-        listen, ours=reached and here is not None and there is not None and here[1] == there[1], option="--listen"
-    )
+    where = _address(listen)
+    yield _port("--listen", listen, ours=bool(reached and where and reached[1] == where[1]))
     if http != "off":
-        yield _port(f"//{http}", ours=_answers_healthz(http), option="--http")
+        yield _port("--http", f"http://{http}", ours=_is_healthy(f"http://{http}/healthz"))
 
 
-def _port(url: str, *, ours: bool, option: str) -> Finding:
+def _port(option: str, url: str, *, ours: bool) -> Finding:
     address = _address(url)
     if address is None:
-        return Finding("problem", f"serve {option}", f"{url.removeprefix('//')!r} has no host and port")
+        return Finding("problem", f"serve {option}", f"{url!r} has no host and port")
     what = f"port {address[1]}"
-    with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections don't count
-        try:
-            probe.bind(address)
-        except OSError as refused:
-            if ours:
-                return Finding("ok", what, "a penstock server has it")
-            return Finding(
-                "problem", what, f"{refused.strerror}: end what has it, or choose another with serve {option}"
-            )
-    return Finding("ok", what, "free")
+    try:
+        with socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET):
+            return Finding("ok", what, "free")
+    except OSError as refused:
+        if ours:
+            return Finding("ok", what, "a penstock server has it")
+        said = f"{refused.strerror}: end what has it, or choose another with serve {option}"
+        return Finding("problem", what, said)
 
 
 def _address(url: str) -> tuple[str, int] | None:
@@ -174,40 +162,35 @@ def _address(url: str) -> tuple[str, int] | None:
         return None
 
 
-def _answers_healthz(address: str) -> bool:
+def _is_healthy(url: str) -> bool:
     try:
-        with urlopen(f"http://{address}/healthz", timeout=2) as answer:
+        with urlopen(url, timeout=2) as answer:  # noqa: S310  # http, see above
             return bool(answer.read() == b"ok\n")
     except (OSError, ValueError):
         return False
 
 
-def _url(session: Session) -> str:
-    return session.url or os.environ.get("PENSTOCK_URL") or _USUAL
-
-
-def _server(session: Session) -> Iterator[Finding]:
+def _server(session: Session, url: str) -> Iterator[Finding]:
     """Whether the server answers, is of this version, and lets us in."""
-    url = _url(session)
     try:
         with session.connect(timeout=5.0, retry_for=0.0) as client:
+            client.list("write/")
+            yield Finding("ok", "token", "taken" if client.settings.token else "none needed")
             health = client.call("health")
             if health["version"] == penstock.__version__:
                 yield Finding("ok", "server", f"{url}: {health['state']}, store {health['store']}")
             else:
-                yield Finding(
-                    "note", "server", f"{url} is {health['version']}, this is {penstock.__version__}: use the same"
+                said = f"{url} is {health['version']}, this is {penstock.__version__}: use the same"
+                yield Finding("note", "server", said)
+            if corrupt := health["quarantined_parts"]:
+                said = (
+                    f"{corrupt} corrupt: reads of what had them fail by name; write those datasets again, see the disk"
                 )
-            client.list("write/")
-            yield Finding("ok", "token", "taken" if client.settings.token else "none needed")
+                yield Finding("problem", "parts", said)
     except Denied as refused:
         yield Finding("problem", "token", str(refused))
     except PenstockError as away:
-        yield _away(url, away)
-
-
-def _away(url: str, away: PenstockError) -> Finding:
-    """No server at the usual place is how everybody begins; at a place that was named it is a fault."""
-    if url == _USUAL:
-        return Finding("note", "server", f"none at {url}: penstock serve starts one")
-    return Finding("problem", "server", f"none answers at {url}: look for the address and its log ({away})")
+        if url == _USUAL:  # how everybody begins; at a place that was named it is a fault
+            yield Finding("note", "server", f"none at {url}: penstock serve starts one")
+        else:
+            yield Finding("problem", "server", f"none answers at {url}: look for the address and its log ({away})")

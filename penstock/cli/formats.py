@@ -32,11 +32,9 @@ def by_extension(file: str) -> str:
 
 
 def by_beginning(head: bytes) -> str:
-    """The format of what begins so: four of the five are recognised, anything else is CSV."""
-    if head.startswith(b"ARROW1"):
+    """The format of what begins so (a file of Arrow or a stream is found out on opening); anything else is CSV."""
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
         return "arrow"
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"\xff\xff\xff\xff"):
-        return "arrows"
     return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"

@@ -1,10 +1,14 @@
-"""The command `penstock` itself: its help, its commands, and the script that completes them."""
+"""The command `penstock` itself: its help, its verbs, and the script that completes them.
+
+A new verb is a file, an import, and its place in the tuple below.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 import penstock
 from penstock.cli.app import left_alone
@@ -29,6 +33,11 @@ Exit codes
 A token comes from PENSTOCK_TOKEN, a certificate authority's file from PENSTOCK_CA.
 Example: penstock put store/demo/trips trips.parquet && penstock get store/demo/trips -n 5
 """
+_INSTALL = {
+    "bash": """echo 'eval "$(penstock completion bash)"' >> ~/.bashrc""",
+    "zsh": """echo 'eval "$(penstock completion zsh)"' >> ~/.zshrc""",
+    "fish": "penstock completion fish > ~/.config/fish/completions/penstock.fish",
+}
 
 
 class InOrder(click.Group):
@@ -61,23 +70,13 @@ for command in (serve, put, ls, show, get, rm, call, doctor):
     cli.add_command(command)
 
 
-@cli.command(
-    epilog=example("echo 'eval \"$(penstock completion bash)\"' >> ~/.bashrc"),
-    short_help="Print the script that lets a shell complete all this.",
-)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@cli.command(epilog=example(_INSTALL["bash"]), short_help="Print the script that lets a shell complete all this.")
+@click.argument("shell", type=click.Choice([*_INSTALL]))
 def completion(shell: str) -> None:
     """Print the script that lets SHELL complete commands, options and paths."""
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(cli, {}, "penstock", "_PENSTOCK_COMPLETE").source()
     if shell == "bash":  # a folder isn't the end of a path: no space after it
         script = script.replace("    return 0", '    [[ "${COMPREPLY[0]}" == */ ]] && compopt -o nospace\n    return 0')
-    how = {
-        "bash": """echo 'eval "$(penstock completion bash)"' >> ~/.bashrc""",
-        "zsh": """echo 'eval "$(penstock completion zsh)"' >> ~/.zshrc""",
-        "fish": "penstock completion fish > ~/.config/fish/completions/penstock.fish",
-    }
-    click.echo(f"# to install: {how[shell]}\n{script}")
+    click.echo(f"# to install: {_INSTALL[shell]}\n{script}")

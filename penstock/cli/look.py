@@ -15,13 +15,9 @@ from penstock.errors import NotFound
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.views import Listing
-    from penstock.wire import Entry
 
-_ENDED = {
-    "finished": "yes",
-    "aborted": "never, it was aborted",
-    "expired": "never, it was idle for too long",
-}
+_ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
+_LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
 
 
 @click.command(epilog=example("penstock ls store/demo"), short_help="List a folder, or the open writes.")
@@ -42,33 +38,25 @@ def ls(session: Session, path: str, *, recursive: bool) -> None:
 def _list_datasets(session: Session, found: Listing) -> None:
     entries = sorted(found, key=lambda entry: (entry.kind != "folder", entry.path))
     if session.json:
-        for entry in entries:
-            tables.line(_entry(entry))
-        return
-    if not entries:
+        tables.lines(*({name: value for name, value in e.to_json().items() if name != "local"} for e in entries))
+    elif entries:
+        tables.listing(repr(type(found)(entries)))
+    else:
         click.echo("nothing here; penstock put store/… FILE brings something", err=True)
-        return
-    rows = [
-        (e.path, f"{e.rows:,}", readable.size(e.bytes), f"{e.parts:,}", tables.ago(e.changed), e.state or "")
-        for e in entries
-    ]
-    heads = ("path", "rows", "size", "parts", "changed", "")
-    tables.listing(heads, rows, right=heads[1:5])
 
 
 def _list_writes(session: Session, writes: list[dict[str, Any]]) -> None:
+    heads = ("write", "for", "opened", "last put", "visible")
     if session.json:
-        for write in writes:
-            tables.line(write)
-        return
-    if not writes:
+        tables.lines(*writes)
+    elif writes:
+        rows = [
+            (f"write/{w['write']}", _purpose(w), tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w))
+            for w in writes
+        ]
+        tables.listing(readable.table(heads, rows, right=heads[2:4]))
+    else:
         click.echo("no write is open", err=True)
-        return
-    rows = [
-        (f"write/{w['write']}", _purpose(w), tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w))
-        for w in writes
-    ]
-    tables.listing(("write", "for", "opened", "last put", "visible"), rows, right=("opened", "last put"))
 
 
 @click.command(epilog=example("penstock show store/demo/trips"), short_help="Describe a dataset, a folder or a write.")
@@ -80,36 +68,30 @@ def show(session: Session, path: str) -> None:
     with session.connect() as client:
         found = _describe(client, path)
     if session.json:
-        tables.line(found)
+        tables.lines(found)
     elif found["kind"] == "write":
         tables.description(f"write/{found['write']}", _write_facts(found))
     elif found["kind"] == "folder":
         tables.description(found["path"], {"datasets": f"{found['datasets']:,}", **_size_facts(found)})
     else:
-        tables.description(found["path"], {**_size_facts(found), "lost": _lost(found)})
-        _show_schema(found["schema"])
+        tables.description(found["path"], {**_size_facts(found), "lost": _LOST if found["lost"] else ""})
+        click.secho(f"  {tables.counted(len(found['schema']), 'column')}", dim=True)
+        rows = [(tables.printable(c["name"]), c["type"], "" if c["nullable"] else "not null") for c in found["schema"]]
+        for line in readable.table(("", "", ""), rows).splitlines()[1:]:
+            click.echo(f"    {line}")
 
 
 def _describe(client: Client, path: str) -> dict[str, Any]:
+    """What the server says of a path; of a folder, which is no thing there, what its datasets are together."""
     try:
         return client.call("describe", {"path": path})
     except NotFound:
         below = [] if path.startswith("write/") else client.list(path, recursive=True)
         if not below:
             raise
-    return {
-        "kind": "folder",
-        "path": path.rstrip("/") + "/",
-        "datasets": len(below),
-        "rows": sum(entry.rows for entry in below),
-        "bytes": sum(entry.bytes for entry in below),
-        "parts": sum(entry.parts for entry in below),
-        "changed": max(entry.changed or 0.0 for entry in below),
-    }
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    return {name: value for name, value in entry.to_json().items() if name != "local"}
+    totals = {name: sum(getattr(entry, name) for entry in below) for name in ("rows", "bytes", "parts")}
+    changed = max(entry.changed or 0.0 for entry in below)
+    return {"kind": "folder", "path": path.rstrip("/") + "/", "datasets": len(below), **totals, "changed": changed}
 
 
 def _size_facts(found: dict[str, Any]) -> dict[str, str]:
@@ -133,19 +115,11 @@ def _write_facts(write: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _show_schema(schema: list[dict[str, Any]]) -> None:
-    click.secho(f"  {tables.counted(len(schema), 'column')}", dim=True)
-    names = [tables.printable(column["name"]) for column in schema]
-    longest = max((len(name) for name in names), default=0)
-    for name, column in zip(names, schema, strict=True):
-        click.echo(f"    {name.ljust(longest)}  {column['type']}{'' if column['nullable'] else '  not null'}")
-
-
 def _purpose(write: dict[str, Any]) -> str:
     """Where the rows go, and how, if not as usual."""
     run = write.get("run")
     how = [write["mode"]] * (write["mode"] != "error") + [f"run {run}"] * (run is not None)
-    return f"{write['path']} ({', '.join(how)})" if how else str(write["path"])
+    return tables.printable(f"{write['path']} ({', '.join(how)})" if how else write["path"])
 
 
 def _visible(write: dict[str, Any]) -> str:
@@ -155,8 +129,3 @@ def _visible(write: dict[str, Any]) -> str:
     if not write["attempts"]:
         return "no, no attempt is whole"
     return f"no, {tables.counted(write['attempts'], 'whole attempt')} until finish"
-
-
-def _lost(found: dict[str, Any]) -> str:
-    how = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
-    return how if found["lost"] else ""

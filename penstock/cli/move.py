@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock import readable
-from penstock.cli import app, preview, tables
+from penstock.cli import app, tables
 from penstock.cli.formats import FORMATS, by_extension
 from penstock.cli.session import Session, completed, example, pass_session, shared
 from penstock.errors import InvalidRequest, NotFound, PenstockError
@@ -20,29 +20,37 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.client import Client
-    from penstock.wire import Mode, Receipt
+    from penstock.wire import Mode
+
+_OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .ndjson; - is stdout."
+_INPUT_FORMAT = "Instead of what a file's extension, or stdin's beginning, says."
+_MODES = ("error", "append", "overwrite")
 
 
 @click.command(
-    epilog=example("penstock get store/demo/trips -n 5", "penstock get store/demo/trips -c id,fare -o fares.parquet"),
+    epilog=example(
+        "penstock get store/demo/trips -n 5",
+        "penstock get store/demo/trips --filter 'fare > 40' -c id,fare -o fares.parquet",
+    ),
     short_help="Show a dataset, or write it to a file or stdout.",
 )
 @click.argument("path", shell_complete=completed)
 @click.option("-n", "--rows", metavar="N", type=click.IntRange(min=0), help="The first N rows only.")
 @click.option("-c", "--columns", metavar="A,B", help="These columns, in this order.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .ndjson; - is stdout.",
-)
-@click.option(
-    "--format", "format_", type=click.Choice(["table", *FORMATS]), help="Instead of what FILE's extension says."
-)
+@click.option("--filter", metavar="TEXT", help="Rows for which this is true: \"fare > 10 and city = 'Oslo'\".")
+@click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Instead of what FILE's extension says.")
 @shared
 @pass_session
 def get(
-    session: Session, path: str, *, rows: int | None, columns: str | None, output: str | None, format_: str | None
+    session: Session,
+    path: str,
+    *,
+    rows: int | None,
+    columns: str | None,
+    filter: str | None,
+    output: str | None,
+    kind: str | None,
 ) -> None:
     """Read the dataset PATH.
 
@@ -50,65 +58,48 @@ def get(
     file, which appears when it is whole. In CSV and JSON times are text, bytes are base64; nested values are JSON.
     """
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
-    to_file = output not in (None, "-")
-    kind = format_ or (by_extension(output) if output and to_file else _stdout_format(session, output))
-    if to_file and kind == "table":
-        raise InvalidRequest("--format table is for the terminal: give a format that a file can have")
-    if kind not in ("table", "csv", "json") and not to_file and tables.on_terminal():
+    file = None if output == "-" else output
+    if kind is None and file:
+        kind = by_extension(file)
+    elif kind is None and session.json:
+        kind = "json"
+    elif kind is None and not (output is None and tables.on_terminal()):
+        kind = "csv"
+    elif kind in ("arrow", "arrows", "parquet") and not file and tables.on_terminal():
         raise InvalidRequest(f"{kind} is no text for a terminal: -o FILE, or a pipe")
     with session.connect() as client:
-        if kind == "table":
-            preview.show(client, path, rows, wanted)
-        else:
-            _save(session, client, path, rows, wanted, output if to_file else None, kind)
+        if kind is None:
+            from penstock.cli import preview
+
+            preview.show(client, path, rows, wanted, filter)
+            return
+        from penstock.cli import writing
+
+        with contextlib.closing(client.get(path, limit=rows, columns=wanted, filter=filter)) as reader:
+            if file is None:
+                writing.write(kind, sys.stdout.buffer, reader.schema, reader)
+            else:
+                whole = rows is None and columns is None and filter is None
+                total = client.call("describe", {"path": path})["bytes"] if whole else None
+                _save(session, path, reader, file, kind, total)
 
 
-def _stdout_format(session: Session, output: str | None) -> str:
-    if session.json:
-        return "json"
-    return "table" if output is None and tables.on_terminal() else "csv"
-
-
-def _save(
-    session: Session,
-    client: Client,
-    path: str,
-    rows: int | None,
-    columns: list[str] | None,
-    file: str | None,
-    kind: str,
-) -> None:
+def _save(session: Session, path: str, reader: pa.RecordBatchReader, file: str, kind: str, total: float | None) -> None:
     from penstock.cli import writing
 
-    began = time.monotonic()
-    if file is None:
-        with closing(client.get(path, limit=rows, columns=columns)) as reader:
-            _copy(reader, sys.stdout.buffer, kind, "", None)
-            sys.stdout.buffer.flush()
-        return
-    known = client.call("describe", {"path": path})
-    share = 1.0 if rows is None or not known["rows"] else min(1.0, rows / known["rows"])
-    with closing(client.get(path, limit=rows, columns=columns)) as reader, writing.whole_file(file) as sink:
-        copied, size = _copy(reader, sink, kind, path, None if columns else known["bytes"] * share)
-        written = sink.tell() if sink.seekable() else size
-    seconds = time.monotonic() - began
-    if session.json:
-        tables.line({"path": path, "file": file, "rows": copied, "bytes": written, "seconds": round(seconds, 3)})
-    else:
-        click.echo(f"{file}: {copied:,} rows, {readable.size(written)}{_rate(size, seconds)}")
+    began, rows, size = time.monotonic(), 0, 0
 
-
-def _copy(reader: pa.RecordBatchReader, sink: IO[bytes], kind: str, what: str, total: float | None) -> tuple[int, int]:
-    """Batch by batch into the sink; the rows, and the bytes that they have in Arrow."""
-    from penstock.cli import writing
-
-    rows = size = 0
-    with tables.progress(what, total, wanted=bool(what)) as done, writing.writer(kind, sink, reader.schema) as write:
+    def watched() -> Iterator[pa.RecordBatch]:
+        nonlocal rows, size
         for batch in reader:
-            write(batch)
+            yield batch
             rows, size = rows + batch.num_rows, size + batch.nbytes
             done(size)
-    return rows, size
+
+    with writing.whole_file(file) as sink, tables.progress(path, total) as done:
+        writing.write(kind, sink, reader.schema, watched())
+        written = sink.tell() if sink.seekable() else size
+    _report(session, file, {"path": path, "file": file, "rows": rows, "bytes": written}, began)
 
 
 @click.command(
@@ -120,25 +111,12 @@ def _copy(reader: pa.RecordBatchReader, sink: IO[bytes], kind: str, what: str, t
 )
 @click.argument("path", shell_complete=completed)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--mode",
-    type=click.Choice(["error", "append", "overwrite"]),
-    default="error",
-    show_default=True,
-    help="If the dataset exists.",
-)
+@click.option("--mode", type=click.Choice(_MODES), default="error", show_default=True, help="If the dataset exists.")
 @click.option("--run", metavar="NAME", help="Do this once: the same run again writes nothing.")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(FORMATS),
-    help="Instead of what a file's extension, or stdin's beginning, says.",
-)
+@click.option("--format", "kind", type=click.Choice(FORMATS), help=_INPUT_FORMAT)
 @shared
 @pass_session
-def put(
-    session: Session, path: str, files: tuple[str, ...], *, mode: str, run: str | None, format_: str | None
-) -> None:
+def put(session: Session, path: str, files: tuple[str, ...], *, mode: Mode, run: str | None, kind: str | None) -> None:
     """Write files to the dataset PATH, all or nothing; several files are one write, `-` is stdin.
 
     It reads Parquet, Arrow files and streams, CSV with a line of heads, and JSON lines. The types of text come from
@@ -147,7 +125,7 @@ def put(
     from penstock.cli.reading import Files
 
     began = time.monotonic()
-    rows = Files(files, format_)
+    rows = Files(files, kind)
 
     def watched() -> Iterator[pa.RecordBatch]:
         for batch in rows:
@@ -155,19 +133,18 @@ def put(
             done(rows.done)
 
     with session.connect() as client, tables.progress(path, rows.total, wanted=not session.json) as done:
-        receipt = client.put(path, watched(), mode=cast("Mode", mode), run=run, schema=rows.schema)
-    _report(session, path, receipt, time.monotonic() - began)
+        receipt = client.put(path, watched(), mode=mode, run=run, schema=rows.schema)
+    _report(session, path, {"path": path, **receipt.to_json()}, began)
 
 
-def _report(session: Session, path: str, receipt: Receipt, seconds: float) -> None:
+def _report(session: Session, what: str, found: dict[str, Any], began: float) -> None:
+    """What was moved, and how fast."""
+    seconds = time.monotonic() - began
     if session.json:
-        tables.line({"path": path, **receipt.to_json(), "seconds": round(seconds, 3)})
+        tables.lines({**found, "seconds": round(seconds, 3)})
     else:
-        click.echo(f"{path}: {receipt.rows:,} rows, {readable.size(receipt.bytes)}{_rate(receipt.bytes, seconds)}")
-
-
-def _rate(size: float, seconds: float) -> str:
-    return f" in {seconds:.2f} s ({readable.size(size / max(seconds, 1e-6))}/s)"
+        rate = readable.size(found["bytes"] / max(seconds, 1e-6))
+        click.echo(f"{what}: {found['rows']:,} rows, {readable.size(found['bytes'])} in {seconds:.2f} s ({rate}/s)")
 
 
 @click.command(epilog=example("penstock rm store/demo/trips"), short_help="Delete datasets and folders, end writes.")
@@ -188,38 +165,29 @@ def rm(session: Session, paths: tuple[str, ...], *, recursive: bool, yes: bool) 
                 for each in _meant(client, path, recursive=recursive, ask=not yes):
                     _deleted(session, client.delete(each))
             except PenstockError as error:
-                app.say(str(error))
-                code = code or app.code_of(error)
+                failed = app.failed(str(error), app.code_of(error))
+                code = code or failed
     return code
 
 
 def _meant(client: Client, path: str, *, recursive: bool, ask: bool) -> list[str]:
     """The path itself, or the datasets of a folder once that is what the user wants."""
-    if path.startswith("write/"):
+    found = []
+    if not path.startswith("write/"):
+        with contextlib.suppress(NotFound):  # it is a dataset or nothing: the server's answer to delete says which
+            found = [entry.path for entry in client.list(path, recursive=True)]
+    if found in ([], [path]):
         return [path]
-    try:
-        found = [entry.path for entry in client.list(path, recursive=True)]
-    except NotFound:
-        return [path]  # it is a dataset or nothing: the server's own answer says which
-    if found == [path] or not found:
-        return [path]
-    folder = path.rstrip("/") + "/"
+    folder, datasets = path.rstrip("/") + "/", tables.counted(len(found), "dataset")
     if not recursive:
-        raise InvalidRequest(
-            f"{folder} is a folder with {tables.counted(len(found), 'dataset')}: penstock rm -r {folder}"
-        )
-    if (
-        ask
-        and tables.on_terminal(sys.stdin)
-        and not click.confirm(f"Delete {tables.counted(len(found), 'dataset')} in {folder}?", err=True)
-    ):
-        return []
-    return found
+        raise InvalidRequest(f"{folder} is a folder with {datasets}: penstock rm -r {folder}")
+    ask = ask and tables.on_terminal(sys.stdin)
+    return [] if ask and not click.confirm(f"Delete {datasets} in {folder}?", err=True) else found
 
 
 def _deleted(session: Session, gone: dict[str, Any]) -> None:
     if session.json:
-        tables.line(gone)
+        tables.lines(gone)
     elif "write" in gone:
         click.echo(f"ended write/{gone['write']} to {gone['path']}")
     else:

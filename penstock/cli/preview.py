@@ -1,73 +1,66 @@
-"""The first rows of a dataset as a table on the terminal."""
+"""The first rows of a dataset as a table that fits the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from typing import TYPE_CHECKING
-
 import click
+import pyarrow as pa
+import pyarrow.types as types
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from penstock.cli import tables
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from penstock.client import Client
+from penstock.cli import tables, writing
+from penstock.client import Client
 
 ROWS = 20
 """What a bare `get` shows."""
 _GRID_ROWS = 1_000  # rows of one table: its columns are as wide as these need
+_LONGEST_CELL = 40
+_GAP = 2  # spaces between columns
 
 
-def show(client: Client, path: str, rows: int | None, columns: list[str] | None) -> None:
+def show(client: Client, path: str, rows: int | None, columns: list[str] | None, filter: str | None) -> None:
     """The first rows of a dataset, and how many there are; all of those that were asked for, if they were."""
-    import pyarrow as pa
-
-    from penstock.cli import writing
-
     total = client.call("describe", {"path": path})["rows"]
     limit = min(ROWS if rows is None else rows, total)
-    with closing(client.get(path, limit=limit, columns=columns)) as reader:
-        schema = reader.schema
-        numbers = [
-            pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in schema
-        ]
-        grid = tables.Grid(schema.names, [str(field.type) for field in schema], numbers=numbers)
-        hidden: Iterable[str] = []
-        for start, batch in enumerate(_slices(reader, limit)):
-            if start:
-                click.echo()
-            hidden = grid.show(list(zip(*(writing.cells(column) for column in batch.columns), strict=True)))
-    _footer(limit, total, bounded=rows is None, hidden=list(hidden))
-
-
-def _slices(reader: pa.RecordBatchReader, limit: int) -> Iterator[pa.RecordBatch]:
-    """What one table shows at a time; the heads alone if there is no row."""
-    import pyarrow as pa
-
-    if limit == 0:
-        yield pa.RecordBatch.from_pylist([], schema=reader.schema)
-        return
-    held: list[pa.RecordBatch] = []
-    left = _GRID_ROWS
-    for batch in reader:
-        start = 0
-        while start < batch.num_rows:
-            held.append(batch.slice(start, left))
-            start, left = start + held[-1].num_rows, left - held[-1].num_rows
-            if left == 0:
-                yield pa.concat_batches(held)  # type: ignore[attr-defined]  # since pyarrow 19
-                held, left = [], _GRID_ROWS
-    if held:
-        yield pa.concat_batches(held)  # type: ignore[attr-defined]
-
-
-def _footer(shown: int, total: int, *, bounded: bool, hidden: list[str]) -> None:
-    more = "; -n N shows more, -o FILE takes them all" if bounded and shown < total else ""
-    click.secho(f"{shown:,} of {total:,} rows{more}", dim=True, err=True)
+    table = client.get(path, limit=limit, columns=columns, filter=filter).read_all()
+    hidden: list[str] = []
+    for start in range(0, max(1, table.num_rows), _GRID_ROWS):  # the heads alone if there is no row
+        if start:
+            click.echo()
+        hidden = _grid(table.slice(start, _GRID_ROWS))
+    more = "; -n N shows more, -o FILE takes them all" if rows is None and limit == table.num_rows < total else ""
+    click.secho(f"{table.num_rows:,} of {total:,} rows{more}", dim=True, err=True)
     if hidden:
-        names = tables.cut(", ".join(hidden), 200)
-        click.secho(
-            f"no room for {tables.counted(len(hidden), 'more column')}: {names}; -c A,B chooses", dim=True, err=True
-        )
+        room = f"no room for {tables.counted(len(hidden), 'more column')}: "
+        click.secho(f"{room}{tables.cut(', '.join(hidden), 200)}; -c A,B chooses", dim=True, err=True)
+
+
+def _grid(table: pa.Table) -> list[str]:
+    """Print the rows, long cells cut; the names of the columns that had no room."""
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
+    room = tables.width() + _GAP
+    names = [tables.cut(tables.printable(name), _LONGEST_CELL) for name in table.column_names]
+    shown: list[list[Text]] = []
+    for name, column in zip(names, table.columns, strict=True):
+        kind = tables.cut(str(column.type), max(len(name), 16))
+        cells = [_cell(text) for text in writing.cells(column)]
+        room -= max(cell_len(text) for text in (name, kind, *(cell.plain for cell in cells))) + _GAP
+        if shown and room < 0:
+            break
+        head = Text.assemble((name, "bold"), "\n", (kind, "dim"))
+        grid.add_column(head, justify="right" if _is_number(column.type) else "left", no_wrap=True)
+        shown.append(cells)
+    for row in zip(*shown, strict=True):
+        grid.add_row(*row)
+    Console(width=tables.width(), highlight=False).print(grid)
+    return names[len(shown) :]
+
+
+def _cell(text: str | None) -> Text:
+    return Text("null", "dim") if text is None else Text(tables.cut(tables.printable(text), _LONGEST_CELL))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)

@@ -9,8 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.csv
@@ -26,26 +25,25 @@ _BATCH_ROWS = 64 << 10
 _HEAD = 64 << 10  # bytes that are looked at first
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An open file: its schema, its batches, and how much of it has been read (0 to 1)."""
+class Source(NamedTuple):
+    """An open file: its schema, its batches, and how much of it (0 to 1) so many batches are."""
 
     schema: pa.Schema
     batches: Iterable[pa.RecordBatch]
-    part_read: Callable[[], float]
+    share: Callable[[int], float]
 
 
 class Files:
     """Several files as the batches of one stream. They have one schema, the first one's."""
 
-    def __init__(self, names: Sequence[str], format: str | None = None) -> None:  # noqa: A002  # as the option is called
-        self._names = names
-        self._format = format
+    def __init__(self, names: Sequence[str], kind: str | None = None) -> None:
         if names.count(STDIN) > 1:
             raise InvalidRequest("stdin (-) can be read once")
-        self._sizes = [_size(name, format) for name in names]
-        self._at = 0
-        self._source = _open(names[0], format, None)
+        self._names = names
+        self._sizes = [_size(name) for name in names]
+        self._kinds = [kind or (None if name == STDIN else by_extension(name)) for name in names]
+        self._at = self._batches = 0
+        self._source = _open(names[0], self._kinds[0], None)
         self.schema = self._source.schema
 
     @property
@@ -56,75 +54,53 @@ class Files:
     @property
     def done(self) -> float:
         """Bytes that have been read."""
-        return sum(self._sizes[: self._at]) + self._sizes[self._at] * self._source.part_read()
+        return sum(self._sizes[: self._at]) + self._sizes[self._at] * self._source.share(self._batches)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for number, name in enumerate(self._names):
-            if number:
-                self._at = number
-                self._source = _open(name, self._format, self.schema)
+        for at, name in enumerate(self._names):
+            if at:
+                self._source = _open(name, self._kinds[at], self.schema)
+                self._at, self._batches = at, 0
             with _faults_of(name):
                 for batch in self._source.batches:
-                    yield self._alike(name, batch)
-
-    def _alike(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if batch.schema is self.schema:
-            return batch
-        if not batch.schema.equals(self.schema):
-            raise SchemaMismatch(
-                f"{name} has other columns than {self._names[0]}: {_difference(self.schema, batch.schema)}"
-            )
-        return pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+                    self._batches += 1
+                    if not batch.schema.equals(self.schema):
+                        raise SchemaMismatch(
+                            f"{name} has other columns than {self._names[0]}: {_unlike(self.schema, batch.schema)}"
+                        )
+                    yield batch
 
 
-def _open(name: str, format: str | None, like: pa.Schema | None) -> Source:  # noqa: A002
+def _open(name: str, kind: str | None, like: pa.Schema | None) -> Source:
     """Open one file. Text is read as the types of `like`, so that a column is the same in all files."""
     with _faults_of(name):
         if name == STDIN:
-            found, head = _stdin()
-            format = format or by_beginning(head)  # noqa: A001
+            stdin = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _HEAD)
+            file, head = pa.PythonFile(stdin, "r"), stdin.peek()
         else:
-            format = format or by_extension(name)  # noqa: A001
-            with open(name, "rb") as file:
-                head = file.read(_HEAD)
-            found = pa.OSFile(name) if format in ("csv", "json") else pa.memory_map(name)
+            with open(name, "rb") as begun:
+                head = begun.read(_HEAD)
+            file = pa.OSFile(name) if kind in ("csv", "json") else pa.memory_map(name) if head else None
         if not head:
             raise InvalidRequest("it is empty")
-        return _OPENERS[format](found, head, like)
+        return _OPENERS[kind or by_beginning(head)](file, head, like)
 
 
 def _arrow(file: Any, head: bytes, _: pa.Schema | None) -> Source:
+    """A file or a stream, whatever its name says."""
     if not head.startswith(b"ARROW1"):
-        return _arrows(file, head, None)  # a stream under a file's name
-    reader = pa.ipc.open_file(_seekable(file))
-    count, at = reader.num_record_batches, 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal at
-        for at in range(count):  # the progress reads it
-            yield reader.get_batch(at)
-
-    return Source(reader.schema, batches(), lambda: at / max(1, count))
-
-
-def _arrows(file: Any, head: bytes, _: pa.Schema | None) -> Source:
-    if head.startswith(b"ARROW1"):
-        return _arrow(file, head, None)
-    reader = pa.ipc.open_stream(file)
-    return Source(reader.schema, reader, _position(file))
+        stream = pa.ipc.open_stream(file)
+        return Source(stream.schema, stream, _position(file))
+    found = pa.ipc.open_file(_seekable(file))
+    count = found.num_record_batches
+    return Source(found.schema, map(found.get_batch, range(count)), lambda batches: batches / max(1, count))
 
 
 def _parquet(file: Any, _: bytes, __: pa.Schema | None) -> Source:
     found = pq.ParquetFile(_seekable(file))
-    total, read = found.metadata.num_rows, 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal read
-        for batch in found.iter_batches(_BATCH_ROWS):
-            read += batch.num_rows
-            yield batch
-
-    return Source(found.schema_arrow, batches(), lambda: read / max(1, total))
+    rows = max(1, found.metadata.num_rows)
+    batches = found.iter_batches(_BATCH_ROWS)
+    return Source(found.schema_arrow, batches, lambda batches: min(1.0, batches * _BATCH_ROWS / rows))
 
 
 def _csv(file: Any, head: bytes, like: pa.Schema | None) -> Source:
@@ -135,10 +111,7 @@ def _csv(file: Any, head: bytes, like: pa.Schema | None) -> Source:
         read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK),
         parse_options=pyarrow.csv.ParseOptions(ignore_empty_lines=several, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            column_types=None if like is None else {field.name: field.type for field in like},
+            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False, column_types=like
         ),
     )
     return Source(reader.schema, reader, _position(file))
@@ -147,45 +120,22 @@ def _csv(file: Any, head: bytes, like: pa.Schema | None) -> Source:
 def _json(file: Any, head: bytes, like: pa.Schema | None) -> Source:
     if head.lstrip().startswith(b"["):
         raise InvalidRequest("it is one JSON array: expected an object per line (jq -c '.[]' makes them)")
+    others: Literal["infer", "error"] = "infer" if like is None else "error"
     reader = pyarrow.json.open_json(
         file,
         read_options=pyarrow.json.ReadOptions(block_size=_BLOCK),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=like, unexpected_field_behavior="infer" if like is None else "error"
-        ),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=like, unexpected_field_behavior=others),
     )
     return Source(reader.schema, reader, _position(file))
 
 
 _OPENERS: dict[str, Callable[[Any, bytes, pa.Schema | None], Source]] = {
     "arrow": _arrow,
-    "arrows": _arrows,
+    "arrows": _arrow,
     "parquet": _parquet,
     "csv": _csv,
     "json": _json,
 }
-
-
-class _Rejoined(io.RawIOBase):
-    """A stream whose beginning has been read already."""
-
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head = memoryview(head)
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any) -> int:
-        given = bytes(self._head[: len(target)]) or self._rest.read(len(target))
-        self._head = self._head[len(given) :]
-        target[: len(given)] = given
-        return len(given)
-
-
-def _stdin() -> tuple[Any, bytes]:
-    head = sys.stdin.buffer.read(_HEAD)
-    return pa.PythonFile(io.BufferedReader(_Rejoined(head, sys.stdin.buffer), _BLOCK), "r"), head
 
 
 def _seekable(file: Any) -> Any:
@@ -198,31 +148,25 @@ def _seekable(file: Any) -> Any:
         return pa.memory_map(copy.name)  # which has it still when its name is gone
 
 
-def _position(file: Any) -> Callable[[], float]:
+def _position(file: Any) -> Callable[[int], float]:
     size = 0 if isinstance(file, pa.PythonFile) else file.size()
-    return lambda: 1.0 if file.closed or not size else file.tell() / size
+    return lambda _: 1.0 if file.closed or not size else file.tell() / size
 
 
-def _size(name: str, format: str | None) -> int:  # noqa: A002
+def _size(name: str) -> int:
     """Bytes of a file; refuses early what couldn't be read later."""
     if name == STDIN:
         return 0
     with _faults_of(name):
         if os.path.isdir(name):
             raise InvalidRequest("it is a folder: name the files in it")
-        size = os.stat(name).st_size
-    if format is None:
-        by_extension(name)
-    return size
+        return os.stat(name).st_size
 
 
-def _difference(expected: pa.Schema, found: pa.Schema) -> str:
+def _unlike(expected: pa.Schema, found: pa.Schema) -> str:
     if expected.names != found.names:
         return f"{', '.join(found.names[:20])}, not {', '.join(expected.names[:20])}"
-    unlike = next(
-        ((a, b) for a, b in zip(expected, found, strict=True) if not a.equals(b)), (expected.field(0), found.field(0))
-    )
-    return f"{unlike[1]}, not {unlike[0]}"
+    return next(f"{b}, not {a}" for a, b in zip(expected, found, strict=True) if not a.equals(b))
 
 
 @contextmanager

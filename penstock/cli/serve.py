@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,16 @@ if TYPE_CHECKING:
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _LEVELS = ("debug", "info", "warning", "error")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LISTEN = "Where Flight clients connect: grpc:// or grpc+tls://host:port.  [default: grpc://127.0.0.1:8815]"
+_HTTP = "For /healthz /readyz /metrics, or 'off'.  [default: 127.0.0.1:8816]"
+_STORE = "Where the bytes lie: disk:, disk:/a/folder, memory: or memory:?max=2GiB.  [default: disk:]"
+_DATA = "The data folder; one server has it.  [default: ~/.local/share/penstock]"
+_ADVERTISE = "The address that clients are told to read from, if it isn't --listen."
+_MEMORY = "Private memory of the process, or 'off'.  [default: half of the machine's]"
+_LIFE = "How long a read ticket is good, and what it names stays.  [default: 12h]"
+_DRAIN = "What running calls get when the server is told to stop.  [default: 30s]"
+_LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
 
 
 def seconds(text: str) -> float:
@@ -44,71 +53,28 @@ def size_or_off(text: str) -> int | str:
     return text if text == "off" else size(text)
 
 
-def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """An option that is also the variable PENSTOCK_<NAME>."""
-    variable = "PENSTOCK_" + names[0].removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=variable, **settings)
-
-
 @click.command(
-    epilog=example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"), short_help="Run a server."
+    epilog=example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"),
+    short_help="Run a server.",
+    context_settings={"auto_envvar_prefix": "PENSTOCK"},  # an option's variable is PENSTOCK_ and its name
 )
-@option(
-    "--listen",
-    metavar="URL",
-    help="Where Flight clients connect: grpc:// or grpc+tls://host:port.  [default: grpc://127.0.0.1:8815]",
+@click.option("--listen", metavar="URL", help=_LISTEN)
+@click.option("--http", metavar="HOST:PORT", help=_HTTP)
+@click.option("--store", metavar="URL", help=_STORE)
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help=_DATA)
+@click.option("--advertise", metavar="URL", help=_ADVERTISE)
+@click.option("--memory-limit", type=size_or_off, metavar="SIZE", help=_MEMORY)
+@click.option("--ticket-life", type=seconds, metavar="TIME", help=_LIFE)
+@click.option("--quota", type=size, metavar="SIZE", help="Bytes that the store may hold.")
+@click.option("--drain", type=seconds, metavar="TIME", help=_DRAIN)
+@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
+@click.option("--tls-key", type=_FILE, help="Its key, PEM.")
+@click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
+@click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
+@click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The log goes to stderr."
 )
-@option("--http", metavar="HOST:PORT", help="For /healthz /readyz /metrics, or 'off'.  [default: 127.0.0.1:8816]")
-@option(
-    "--store",
-    metavar="URL",
-    help="Where the bytes lie: disk:, disk:/a/folder, memory: or memory:?max=2GiB.  [default: disk:]",
-)
-@option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The data folder; one server has it.  [default: ~/.local/share/penstock]",
-)
-@option("--advertise", metavar="URL", help="The address that clients are told to read from, if it isn't --listen.")
-@option(
-    "--memory-limit",
-    type=size_or_off,
-    metavar="SIZE",
-    help="Private memory of the process, or 'off'.  [default: half of the machine's]",
-)
-@option(
-    "--ticket-life",
-    type=seconds,
-    metavar="TIME",
-    default="12h",
-    show_default=True,
-    help="How long a read ticket is good, and what it names stays.",
-)
-@option("--quota", type=size, metavar="SIZE", help="Bytes that the store may hold.")
-@option(
-    "--drain",
-    type=seconds,
-    metavar="TIME",
-    default="30s",
-    show_default=True,
-    help="What running calls get when the server is told to stop.",
-)
-@option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate chain, PEM.")
-@option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its key, PEM.")
-@option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the token that callers must show; mode 600.",
-)
-@option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
-@option(
-    "--limit",
-    "limits",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Such as streams=32, put_bytes=10GB or put_idle=60; repeatable.",
-)
-@option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The log goes to stderr.")
 def serve(*, log_level: str, **given: Any) -> int:
     """Run a server until SIGTERM or Ctrl-C; it lets running calls end. The exit code is 3 if some were cut off.
 
@@ -116,7 +82,7 @@ def serve(*, log_level: str, **given: Any) -> int:
     """
     from penstock.flight_server import lifecycle
 
-    settings = _settings(given)
+    settings = _settings(**given)
     settings.check()
     lifecycle.lean_memory()
     logging.basicConfig(
@@ -125,26 +91,20 @@ def serve(*, log_level: str, **given: Any) -> int:
     return lifecycle.run(settings)
 
 
-def _settings(given: dict[str, Any]) -> Settings:
+def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given: Any) -> Settings:
     """The server's settings; what wasn't given has its default there."""
     from penstock.flight_server.limits import Limits
     from penstock.flight_server.settings import Settings
+    from penstock.store.open import physical_memory
 
-    limit = given.pop("memory_limit")
     chosen = {name: value for name, value in given.items() if value is not None}
-    chosen["memory_limit"] = _half_the_memory() if limit is None else None if limit == "off" else limit
-    chosen["limits"] = Limits().changed(dict(_pair(text) for text in chosen["limits"]))
     if chosen.get("http") == "off":
         chosen["http"] = None
     if "data" in chosen:
         chosen["data"] = chosen["data"].expanduser()  # no shell has done it for PENSTOCK_DATA
-    return Settings(**chosen)
-
-
-def _half_the_memory() -> int:
-    from penstock.store.open import physical_memory
-
-    return physical_memory() // 2
+    memory = memory_limit or physical_memory() // 2
+    limits = Limits().changed(dict(_pair(text) for text in limit))
+    return Settings(**chosen, memory_limit=None if isinstance(memory, str) else memory, limits=limits)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -14,26 +14,27 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+import pyarrow.types as types
 
 from penstock.errors import InvalidRequest, NotFound
 
-Write = Callable[[pa.RecordBatch], None]
 _ROW_GROUP = 64 << 20  # bytes of Arrow data that make a Parquet row group: batches of 8 MiB would make small ones
 _TEXT_ROWS = 10_000  # rows that are Python objects at a time
+_NO_FRACTION = re.compile(r"\.0+(?=$|Z|[+-])")  # of a second
 
 
 @contextmanager
 def whole_file(name: str) -> Iterator[IO[bytes]]:
     """A file that gets its name once it is complete: nobody finds half of it, and a failure leaves the old one."""
     target = Path(os.path.realpath(name))
+    if target.is_dir():
+        raise InvalidRequest(f"{name} is a folder: name a file in it")
+    if not target.parent.is_dir():
+        raise NotFound(f"{name}: there is no folder {target.parent}")
     if target.exists() and not target.is_file():  # /dev/null, a named pipe
-        if target.is_dir():
-            raise InvalidRequest(f"{name} is a folder: name a file in it")
         with target.open("wb") as file:
             yield file
         return
-    if not target.parent.is_dir():
-        raise NotFound(f"{name}: there is no folder {target.parent}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with temporary.open("xb") as file:
@@ -43,137 +44,77 @@ def whole_file(name: str) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def writer(format: str, sink: IO[bytes], schema: pa.Schema) -> Iterator[Write]:  # noqa: A002  # as the option is called
-    """A function that writes batches to `sink` in this format; leaving the block ends the format, not the sink."""
-    with _refusals(format), _WRITERS[format](sink, schema) as write:
-        yield write
+def write(kind: str, sink: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """All batches to `sink` in this format, with its end."""
+    try:
+        if kind == "json":
+            sink.writelines(_lines(batches))
+        elif kind == "csv":
+            flat = pa.schema([(field.name, _flat(field.type)) for field in schema])
+            _all(pyarrow.csv.CSVWriter(sink, flat), (_flattened(batch, flat) for batch in batches))
+        elif kind == "parquet":
+            _all(pq.ParquetWriter(sink, schema), _row_groups(batches))
+        else:
+            _all((pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream)(sink, schema), batches)
+    except (pa.ArrowException, ValueError) as wrong:
+        raise InvalidRequest(
+            f"{kind} can't hold these rows: {str(wrong).splitlines()[0]}. Arrow streams (.arrows) hold everything"
+        ) from wrong
 
 
-@contextmanager
-def _arrow(sink: IO[bytes], schema: pa.Schema) -> Iterator[Write]:
-    with pa.ipc.new_file(_Counted(sink).file(), schema) as out:
-        yield out.write_batch
+def _all(writer: Any, pieces: Iterable[pa.RecordBatch | pa.Table]) -> None:
+    """Each of Arrow's writers takes pieces in the same way."""
+    with writer as out:
+        for piece in pieces:
+            out.write(piece)
 
 
-@contextmanager
-def _arrows(sink: IO[bytes], schema: pa.Schema) -> Iterator[Write]:
-    with pa.ipc.new_stream(_Counted(sink).file(), schema) as out:
-        yield out.write_batch
-
-
-@contextmanager
-def _parquet(sink: IO[bytes], schema: pa.Schema) -> Iterator[Write]:
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     held: list[pa.RecordBatch] = []
     size = 0
-    with pq.ParquetWriter(_Counted(sink).file(), schema) as out:
-
-        def write(batch: pa.RecordBatch) -> None:
-            nonlocal size
-            held.append(batch)
-            size += batch.nbytes
-            if size >= _ROW_GROUP:
-                out.write_table(pa.Table.from_batches(held, schema))
-                held.clear()
-                size = 0
-
-        yield write
-        if held:
-            out.write_table(pa.Table.from_batches(held, schema))
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
-@contextmanager
-def _csv(sink: IO[bytes], schema: pa.Schema) -> Iterator[Write]:
-    flat = pa.schema([pa.field(field.name, _flat(field.type)) for field in schema])
-    with pyarrow.csv.CSVWriter(_Counted(sink).file(), flat) as out:
-
-        def write(batch: pa.RecordBatch) -> None:
-            columns = [column if _flat(column.type) == column.type else _as_text(column) for column in batch.columns]
-            out.write_batch(pa.RecordBatch.from_arrays(columns, schema=flat))
-
-        yield write
+def _lines(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _TEXT_ROWS):
+            columns = [_values(column) for column in batch.slice(start, _TEXT_ROWS).columns]
+            for row in zip(*columns, strict=True):
+                yield _dump(dict(zip(batch.schema.names, row, strict=True))).encode() + b"\n"
 
 
-@contextmanager
-def _json(sink: IO[bytes], schema: pa.Schema) -> Iterator[Write]:
-    def write(batch: pa.RecordBatch) -> None:
-        for row in json_rows(batch):
-            sink.write(row.encode() + b"\n")
-
-    yield write
+# --- values as text: times and decimals as they are, bytes as base64, what is nested as JSON ----
 
 
-_WRITERS = {"arrow": _arrow, "arrows": _arrows, "parquet": _parquet, "csv": _csv, "json": _json}
-
-
-_NO_FRACTION = re.compile(r"\.0+(?=$|Z|[+-])")  # of a second
-
-
-# --- rows as text --------------------------------------------------------------------------
-
-
-def json_rows(batch: pa.RecordBatch) -> Iterator[str]:
-    """Each row as a JSON object. Times and decimals are strings, which are exact; bytes are base64; NaN is null."""
-    for start in range(0, batch.num_rows, _TEXT_ROWS):
-        columns = [_values(column) for column in batch.slice(start, _TEXT_ROWS).columns]
-        for values in zip(*columns, strict=True):
-            yield dump(dict(zip(batch.schema.names, values, strict=True)))
-
-
-def cells(column: pa.Array) -> list[str | None]:
+def cells(column: pa.Array | pa.ChunkedArray) -> list[str | None]:
     """The values for people, one text each; None where they are null."""
-    plain = (_plain(value) if isinstance(value, bytes) else value for value in _values(column))
-    texts = [None if value is None else value if isinstance(value, str) else dump(value) for value in plain]
-    if pa.types.is_temporal(column.type):
-        return [text and _NO_FRACTION.sub("", text) for text in texts]
-    return texts
+    texts = [
+        value
+        if value is None or isinstance(value, str)
+        else _plain(value)
+        if isinstance(value, bytes)
+        else _dump(value)
+        for value in _values(column)
+    ]
+    return [text and _NO_FRACTION.sub("", text) for text in texts] if types.is_temporal(column.type) else texts
 
 
-def dump(value: Any) -> str:
-    """A value as JSON."""
+def _dump(value: Any) -> str:
+    """A value as JSON, which has no NaN: that is null."""
     try:
         return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
     except ValueError:
         return json.dumps(_finite(value), default=_plain, ensure_ascii=False)
 
 
-def _values(column: pa.Array) -> list[Any]:
-    told = _exact(column.type)
-    values: list[Any] = (column if told == column.type else column.cast(told)).to_pylist()
-    return values
-
-
-def _exact(kind: pa.DataType) -> pa.DataType:
-    """The type with text for what Python's values or JSON's would round: nanoseconds, decimals."""
-    if (pa.types.is_temporal(kind) and not pa.types.is_interval(kind)) or pa.types.is_decimal(kind):
-        return pa.string()
-    if pa.types.is_dictionary(kind):
-        return _exact(kind.value_type)
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_exact(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_exact(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_exact(kind.value_type)))
-    return kind
-
-
-def _flat(kind: pa.DataType) -> pa.DataType:
-    """The type that CSV can have: what is nested or no text becomes JSON or base64."""
-    simple = pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    simple = simple or pa.types.is_decimal(kind) or pa.types.is_null(kind)
-    if pa.types.is_dictionary(kind):
-        return _flat(kind.value_type) if _flat(kind.value_type) == kind.value_type else pa.string()
-    return kind if simple and not pa.types.is_interval(kind) and not pa.types.is_float16(kind) else pa.string()
-
-
-def _as_text(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type) and _flat(column.type) == column.type.value_type:
-        return column.cast(column.type.value_type)
-    return pa.array(cells(column), pa.string())
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
@@ -185,42 +126,35 @@ def _finite(value: Any) -> Any:
     return [_finite(held) for held in value] if isinstance(value, list | tuple) else value
 
 
-# --- the sink ------------------------------------------------------------------------------
+def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    exact = _exact(column.type)
+    values: list[Any] = (column if exact == column.type else column.cast(exact)).to_pylist()
+    return values
 
 
-class _Counted:
-    """A sink that knows its position, as Arrow's formats ask for it and a pipe doesn't have one."""
-
-    def __init__(self, sink: IO[bytes]) -> None:
-        self._sink = sink
-        self._at = 0
-        self.closed = False
-
-    def file(self) -> pa.NativeFile:
-        """As Arrow takes it."""
-        return pa.PythonFile(self, mode="w")
-
-    def write(self, data: bytes) -> int:
-        self._sink.write(data)
-        self._at += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._at
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-    def close(self) -> None:
-        self.closed = True
+def _exact(kind: pa.DataType) -> pa.DataType:
+    """The type with text for what Python's values or JSON's would round: nanoseconds, decimals."""
+    if (types.is_temporal(kind) and not types.is_interval(kind)) or types.is_decimal(kind):
+        return pa.string()
+    if types.is_dictionary(kind):
+        return _exact(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_exact(field.type)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pa.list_ if types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_exact(kind.value_type)))
+    return kind
 
 
-@contextmanager
-def _refusals(format: str) -> Iterator[None]:  # noqa: A002
-    """What a format can't hold, said with the formats that can."""
-    try:
-        yield
-    except (pa.ArrowException, ValueError) as wrong:
-        raise InvalidRequest(
-            f"{format} can't hold these rows: {str(wrong).splitlines()[0]}. Arrow streams (.arrows) hold everything"
-        ) from wrong
+def _flat(kind: pa.DataType) -> pa.DataType:
+    """The type that CSV has: numbers, times and text as they are, a dictionary as its values, all else as text."""
+    if types.is_dictionary(kind):
+        return _flat(kind.value_type)
+    simple = types.is_primitive(kind) or types.is_decimal(kind) or types.is_large_string(kind) or types.is_null(kind)
+    return kind if simple and not types.is_interval(kind) and not types.is_float16(kind) else pa.string()
+
+
+def _flattened(batch: pa.RecordBatch, flat: pa.Schema) -> pa.RecordBatch:
+    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in batch.columns]
+    texts = [c if c.type == kind else pa.array(cells(c), kind) for c, kind in zip(columns, flat.types, strict=True)]
+    return pa.RecordBatch.from_arrays(texts, schema=flat)

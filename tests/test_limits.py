@@ -17,6 +17,7 @@ from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
 from tests.fix_server import process_server
 from tests.plain import TRIPS, at, call, code_of, ids, info, names, new_attempt, noted, put, refused, trailer, trips
+from tests.raw_flight import RawFlight, flight_data
 from tests.watching import descriptors, eventually, files, peak_memory, threads
 
 Make = Callable[..., PenstockServer]
@@ -166,6 +167,14 @@ def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
         reader.read()
         writer.close()
         assert ids(bare, "store/x") == list(range(sent))
+
+
+def test_a_put_that_sends_its_descriptor_alone_is_cut(make_server: Make) -> None:
+    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    with RawFlight(str(server.url)) as silent:
+        silent.begin([flight_data(path=("store", "x"))])
+        eventually(lambda: server.streams.open_streams == 1)
+        eventually(lambda: server.streams.open_streams == 0)
 
 
 def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from penstock.flight_server.metrics import Metrics
 
 log = logging.getLogger("penstock")
 _STREAMS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
+_UPWARD = {flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
+"""Their handlers begin at the first message from the caller, and wait for it without end."""
 _OLD_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, flight.FlightMethod.HANDSHAKE}
 """Let in while the server drains: a write whose puts are over may still be finished."""
 _VERBS = {method: (method.name.lower(), method in _STREAMS, method not in _OLD_WORK) for method in flight.FlightMethod}
@@ -42,7 +44,7 @@ def read_token(file: Path) -> str:
 class Call(flight.ServerMiddleware):
     """One call: who makes it, its id in errors and log, and what it came to."""
 
-    def __init__(self, gate: Gate, verb: str, *, stream: bool, known: bool, answer_token: bool) -> None:
+    def __init__(self, gate: Gate, verb: str, *, stream: bool, known: bool, unheard: bool, answer_token: bool) -> None:
         self.id = gate.next_id()
         self.verb = verb
         self.known = known
@@ -50,8 +52,15 @@ class Call(flight.ServerMiddleware):
         self.code: str | None = None
         self._gate = gate
         self._stream = stream
+        self._unheard = unheard
         self._answer_token = answer_token
         self._began = time.perf_counter()
+
+    def heard(self) -> None:
+        """Its handler begins, which checks a stranger's ticket first."""
+        if self._unheard:
+            self._unheard = False
+            self._gate.streams.heard()
 
     def must_be_known(self) -> None:
         """Refuse a caller who has only tickets, or nothing."""
@@ -64,6 +73,7 @@ class Call(flight.ServerMiddleware):
 
     def call_completed(self, exception: BaseException | None) -> None:
         """The last word of every call that was let in."""
+        self.heard()
         self._gate.streams.leave(stream=self._stream)
         code = self.code or ("internal" if exception else None)
         self._gate.metrics.called(self.verb, time.perf_counter() - self._began, code)
@@ -88,13 +98,14 @@ class Gate(flight.ServerMiddlewareFactory):
         verb, stream, is_new_work = _VERBS[info.method]
         try:
             known, by_password = self._check(headers)
-            self.streams.enter(stream=stream, is_new_work=is_new_work)
+            unheard = not known and info.method in _UPWARD
+            self.streams.enter(stream=stream, is_new_work=is_new_work, unheard=unheard)
         except PenstockError as refused:
             refused.request = self.next_id()
             log.info("%s %s: %s: %s", refused.request, verb, refused.code, refused)
             self.metrics.called(verb, 0.0, refused.code)
             raise to_flight(refused) from None
-        return Call(self, verb, stream=stream, known=known, answer_token=by_password)
+        return Call(self, verb, stream=stream, known=known, unheard=unheard, answer_token=by_password)
 
     def _check(self, headers: Mapping[str, list[str]]) -> tuple[bool, bool]:
         """Whether the caller is known, and whether by password. No header at all is left to the handlers: tickets."""

@@ -70,13 +70,20 @@ class Streams:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._changed = threading.Condition()  # open_streams, _calls, closed
+        self._most_unheard = (most + 1) // 2
+        """Of them, so many strangers who have sent nothing. A task is one for milliseconds: the rest is a reserve."""
+        self._changed = threading.Condition()  # open_streams, unheard, _calls, closed
         self.open_streams = 0
+        self.unheard = 0
         self._calls = 0
         self.closed = True
 
-    def enter(self, *, stream: bool, is_new_work: bool) -> None:
-        """A call begins; Unavailable if it may not. A do_put that sends nothing never gets further than this."""
+    def enter(self, *, stream: bool, is_new_work: bool, unheard: bool = False) -> None:
+        """A call begins; Unavailable if it may not. A do_put that sends nothing never gets further than this.
+
+        `unheard` is a stranger's, until `heard`: pyarrow tells nobody's address before the first message, so such a
+        call can't be cut, only counted.
+        """
         with self._changed:
             if self.closed and is_new_work:
                 raise draining()
@@ -85,8 +92,20 @@ class Streams:
                     f"the server has {self.open_streams} streams open, its most: try again, or serve --limit streams=…",
                     retry_after=0.5,
                 )
+            if unheard and self.unheard >= self._most_unheard:
+                raise Unavailable(
+                    f"{self.unheard} calls without the server's token have sent nothing yet, the most that may: "
+                    "try again, or show the token",
+                    retry_after=0.5,
+                )
             self._calls += 1
             self.open_streams += stream
+            self.unheard += unheard
+
+    def heard(self) -> None:
+        """The first message of an unheard call has come, or the call is over."""
+        with self._changed:
+            self.unheard -= 1
 
     def leave(self, *, stream: bool) -> None:
         """A call that was let in is over."""

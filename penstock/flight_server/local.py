@@ -26,6 +26,10 @@ from penstock.tickets import Signer
 
 log = logging.getLogger("penstock")
 _MAX_TICKET = 1 << 20
+_MOST_PEERS = 256
+"""Readers at a time: each takes a descriptor, of which a process usually has 1,024. One more reads by do_get."""
+_IDLE = 600.0
+"""Seconds for which a reader may ask for nothing: it may think for minutes between parts, and then reads by do_get."""
 
 
 class LocalDoor:
@@ -36,6 +40,8 @@ class LocalDoor:
         self._store = store
         self._signer = signer
         self._metrics = metrics
+        self._heard: dict[socket.socket, float] = {}
+        """When each reader was last heard of, the one who has been silent longest first."""
         self._stop_reading, self._stop = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="penstock-local", daemon=True)
 
@@ -59,18 +65,23 @@ class LocalDoor:
             waiting.register(self._listener, selectors.EVENT_READ)
             waiting.register(self._stop_reading, selectors.EVENT_READ)
             while True:
-                for key, _ in waiting.select():
+                for key, _ in waiting.select(self._patience()):
                     source = key.fileobj
                     if source is self._stop_reading:
-                        for other in list(waiting.get_map().values()):
-                            if other.fileobj is not self._stop_reading:
-                                other.fileobj.close()  # type: ignore[union-attr]  # all of them are sockets
+                        for peer in self._heard:
+                            peer.close()
                         return
                     if source is self._listener:
                         self._admit(waiting)
-                    elif isinstance(source, socket.socket) and not self._answer(source):
-                        waiting.unregister(source)
-                        source.close()
+                    elif isinstance(source, socket.socket):
+                        self._serve(source, waiting)
+                while self._patience() == 0:
+                    self._dismiss(next(iter(self._heard)), waiting)
+
+    def _patience(self) -> float | None:
+        """Seconds until the first reader has been silent for too long."""
+        first = next(iter(self._heard.values()), None)
+        return None if first is None else max(0.0, first + _IDLE - time.monotonic())
 
     def _admit(self, waiting: selectors.BaseSelector) -> None:
         try:
@@ -80,11 +91,24 @@ class LocalDoor:
             time.sleep(0.1)
             return
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
+        if uid != os.geteuid() or len(self._heard) >= _MOST_PEERS:
             peer.close()
             return
         peer.settimeout(5)  # one that doesn't take its answer is dropped
         waiting.register(peer, selectors.EVENT_READ)
+        self._heard[peer] = time.monotonic()
+
+    def _serve(self, peer: socket.socket, waiting: selectors.BaseSelector) -> None:
+        if self._answer(peer):
+            del self._heard[peer]  # to be the last
+            self._heard[peer] = time.monotonic()
+        else:
+            self._dismiss(peer, waiting)
+
+    def _dismiss(self, peer: socket.socket, waiting: selectors.BaseSelector) -> None:
+        del self._heard[peer]
+        waiting.unregister(peer)
+        peer.close()
 
     def _answer(self, peer: socket.socket) -> bool:
         """One ticket, one descriptor, or the word to go to do_get; False when the peer is gone."""

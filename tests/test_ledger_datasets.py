@@ -12,6 +12,7 @@ from penstock.errors import (
     NotFound,
     SchemaMismatch,
 )
+from penstock.queue import finishing
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Attempt
 from tests.doubles import Clock
@@ -174,6 +175,22 @@ def test_a_ticket_of_before_an_append_holds_what_was_there(ledger: Ledger, clock
     assert ledger.retired() == []
 
 
+def test_what_only_tickets_hold_is_known_with_the_time_of_its_end(ledger: Ledger, clock: Clock) -> None:
+    assert ledger.held_by_tickets() == (0, 0)
+    start = clock.now
+    for path, rows, seconds in (("store/a", 1, 500), ("store/b", 2, 100), ("store/c", 4, 0), ("store/d", 8, 900)):
+        wrote(ledger, attempt(rows), path=path)
+        ledger.snapshot(path, ticketed_until=start + seconds)
+    assert ledger.held_by_tickets() == (0, 0)
+    for path in ("store/a", "store/b"):
+        ledger.delete(path)
+    assert ledger.held_by_tickets() == (30, start + 560)
+    clock.now = start + 161
+    assert ledger.held_by_tickets() == (10, start + 560)
+    clock.now = start + 561
+    assert ledger.held_by_tickets() == (0, 0)
+
+
 def test_what_is_visible_is_never_forgotten(ledger: Ledger) -> None:
     one = attempt(1, 2)
     wrote(ledger, one)
@@ -197,9 +214,9 @@ def test_one_dataset_too_many_is_refused_and_those_that_are_there_go_on(ledger: 
 def test_thousands_of_attempts_are_finished_in_one_go(ledger: Ledger) -> None:
     write = ledger.open_write(PATH, schema=SCHEMA).id
     every = [Attempt(uuid.uuid4().hex, SCHEMA, 0, ()) for _ in range(2_000)]
-    with ledger.database.transaction() as t:
+    with ledger.transaction() as t:
         for each in every:
-            ledger._record(t, write, each)
+            finishing.record(t, write, each)
     assert ledger.finish(write, [each.id for each in every[:-1]]).attempts == 1_999
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from penstock.errors import (
 )
 from penstock.queue import catalog
 from penstock.queue.ledger import IDLE, REMEMBERED, Ledger
+from penstock.queue.writes import Attempt
 from penstock.store.database import Database
+from penstock.wire import Mode
 from tests.doubles import Clock, Crash, crash_at
 from tests.fix_ledger import PATH, SCHEMA, attempt, names, seen, wrote
 
@@ -141,6 +144,50 @@ def test_a_run_that_was_aborted_or_has_expired_begins_anew(ledger: Ledger, clock
     third = ledger.open_write(PATH, run="r")
     assert len({first, second, third.id}) == 3
     assert third.state == "open"
+
+
+def finished_run(ledger: Ledger, run: str, *, mode: Mode = "append") -> tuple[str, Attempt]:
+    """A finished write of one attempt under this run; its id and the attempt."""
+    write, one = ledger.open_write(PATH, mode=mode, run=run).id, attempt(1)
+    ledger.record(write, one)
+    ledger.finish(write, [one.id])
+    return write, one
+
+
+def test_with_a_deleted_dataset_its_runs_are_forgotten_and_may_be_written_again(ledger: Ledger) -> None:
+    before = [finished_run(ledger, run)[0] for run in ("batch 1", "batch 2")]
+    ledger.delete(PATH)
+    write, one = finished_run(ledger, "batch 1")
+    assert write not in before
+    assert seen(ledger) == names(one)
+    assert ledger.open_write(PATH, mode="append", run="batch 1").id == write
+    assert ledger.open_write(PATH, mode="append", run="batch 2").state == "open"
+
+
+def test_a_delete_leaves_open_runs_and_the_runs_of_other_paths(ledger: Ledger) -> None:
+    finished_run(ledger, "r")
+    open_one = ledger.open_write(PATH, mode="append", run="s")
+    other = ledger.open_write("store/other", run="r", schema=SCHEMA)
+    ledger.finish(other.id, [])
+    ledger.delete(PATH)
+    assert ledger.open_write(PATH, mode="append", run="s").id == open_one.id
+    assert ledger.open_write("store/other", run="r").state == "finished"
+
+
+def test_an_overwrite_forgets_no_run(ledger: Ledger) -> None:
+    first, _ = finished_run(ledger, "r")
+    last, one = finished_run(ledger, "s", mode="overwrite")
+    assert ledger.open_write(PATH, mode="append", run="r").id == first
+    assert ledger.open_write(PATH, mode="overwrite", run="s").id == last
+    assert seen(ledger) == names(one)
+
+
+def test_a_finish_whose_answer_was_lost_is_answered_after_a_delete_too(ledger: Ledger) -> None:
+    write, one = finished_run(ledger, "r")
+    done = ledger.summary(write)
+    ledger.delete(PATH)
+    assert ledger.finish(write, [one.id]) == replace(done, run=None)
+    assert seen(ledger) == []
 
 
 def test_a_run_is_one_of_its_path(ledger: Ledger) -> None:

@@ -34,6 +34,7 @@ DAY = 24 * 3_600
 SCHEMA = pa.schema([("n", pa.int64())])
 Mode = Literal["error", "append", "overwrite"]
 MODES = st.sampled_from(["error", "append", "overwrite"])
+RUNS = st.sampled_from([None, "r", "s"])
 
 
 @dataclass
@@ -88,6 +89,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def may_show(self, known: Known) -> bool:
         return self.may_stand(known.path) and not (known.mode == "error" and known.path in self.shown)
 
+    def of_run(self, path: str, run: str | None) -> list[str]:
+        """The write that has this run, if there is one."""
+        return [
+            write
+            for write, known in self.known.items()
+            if run is not None and (known.path, known.run) == (path, run) and known.state in ("open", "finished")
+        ]
+
     def retire(self, names: list[str], until: float = 0) -> None:
         self.retired.update(dict.fromkeys(names, max(until, self.clock.now)))
 
@@ -115,14 +124,10 @@ class LedgerMachine(RuleBasedStateMachine):
         target=writes,
         path=st.sampled_from(PATHS),
         mode=MODES,
-        run=st.sampled_from([None, "r", "s"]),
+        run=RUNS,
     )
     def opens(self, path: str, mode: Mode, run: str | None) -> str | MultipleResults[str]:
-        same = [
-            write
-            for write, known in self.known.items()
-            if run is not None and (known.path, known.run) == (path, run) and known.state in ("open", "finished")
-        ]
+        same = self.of_run(path, run)
         wanted = Known(path, mode, run, self.clock.now)
         if not same and not self.may_show(wanted):
             with pytest.raises(AlreadyExists):
@@ -157,15 +162,25 @@ class LedgerMachine(RuleBasedStateMachine):
         known.touched = self.clock.now
         return attempt.id
 
-    @rule(path=st.sampled_from(PATHS), mode=MODES, parts=st.lists(st.integers(0, 2), min_size=1, max_size=3))
-    def writes_all_at_once(self, path: str, mode: Mode, parts: list[int]) -> None:
-        known = Known(path, mode, None, self.clock.now)
-        if self.may_show(known):
-            write = self.ledger.open_write(path, mode=mode).id
+    @rule(
+        target=writes,
+        path=st.sampled_from(PATHS),
+        mode=MODES,
+        run=RUNS,
+        parts=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+    )
+    def writes_all_at_once(
+        self, path: str, mode: Mode, run: str | None, parts: list[int]
+    ) -> str | MultipleResults[str]:
+        known = Known(path, mode, run, self.clock.now)
+        if self.may_show(known) and not self.of_run(path, run):
+            write = self.ledger.open_write(path, mode=mode, run=run).id
             self.known[write] = known
             attempts = [self.record(write, number) for number in parts]
             self.ledger.finish(write, attempts[1:] or attempts)
             self.expect_finished(known, attempts[1:] or attempts)
+            return write
+        return multiple()
 
     @rule(write=writes, data=st.data(), crash=st.sampled_from([None, None, None, "finish.checked", "finish.shown"]))
     def finishes(self, write: str, data: st.DataObject, crash: str | None) -> None:
@@ -223,6 +238,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if path in self.shown:
             assert self.ledger.delete(path).part_count == len(self.shown[path])
             self.take_away(path)
+            for known in self.known.values():
+                if known.path == path and known.state == "finished":
+                    known.run = None  # who deletes a dataset starts over; an overwrite forgets nothing
         else:
             with pytest.raises(NotFound):
                 self.ledger.delete(path)
@@ -286,7 +304,8 @@ class LedgerMachine(RuleBasedStateMachine):
             w for w, known in self.known.items() if known.state == "open"
         }
         for write, known in self.known.items():
-            assert self.ledger.summary(write).state == known.state
+            found = self.ledger.summary(write)
+            assert (found.state, found.run) == (known.state, known.run)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)

@@ -1,9 +1,10 @@
-"""A run is one thing under one name; a store has one owner."""
+"""A run is one thing under one name; a store has one owner, and says when it has room."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import Client, connect
-from penstock.errors import AlreadyExists, InvalidRequest
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
@@ -46,6 +47,31 @@ def test_a_put_that_fails_leaves_the_other_of_its_run_alone(client: Client) -> N
     assert client.get("store/t").read_all() == TABLE
 
 
+def test_a_batch_that_is_replayed_is_written_once_and_anew_after_a_delete(client: Client) -> None:
+    for _ in range(2):
+        client.put("store/t", TABLE, mode="append", run="query/7")
+    assert client.info("store/t").rows == 3
+    client.delete("store/t")
+    for _ in range(2):
+        client.put("store/t", TABLE, mode="append", run="query/7")
+    assert client.get("store/t").read_all() == TABLE
+
+
+def test_a_full_store_says_when_what_tickets_hold_is_free(make_server: Callable[..., PenstockServer]) -> None:
+    table = pa.table({"n": range(10_000)})
+    with connect(make_server(quota=100_000, ticket_life=3 * 3_600.0).url) as client:
+        client.put("store/t", table)
+        with pytest.raises(StoreFull, match=r"penstock rm") as full:
+            client.put("store/u", table)
+        assert "tickets until" not in str(full.value)
+        client.get("store/t").read_all()
+        client.delete("store/t")
+        end = datetime.now(UTC) + timedelta(hours=3)
+        with pytest.raises(StoreFull, match=r"80\.\d kB are deleted, but held by read tickets until .*in 3 h") as full:
+            client.put("store/u", table)
+        assert any(f"until {end + timedelta(minutes=late):%H:%M} UTC" in str(full.value) for late in range(-1, 3))
+
+
 def test_a_slow_disk_is_not_a_silent_client(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +85,19 @@ def test_a_slow_disk_is_not_a_silent_client(
     server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
     with connect(server.url) as client:
         assert client.put("store/t", TABLE).rows == 3
+
+
+def test_parts_in_quarantine_are_counted_where_an_operator_looks(server: PenstockServer, client: Client) -> None:
+    assert client.call("health")["quarantined_parts"] == 0
+    assert "\npenstock_quarantined_parts 0\n" in server.metrics.text()
+    client.put("store/t", TABLE)
+    (name,) = server._ledger.part_names()
+    assert isinstance(server._store.medium, DiskMedium)
+    server._store.medium._place(name).write_bytes(b"rot")
+    with pytest.raises(Lost):
+        client.get("store/t").read_all()
+    assert client.call("health")["quarantined_parts"] == 1
+    assert "\npenstock_quarantined_parts 1\n" in server.metrics.text()
 
 
 def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:

@@ -133,6 +133,18 @@ def test_what_is_in_quarantine_is_named_and_never_deleted(store: SplitPayloadSto
     assert store.used == 0
 
 
+def test_a_quarantine_that_was_moved_away_begins_anew(store: SplitPayloadStore, tmp_path: Path) -> None:
+    store.store("k", numbers(10))
+    name = only_part(store)
+    assert isinstance(store.medium, DiskMedium)
+    (store.medium.folder / "quarantine").rename(tmp_path / "looked-into")
+    assert store.medium.quarantined() == []
+    place(store, name).write_bytes(b"rot")
+    with pytest.raises(Lost, match="kept in quarantine"):
+        store.open(name)
+    assert store.medium.quarantined() == [name]
+
+
 def test_a_key_whose_bytes_are_in_quarantine_may_be_stored_again(store: SplitPayloadStore) -> None:
     store.store("k", numbers(100))
     name = only_part(store)

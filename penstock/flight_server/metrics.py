@@ -19,6 +19,7 @@ _HELP = {
     "penstock_call_seconds": ("histogram", "How long calls took, by verb."),
     "penstock_open_streams": ("gauge", "do_get and do_put calls that are open."),
     "penstock_store_bytes": ("gauge", "Bytes that parts take in the store, unseen and retired ones included."),
+    "penstock_quarantined_parts": ("gauge", "Parts that were found corrupt and are kept in quarantine/."),
     "penstock_ledger": ("gauge", "What the ledger counts."),
 }
 

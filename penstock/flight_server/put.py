@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -14,13 +15,14 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import paths, projection, schemas, steps
-from penstock.errors import InvalidRequest, PenstockError, WriteEnded
+from penstock import paths, projection, readable, schemas, steps
+from penstock.errors import InvalidRequest, PenstockError, StoreFull, WriteEnded
 from penstock.flight_server import limits
 from penstock.flight_server.access import Call
 from penstock.flight_server.limits import Limits
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Attempt, Write
+from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from penstock.tickets import Signer
@@ -43,7 +45,11 @@ class Upload:
         self._trailer: Trailer | None = None
         self._batches = self._bytes = 0
         self.rows = 0
-        self.schema = _malformed_is_refused(lambda: reader.schema)
+        self._waits(True)  # the first message may be a descriptor alone
+        try:
+            self.schema = _malformed_is_refused(lambda: reader.schema)
+        finally:
+            self._waits(False)
         limits.check(len(self.schema), most.columns, "columns", "columns")
         schemas.check_names(self.schema)
 
@@ -121,7 +127,8 @@ class Putter:
         1. The write: the ticket's, or one of this put's own.
         2. The stream's parts, durable and unseen; its trailer says that it is whole.
         3. One transaction: the attempt is recorded, and a write of its own is finished with it.
-        Abandoned or refused at any step, its parts are deleted; after a crash they are orphans, swept at the start.
+        Abandoned or refused at any step, its parts are deleted. After a crash, or when nobody knows whether 3. will
+        have happened after one, they stay, and the next start deletes them if no row names them.
         """
         command = _command(descriptor)
         write, own = self._write(call, command)  # 1.
@@ -173,9 +180,11 @@ class Putter:
             while running:
                 stored.append(running.popleft().result())
             upload.check_whole()
-        except BaseException:
+        except BaseException as error:
             stored += [future.result() for future in running if future.exception() is None]
             self.store.discard(part.name for part in stored)
+            if isinstance(error, StoreFull):
+                raise self._with_outlook(error) from error
             raise
         return Attempt(attempt, upload.schema, upload.rows, tuple(stored))
 
@@ -188,6 +197,8 @@ class Putter:
             if own and write.run is not None and now.state == "finished":  # the same run, put twice at the same time
                 return self.ledger.finished_receipt(now)
             raise
+        except Unsettled:  # the row may be there after a crash; if it isn't, the start finds its bytes to be orphans
+            raise
         except BaseException:
             self.store.discard(part.name for part in attempt.parts)
             raise
@@ -195,6 +206,15 @@ class Putter:
         if attempt.parts and not self.ledger.names(attempt.parts[0].name):
             self.store.discard(part.name for part in attempt.parts)  # the attempt came twice at once; the other is it
         return receipt
+
+    def _with_outlook(self, full: StoreFull) -> StoreFull:
+        """The same, and when there will be more room without anybody's doing."""
+        size, until = self.ledger.held_by_tickets()
+        if not size:
+            return full
+        end = f"{time.strftime('%H:%M UTC', time.gmtime(until))}, in {readable.age(until - time.time())}"
+        text = f"{full}. {readable.size(size)} are deleted, but held by read tickets until {end} at the latest"
+        return StoreFull(text, retry_after=full.retry_after)
 
     def _give_up(self, write: Write) -> None:
         """End a put's own write, unless another put of the same run has finished it or goes on with it."""

@@ -133,12 +133,14 @@ class PenstockServer(flight.FlightServerBase):
             "up_seconds": round(time.monotonic() - self._began, 1),
             "open_streams": self.streams.open_streams,
             "store_bytes": self._store.used,
+            "quarantined_parts": len(self._store.medium.quarantined()),
             **self._ledger.totals(),
         }
 
     def _gauges(self) -> None:
         self.metrics.gauge("penstock_open_streams", lambda: {"": self.streams.open_streams})
         self.metrics.gauge("penstock_store_bytes", lambda: {"": self._store.used})
+        self.metrics.gauge("penstock_quarantined_parts", lambda: {"": len(self._store.medium.quarantined())})
         totals = self._ledger.totals
         self.metrics.gauge("penstock_ledger", lambda: {f'of="{name}"': value for name, value in totals().items()})
 
@@ -149,4 +151,5 @@ class PenstockServer(flight.FlightServerBase):
 def _call(context: flight.ServerCallContext) -> Call:
     """What the gate has noted of this call."""
     call: Call = context.get_middleware(KEY)
+    call.heard()
     return call

@@ -51,7 +51,7 @@ class Catalog:
 
     def __init__(self, database: Database, *, incarnation: str = "") -> None:
         self.database = database
-        self._incarnation = incarnation
+        self.incarnation = incarnation
 
     def write(self, write_id: str) -> Write:
         """A write by id."""
@@ -95,7 +95,7 @@ class Catalog:
 
     def dataset(self, path: str) -> Dataset:
         """A dataset by path."""
-        rows = self.database.rows(f"{_DATASETS} WHERE datasets.path = ?", self._incarnation, path)
+        rows = self.database.rows(f"{_DATASETS} WHERE datasets.path = ?", self.incarnation, path)
         if not rows:
             raise self._no_dataset(path)
         return _dataset(rows[0])
@@ -105,7 +105,7 @@ class Catalog:
         first, end = below(folder)
         rows = self.database.rows(
             f"{_DATASETS} WHERE datasets.path >= ? AND datasets.path < ? ORDER BY datasets.path",
-            self._incarnation,
+            self.incarnation,
             first,
             end,
         )
@@ -182,16 +182,6 @@ def below(folder: str) -> tuple[str, str]:
     """The range of the paths below `store/demo/`: '0' is the character after '/'."""
     start = folder.removesuffix("/")
     return start + "/", start + "0"
-
-
-def schema_id(t: sqlite3.Connection, schema: pa.Schema | None) -> int | None:
-    """The id of a schema's row, made if need be."""
-    if schema is None:
-        return None
-    ipc = schema.serialize().to_pybytes()
-    t.execute("INSERT OR IGNORE INTO schemas(ipc) VALUES (?)", (ipc,))
-    found: int = t.execute("SELECT id FROM schemas WHERE ipc = ?", (ipc,)).fetchone()["id"]
-    return found
 
 
 @lru_cache(1_024)

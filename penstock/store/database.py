@@ -12,6 +12,16 @@ from penstock.errors import Internal, StoreFull, Unavailable
 
 FORMAT = 1
 _APPLICATION = 0x50454E53  # "PENS"
+_NOT_COMMITTED = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_BUSY"}
+"""Errors of a COMMIT whose last frame, which makes the others count, wasn't written."""
+
+
+class Unsettled(Unavailable):
+    """A COMMIT failed when all of it may have been written: it didn't happen, and after a crash it may have.
+
+    The next transaction that commits settles it, as it takes the same place in the log. Until then, nothing may be
+    deleted that the change names.
+    """
 
 
 class Database:
@@ -50,18 +60,33 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the block or none of it; durable when the block is left. Not to be nested."""
+        """All of the block or none of it; durable when the block is left. Not to be nested.
+
+        Any error but Unsettled says that it didn't happen and never will.
+        """
         with self.lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
-                self._connection.execute("COMMIT")
+                self._commit()
             except BaseException as error:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.OperationalError | sqlite3.DatabaseError):
                     raise self._translated(error) from error
                 raise
+
+    def _commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except Exception as error:  # MemoryError too
+            if getattr(error, "sqlite_errorname", None) in _NOT_COMMITTED:
+                raise
+            raise Unsettled(
+                f"the end of a change of the ledger failed ({str(error) or 'no memory'}): nothing was changed, unless "
+                "the server ends before it writes again. Try again",
+                retry_after=5,
+            ) from error
 
     def rows(self, query: str, *arguments: object) -> list[sqlite3.Row]:
         """What a query finds, outside of a transaction."""

@@ -121,8 +121,10 @@ class DiskMedium:
                 os.unlink(file.path)
 
     def quarantined(self) -> list[str]:
-        """The names of the parts that were found corrupt."""
-        return sorted(os.listdir(self.folder / "quarantine"))
+        try:
+            return sorted(os.listdir(self.folder / "quarantine"))
+        except FileNotFoundError:  # who looked into them moved the folder away
+            return []
 
     def close(self) -> None:
         with self._lock:
@@ -141,6 +143,7 @@ class DiskMedium:
     def _quarantine(self, name: str) -> str:
         """Set a corrupt file aside: never served again, never deleted."""
         try:
+            (self.folder / "quarantine").mkdir(mode=0o700, exist_ok=True)
             os.rename(self._place(name), self.folder / "quarantine" / name)
             _fsync_folder(self.folder / "quarantine")
         except FileNotFoundError:

@@ -76,6 +76,10 @@ class Medium(Protocol):
         """Every part kept since before that time, with the bytes that it takes; quarantined ones are not among them."""
         ...
 
+    def quarantined(self) -> list[str]:
+        """The names of the parts that were found corrupt and are kept aside."""
+        ...
+
     def close(self) -> None:
         """Let go of what is open. Readers that were handed out go on."""
         ...

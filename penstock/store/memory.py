@@ -65,6 +65,10 @@ class MemoryMedium:
         yield from held
         yield from self._spill.names(before=before)
 
+    def quarantined(self) -> list[str]:
+        """Of the spilled ones; these files outlive the process."""
+        return self._spill.quarantined()
+
     def close(self) -> None:
         with self._lock:
             self._parts.clear()

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
 from penstock.paths import check_key
-from penstock.store.database import Database
+from penstock.store.database import Database, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
 
 TABLES = """
@@ -96,6 +96,8 @@ class SplitPayloadStore:
             with self._database.transaction() as ledger:  # 2.
                 before = ledger.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchone()
                 ledger.execute("REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        except Unsettled:  # the key may point at these bytes after a crash; if it doesn't, they are orphans then
+            raise
         except Exception:
             self.discard([part.name])
             raise

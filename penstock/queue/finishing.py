@@ -1,0 +1,99 @@
+"""What a write brings, and how it ends: within a transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock import steps
+from penstock.bodies import Summary
+from penstock.errors import NotFound, WriteEnded
+from penstock.queue import datasets
+from penstock.queue.catalog import to_schema
+from penstock.queue.transaction import Transaction
+from penstock.queue.writes import Attempt, Write, merged_schema
+from penstock.wire import Receipt, State
+
+
+def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
+    """An attempt and its parts, whole and unseen; one that is recorded already gets its first receipt."""
+    write = t.catalog.write(write_id)
+    write.must_be_open("a put")
+    known = t.catalog.receipt(write_id, attempt.id)
+    if known:
+        return known
+    merged_schema(write, datasets.schema_at(t, write.path), [attempt.schema])
+    schema, size = t.schema_id(attempt.schema), sum(part.bytes for part in attempt.parts)
+    digest = _digest([part.digest for part in attempt.parts])
+    row = (attempt.id, write_id, schema, attempt.rows, size, len(attempt.parts), digest)
+    t.sql.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
+    t.sql.executemany(
+        "INSERT INTO parts(name, attempt, number, rows, bytes, schema, incarnation, state)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, 'whole')",
+        [
+            (p.name, attempt.id, number, p.rows, p.bytes, schema, t.catalog.incarnation)
+            for number, p in enumerate(attempt.parts)
+        ],
+    )
+    t.sql.execute("UPDATE writes SET touched = ? WHERE id = ?", (t.now, write_id))
+    return Receipt(write_id, attempt.id, attempt.rows, size, len(attempt.parts), digest)
+
+
+def finish(t: Transaction, write_id: str, attempts: Sequence[str]) -> Summary:
+    """The four steps of `Ledger.finish`."""
+    write = t.catalog.write(write_id)
+    attempts = list(dict.fromkeys(attempts))
+    chosen = _digest(sorted(attempts))
+    if write.state == "finished":
+        if write.chosen != chosen:
+            raise WriteEnded(f"write/{write_id} to {write.path} is finished with another list of attempts")
+        return t.catalog.summary(write_id)
+    write.must_be_open("finish")
+    held = datasets.schema_at(t, write.path)  # 1.
+    datasets.check_path(t, write, exists=held is not None)
+    brought = [_whole_schema(t, write, attempt) for attempt in attempts]
+    schema = merged_schema(write, held, brought)
+    steps.passed("finish.checked")
+    if write.mode == "overwrite" and held is not None:
+        datasets.take_away(t, write.path)  # 2.
+    datasets.show(t, write.path, attempts, schema)  # 3.
+    steps.passed("finish.shown")
+    end(t, write_id, "finished", chosen)  # 4.
+    return t.catalog.summary(write_id)
+
+
+def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) -> None:
+    """The write's last change: what it brought and doesn't show is retired."""
+    t.sql.execute(
+        "UPDATE parts SET state = 'retired', free_at = ? WHERE state = 'whole'"
+        " AND attempt IN (SELECT id FROM attempts WHERE write = ?)",
+        (t.now, write_id),
+    )
+    t.sql.execute("DELETE FROM attempts WHERE write = ? AND NOT chosen", (write_id,))
+    t.sql.execute(
+        "UPDATE writes SET (rows, bytes, parts) = (SELECT coalesce(sum(rows), 0), coalesce(sum(bytes), 0),"
+        " coalesce(sum(parts), 0) FROM attempts WHERE write = ?1), state = ?2, chosen = ?3, touched = ?4"
+        " WHERE id = ?1",
+        (write_id, state, chosen, t.now),
+    )
+
+
+def _whole_schema(t: Transaction, write: Write, attempt: str) -> pa.Schema:
+    row = t.sql.execute(
+        "SELECT ipc FROM attempts JOIN schemas ON schemas.id = attempts.schema"
+        " WHERE attempts.id = ? AND attempts.write = ?",
+        (attempt, write.id),
+    ).fetchone()
+    if row is None:
+        raise NotFound(
+            f"write/{write.id} to {write.path} has no whole attempt {attempt[:40]!r}: "
+            "list what the receipts say, and only that"
+        )
+    return to_schema(row["ipc"])
+
+
+def _digest(words: Sequence[str]) -> str:
+    """Stands for all of them: an attempt's bytes, a finish's list."""
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]

@@ -46,6 +46,8 @@ class OpenedWrite(Body):
     ticket: str
     state: State
     summary: dict[str, Any]
+    location: str | None = None
+    """Where others than the opener reach the server, as it was told by --advertise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -30,12 +30,20 @@ class Settings:
     url: str
     token: str | None = field(default=None, repr=False)
     ca: str | None = None
+    """A file of certificates (PEM), or their text."""
     timeout: float = 60.0
     """Seconds for one call that isn't a stream."""
     stream_timeout: float = 12 * 3600.0
     """Seconds for one stream."""
     retry_for: float = 30.0
     """Seconds during which a server that is busy, restarting or unreachable is tried again."""
+
+    def for_tasks(self, location: str | None) -> Settings:
+        """How others reach the server with nothing but a ticket: no token, certificates as text, time to wait for room
+        (Spark takes four failures of a task for the end of a job).
+        """
+        ca = _read(self.ca).decode() if self.ca else None
+        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, 600.0))
 
 
 def connect(
@@ -122,6 +130,14 @@ class Client:
         """
         return self._writer(PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
 
+    def attempt(self, ticket: str, schema: pa.Schema) -> Writer:
+        """A writer for one of many attempts of an open write, in any process: `call("write.open", …)` has the ticket,
+        `call("write.finish", …)` commits those that it lists. Waits while the server has no room.
+        """
+        return self._retried(
+            lambda: self._writer(PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema),
+        )
+
     # --- out --------------------------------------------------------------------------------
 
     def get(
@@ -148,6 +164,10 @@ class Client:
         if filter is not None and limit is not None:
             batches = first_rows(batches, limit)
         return pa.RecordBatchReader.from_batches(info.schema, batches)
+
+    def fetch(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        """The batches of one ticket, in any process: `info(path).endpoints` has them."""
+        return self._fetch(flight.Ticket(ticket))
 
     def info(
         self,
@@ -251,6 +271,8 @@ class Client:
 
 
 def _read(certificates: str) -> bytes:
+    if certificates.startswith("-----BEGIN"):
+        return certificates.encode()
     try:
         with open(certificates, "rb") as file:
             return file.read()

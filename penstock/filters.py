@@ -6,65 +6,79 @@ larger than any number, as Spark has it. A literal takes the type of its column:
 
 from __future__ import annotations
 
-import difflib
-import operator
-import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as types
 
+from penstock import readable
 from penstock.errors import InvalidRequest
+from penstock.filter_tokens import Literal, tokens
+from penstock.filter_values import COMPARE, Unfit, among, can_be_chosen, compared, literal, operand, plain
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-    (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)
-  | [xX]'(?P<hex>(?:[0-9a-fA-F]{2})*)'
-  | '(?P<string>(?:[^']|'')*)'
-  | (?P<quoted>`(?:[^`]|``)*`|"(?:[^"]|"")*")
-  | (?P<word>[^\W\d]\w*)
-  | (?P<sign><=|>=|<>|!=|==|[=<>(),])
-    )""",
-    re.VERBOSE,
-)
-_WORDS = {"and", "or", "not", "in", "is", "null", "between", "true", "false"}
-_COMPARE: dict[str, Callable[[pc.Expression, pa.Scalar], pc.Expression]] = {
-    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne,
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
-_MAX_TEXT, _MAX_DEPTH = 100_000, 100
-Literal = int | Decimal | bool | str | bytes
+_MAX_DEPTH, _MAX_TERMS = 50, 100
+"""Arrow walks an expression by recursion, on stacks of 1 MB: 1,500 terms ended the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A filter that fits a schema: what to evaluate, and the columns it looks at."""
 
+    text: str
     expression: pc.Expression
     columns: tuple[str, ...]
+
+    def needed(self, schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
+        """The columns that are read: those wanted (None for all), and those that it looks at."""
+        wanted = None if columns is None else {*columns, *self.columns}
+        return [name for name in schema.names if wanted is None or name in wanted]
+
+    def check(self, schema: pa.Schema, columns: Sequence[str] | None) -> None:
+        """Refuse a filter over columns, sent or looked at, of which Arrow can't choose rows."""
+        for name in self.needed(schema, columns):
+            if not can_be_chosen(kind := schema.field(name).type):
+                raise InvalidRequest(
+                    f"filter: no rows can be chosen of column {name[:80]!r}, a {str(kind)[:80]}: "
+                    "leave it out (columns), or read without a filter"
+                )
+
+    def kept(self, rows: pa.Table) -> pa.Table:
+        """The rows for which it is true."""
+        schema = rows.schema
+        simple = pa.schema([field.with_type(plain(field.type)) for field in schema], schema.metadata)
+        try:
+            if simple.equals(schema):
+                return rows.filter(self.expression)
+            return rows.cast(simple).filter(self.expression).cast(schema)
+        except pa.ArrowMemoryError:
+            raise
+        except pa.ArrowException as broken:
+            raise InvalidRequest(f"filter {self.text[:200]!r} can't be evaluated: {str(broken)[:200]}") from broken
 
 
 def parse(text: str, schema: pa.Schema) -> Filter:
     """The filter of this text over rows of this schema; what doesn't fit is refused by name."""
     parser = _Parser(text, schema)
     expression = parser.whole()
+    columns = tuple(parser.columns)
+    some = pa.table([pa.nulls(1, plain(schema.field(name).type)) for name in columns], names=list(columns))
     try:
-        schema.empty_table().filter(expression)
+        some.filter(expression)  # a row of nulls: without any, Arrow doesn't look for what it hasn't
     except pa.ArrowException as unfit:
         raise InvalidRequest(f"filter {text[:200]!r} doesn't fit the columns: {str(unfit)[:200]}") from unfit
-    return Filter(expression, tuple(parser.columns))
+    return Filter(text, expression, columns)
 
 
 class _Parser:
     """Recursive descent: or, and, not, comparison."""
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
-        self._text, self._schema = text, schema
-        self._tokens = _tokens(text)
-        self._at = self._depth = 0
+        self._text = text
+        self._kinds = dict(zip(schema.names, schema.types, strict=True))
+        self._tokens = tokens(text)
+        self._at = self._depth = self._terms = 0
         self.columns: dict[str, None] = {}
 
     def whole(self) -> pc.Expression:
@@ -95,17 +109,19 @@ class _Parser:
             found = self._any_of()
             self._needs(")")
         else:
+            self._counts(1)
             found = self._comparison()
         self._depth -= 1
         return found
 
     def _comparison(self) -> pc.Expression:
         name = self._column()
-        field, kind = pc.field(name), self._schema.field(name).type
+        field = pc.field(name)
         if self._takes("is"):
             no = self._takes("not")
             self._needs("null")
             return ~field.is_null() if no else field.is_null()
+        field, kind = operand(field, self._kinds[name])
         no = self._takes("not")
         found: pc.Expression
         if self._takes("in"):
@@ -113,10 +129,10 @@ class _Parser:
         elif self._takes("between"):
             low = self._literal(kind)
             self._needs("and")
-            found = _compared(field, kind, ">=", low) & _compared(field, kind, "<=", self._literal(kind))
-        elif not no and self._kind() == "sign" and self._value() in _COMPARE:
-            found = _compared(field, kind, str(self._next()), self._literal(kind))
-        elif not no and pa.types.is_boolean(kind):
+            found = compared(field, kind, ">=", low) & compared(field, kind, "<=", self._literal(kind))
+        elif not no and self._kind() == "sign" and self._value() in COMPARE:
+            found = compared(field, kind, str(self._next()), self._literal(kind))
+        elif not no and types.is_boolean(kind):
             found = field
         else:
             raise self._wrong("=, !=, <, <=, >, >=, in, between or is null")
@@ -128,20 +144,15 @@ class _Parser:
         while self._takes(","):
             values.append(self._literal(kind))
         self._needs(")")
-        one_type = values[0].type
-        if pa.types.is_floating(one_type) or any(value.type != one_type for value in values):  # by hash 0.0 isn't -0.0
-            return reduce(operator.or_, (_compared(field, kind, "=", value) for value in values))
-        among: pc.Expression = field.isin(pa.array([value.as_py() for value in values], one_type))
-        known: pc.Expression = pc.if_else(field.is_valid(), among, pa.scalar(None, pa.bool_()))
-        return known
+        self._counts(sum(value.type != kind for value in values))  # the others are looked up together
+        return among(field, kind, values)
 
     def _column(self) -> str:
         kind, value = self._kind(), str(self._value())
         if kind not in ("word", "quoted"):
             raise self._wrong("a column")
-        if value not in self._schema.names:
-            near = difflib.get_close_matches(value, self._schema.names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self._schema.names[:20])}"
+        if value not in self._kinds:
+            hint = readable.near(value, list(self._kinds))
             raise InvalidRequest(f"filter {self._text[:200]!r}: no column {value[:80]!r}; {hint}")
         self._at += 1
         self.columns[value] = None
@@ -159,12 +170,21 @@ class _Parser:
         else:
             raise self._wrong("a number, a 'string', x'00ff', true or false")
         try:
-            return _scalar(value, kind)
+            return literal(value, kind)
         except (pa.ArrowException, ValueError, OverflowError) as unfit:
-            hint = "; add its zone, such as Z or +02:00" if pa.types.is_timestamp(kind) and kind.tz else ""
+            hint = str(unfit) if isinstance(unfit, Unfit) else ""
+            if types.is_timestamp(kind) and kind.tz:
+                hint = "; add its zone, such as Z or +02:00"
             raise InvalidRequest(
                 f"filter {self._text[:200]!r}: {str(value)[:80]!r} is no value of a {kind} column{hint}"
             ) from unfit
+
+    def _counts(self, terms: int) -> None:
+        self._terms += terms
+        if self._terms > _MAX_TERMS:
+            raise InvalidRequest(
+                f"filter: more than {_MAX_TERMS} comparisons; `in (…)` takes many values of its column's type as one"
+            )
 
     # --- tokens -------------------------------------------------------------------------------
 
@@ -190,58 +210,3 @@ class _Parser:
     def _wrong(self, expected: str) -> InvalidRequest:
         found = repr(str(self._value())[:40]) if self._at < len(self._tokens) else "the end"
         return InvalidRequest(f"filter {self._text[:200]!r}: expected {expected}, found {found}")
-
-
-def _tokens(text: str) -> list[tuple[str, Literal]]:
-    if len(text) > _MAX_TEXT:
-        raise InvalidRequest(f"filter of {len(text):,} characters: at most {_MAX_TEXT:,} are taken")
-    found: list[tuple[str, Literal]] = []
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        match = _TOKEN.match(text, at)
-        if match is None or match.lastgroup is None:
-            raise InvalidRequest(f"filter {text[:200]!r}: can't be read from {text[at : at + 20]!r} on")
-        found.append(_token(match.lastgroup, match[match.lastgroup]))
-        at = match.end()
-    return found
-
-
-def _token(kind: str, text: str) -> tuple[str, Literal]:
-    if kind == "number":
-        return kind, int(text) if re.fullmatch(r"[-+]?\d{1,4000}", text) else Decimal(text)
-    if kind == "hex":
-        return kind, bytes.fromhex(text)
-    if kind == "string":
-        return kind, text.replace("''", "'")
-    if kind == "quoted":
-        return kind, text[1:-1].replace(text[0] * 2, text[0])
-    if kind == "word" and text.lower() in _WORDS:
-        return "keyword", text.lower()
-    return kind, text
-
-
-def _scalar(value: Literal, kind: pa.DataType) -> pa.Scalar:
-    """The literal as its column's type; a number that has no place there still is larger or smaller than what has."""
-    if pa.types.is_dictionary(kind):
-        return _scalar(value, kind.value_type)
-    if isinstance(value, str) and not _is_text(kind):
-        return pa.scalar(value).cast(kind)
-    if isinstance(value, Decimal) and not pa.types.is_decimal(kind):
-        return pa.scalar(float(value))
-    try:
-        return pa.scalar(value, kind)
-    except (pa.ArrowException, OverflowError):
-        if isinstance(value, Decimal):
-            return pa.scalar(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise
-        return pa.scalar(float(value) if pa.types.is_integer(kind) and abs(value) >= 2**63 else value)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def _compared(field: pc.Expression, kind: pa.DataType, sign: str, value: pa.Scalar) -> pc.Expression:
-    found: pc.Expression = _COMPARE[sign](field, value)
-    return found | field.is_nan() if sign in (">", ">=") and pa.types.is_floating(kind) else found

@@ -1,8 +1,10 @@
-"""Sizes, ages and tables for people."""
+"""Sizes, ages, tables and hints for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
+from itertools import islice
 
 
 def size(amount: float) -> str:
@@ -23,6 +25,13 @@ def age(seconds: float) -> str:
             return f"{max(0, seconds):.0f} {unit}"
         seconds /= length if unit != "h" else 24
     return f"{seconds:.0f} days"
+
+
+def near(name: str, known: Collection[str]) -> str:
+    """What to say of a name that isn't known: the one that was meant, or some that there are."""
+    some = [other for other in islice(known, 2_000) if len(other) <= 100]  # the search takes its time for each
+    found = difflib.get_close_matches(name[:100], some, n=1)
+    return f"did you mean {found[0]!r}?" if found else f"there are {', '.join(islice(known, 20))}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:

@@ -52,6 +52,8 @@ class Writer:
         with translated():
             descriptor = flight.FlightDescriptor.for_command(command.encode())
             self._writer, self._reader = client.do_put(descriptor, schema, options)
+            if command.ready and self._reader.read() is None:
+                self._writer.close()  # which raises what the server has against it
 
     def write(self, data: pa.RecordBatch | pa.Table) -> None:
         """Send rows. Batches of more than 8 MiB are cut, without a copy."""

@@ -8,7 +8,6 @@ silently broken.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
+from penstock import readable
 from penstock.errors import InvalidRequest
 
 VERSION = 1
@@ -58,9 +58,7 @@ class Body:
         checks = _checks(cls)  # type: ignore[arg-type]  # a class is hashable; mypy doubts it for Self
         for name in found:
             if name not in checks:
-                near = difflib.get_close_matches(name, checks, n=1)
-                hint = f"; did you mean '{near[0]}'?" if near else f"; it has {', '.join(checks)}"
-                raise InvalidRequest(f"{cls.__name__} has no field '{name[:80]}'{hint}")
+                raise InvalidRequest(f"{cls.__name__} has no field '{name[:80]}'; {readable.near(name, checks)}")
         values = {}
         for name, (check, expected, required) in checks.items():
             if name in found:
@@ -113,6 +111,8 @@ class PutCommand(Body):
     path: str | None = None
     mode: Mode | None = None
     run: str | None = None
+    ready: bool | None = None
+    """Wait for the server's word `{"v":1}`, before the first batch, that it takes this put."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,11 @@ def test_ls_write_says_what_for_and_why_its_rows_are_not_visible(here: Run, clie
     whole = open_write(client, "store/b", whole=True, mode="append", run="q-7")
     listed = {line.split()[0]: line for line in here("ls", "write").text.splitlines()[1:]}
     assert set(listed) == {f"write/{empty}", f"write/{whole}"}
-    assert re.search(r" store/a +\d+ s ago +\d+ s ago +no, no attempt is whole$", listed[f"write/{empty}"])
-    assert re.search(r" store/b \(append, run q-7\) .* no, 1 whole attempt until finish$", listed[f"write/{whole}"])
+    assert re.search(r" store/a +0 +0 B +\d+ s ago +\d+ s ago +no, no attempt is whole$", listed[f"write/{empty}"])
+    assert re.search(
+        r" store/b \(append, run q-7\) +100 +[\d.]+ kB .* no, 1 whole attempt until finish$", listed[f"write/{whole}"]
+    )
+    assert here("ls", f"write/{empty}", "--json").json[0]["write"] == empty
     assert {line["write"]: line["attempts"] for line in here("ls", "write", "--json").json} == {empty: 0, whole: 1}
 
 
@@ -63,9 +66,24 @@ def test_show_describes_a_dataset_with_its_schema(here: Run, client: Client) -> 
 def test_show_describes_a_folder_and_a_write(here: Run, client: Client, trips: str) -> None:
     assert re.search(r"datasets +1\n +rows +100\n", here("show", "store/demo").text)
     write = open_write(client, "store/b", whole=True)
-    assert re.search(r"state +open\n", here("show", f"write/{write}").text)
+    assert re.search(r"state +open\n(.*\n)+ +rows +100 \([\d.]+ kB in 1 part\)\n", here("show", f"write/{write}").text)
     client.delete(f"write/{write}")
     assert "never, it was aborted" in here("show", f"write/{write}").text
+
+
+@pytest.mark.parametrize("root", ["store", "store/"])
+def test_show_describes_the_folder_of_everything(here: Run, client: Client, root: str) -> None:
+    assert re.search(r"^store/\n +datasets +0\n +rows +0\n", here("show", root).text)
+    client.put("store/a", TRIPS)
+    client.put("store/b/c", TRIPS)
+    assert re.search(r"^store/\n +datasets +2\n +rows +200\n", here("show", root).text)
+    assert here("show", root, "--json").json[0]["kind"] == "folder"
+
+
+def test_ls_of_a_write_that_is_not_there_is_not_found(here: Run) -> None:
+    done = here("ls", "write/abc")
+    assert (done.code, done.out) == (app.NOT_FOUND, b"")
+    assert "no write/abc" in done.err
 
 
 def test_rm_deletes_datasets_and_goes_on_past_what_it_cannot(here: Run, client: Client) -> None:
@@ -133,8 +151,8 @@ def test_the_address_is_taken_before_and_after_the_verb(server: PenstockServer, 
 MISTAKES = [
     (("put", "store/a", "{tmp}/none.parquet"), app.NOT_FOUND, "none.parquet: no such file"),
     (("put", "store/a", "{tmp}"), app.USAGE, "folder"),
-    (("put", "store/a", "{tmp}/a.parket"), app.USAGE, "did you mean .parquet?"),
-    (("put", "store/a", "{tmp}/a.xyz"), app.USAGE, ".parquet .csv"),
+    (("put", "store/a", "{tmp}/a.parket"), app.USAGE, "did you mean '.parquet'?"),
+    (("put", "store/a", "{tmp}/a.xyz"), app.USAGE, ".parquet, .csv"),
     (("put", "store/a", "{tmp}/damaged.parquet"), app.USAGE, "damaged.parquet can't be read"),
     (("put", "store/a", "{tmp}/empty.csv"), app.USAGE, "empty.csv: it is empty"),
     (("put", "store/a", "{tmp}/array.json"), app.USAGE, "an object per line"),

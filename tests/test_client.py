@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from penstock.errors import (
     SchemaMismatch,
     StoreFull,
     Unavailable,
+    WriteEnded,
 )
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.limits import Limits
@@ -327,3 +329,53 @@ def test_every_error_is_one_of_ours(client: Client) -> None:
             call()
         assert seen.value.request
         assert not isinstance(seen.value, Denied) or "get a new one" in str(seen.value)
+
+
+# --- many attempts, many processes ---------------------------------------------------------------
+
+
+def test_attempts_are_written_by_ticket_and_read_by_ticket(client: Client, server: PenstockServer) -> None:
+    opened = client.call("write.open", {"path": "store/x"})
+    elsewhere = Client(client.settings.for_tasks(opened.get("location")))
+    receipts = []
+    for start in (0, 10):
+        with elsewhere.attempt(opened["ticket"], pa.schema({"id": pa.int64()})) as writer:
+            writer.write(pa.table({"id": range(start, start + 10)}))
+        receipts.append(writer.close())
+    client.call("write.finish", {"ticket": opened["ticket"], "attempts": [receipt.attempt for receipt in receipts]})
+
+    tickets = [endpoint.ticket.ticket for endpoint in client.info("store/x").endpoints]
+    rows = [row for ticket in tickets for batch in elsewhere.fetch(ticket) for row in batch["id"].to_pylist()]
+    assert sorted(rows) == list(range(20))
+    assert elsewhere.settings.token is None
+
+
+def test_an_attempt_waits_until_the_server_has_room(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(limits=Limits(streams=1))
+    with connect(server.url, retry_for=20) as client:
+        opened = client.call("write.open", {"path": "store/x"})
+        schema = pa.schema({"id": pa.int64()})
+        first = client.attempt(opened["ticket"], schema)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(client.attempt, opened["ticket"], schema)
+            time.sleep(0.2)  # it may be refused in the meantime, and then asks again
+            assert not second.done()
+            receipt = first.close()
+            with second.result(20) as writer:
+                writer.write(pa.table({"id": [1]}))
+        assert {receipt.rows, writer.close().rows} == {0, 1}
+
+
+def test_an_attempt_of_a_write_that_has_ended_is_refused_before_a_batch_is_sent(client: Client) -> None:
+    opened = client.call("write.open", {"path": "store/x"})
+    client.call("write.abort", {"ticket": opened["ticket"]})
+    with pytest.raises(WriteEnded):
+        client.attempt(opened["ticket"], pa.schema({"id": pa.int64()}))
+
+
+def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(advertise="grpc://127.0.0.1:1")
+    with connect(f"grpc://127.0.0.1:{server.port}") as client:
+        opened = client.call("write.open", {"path": "store/x"})
+    assert opened["location"] == "grpc://127.0.0.1:1"
+    assert client.settings.for_tasks(opened["location"]).url == "grpc://127.0.0.1:1"

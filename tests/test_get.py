@@ -243,6 +243,24 @@ def test_what_was_in_the_memory_of_a_server_that_ended_is_lost_by_name(make_serv
         assert ids(bare, "store/x") == [3]
 
 
+def test_a_run_whose_rows_are_lost_is_put_again(make_server: Make, tmp_path: Path) -> None:
+    def again(client: flight.FlightClient, mode: str, row: int) -> dict[str, object]:
+        return put(client, at("store/x", attempt=new_attempt(), mode=mode, run="nightly"), [trips(row)])
+
+    first = make_server(store="memory:", data=tmp_path / "m")
+    with flight.connect(first.url) as bare:
+        receipt = again(bare, "error", 1)
+        assert again(bare, "error", 2) == receipt
+    restarted = restart(first, make_server, store="memory:", data=tmp_path / "m")
+
+    with flight.connect(restarted.url) as bare:
+        with refused("lost", "write it again with mode 'overwrite'"):
+            again(bare, "error", 3)
+        receipt = again(bare, "overwrite", 4)
+        assert again(bare, "overwrite", 5) == receipt
+        assert ids(bare, "store/x") == [4]
+
+
 def restart(server: PenstockServer, make_server: Make, **settings: object) -> PenstockServer:
     """End a server and start another on its data folder, in this process."""
     server.close(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ HEAVY = ("pandas", "pyspark", "ray", "google", "grpc", "sqlite3", "click", "rich
 GROUND = (
     "bodies",
     "errors",
+    "filter_tokens",
+    "filter_values",
     "filters",
     "paths",
     "projection",
@@ -44,8 +47,9 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "flight_server": ("penstock", *GROUND, "store", "queue"),
     "client": (*GROUND, "streams"),
     "streams": GROUND,
+    "spark_plugin": ("penstock", *GROUND, "client", "streams"),
     "cli": ("penstock", *GROUND, "client", "streams"),
-    "penstock": (*GROUND, "client"),  # __init__ itself: lazy names
+    "penstock": (*GROUND, "client", "spark_plugin"),  # __init__ itself: lazy names
 }
 ALSO = {"cli/serve.py": ("flight_server", "store"), "cli/doctor.py": ("flight_server",)}
 """The two verbs that need a server in their own process."""
@@ -125,7 +129,9 @@ def run(code: str, cwd: Path, *arguments: str) -> str:
 
 
 IMPORT_ALL = """
-import importlib, sys, penstock
+import importlib, sys
+sys.modules.update(dict.fromkeys(["click", "grpc", "pandas", "pyspark", "rich"]))  # importing them fails
+import penstock
 for name in sys.argv[1:]:
     importlib.import_module(name)
 print(penstock.__file__)
@@ -133,14 +139,14 @@ print(penstock.__file__)
 
 
 def importable() -> list[str]:
-    """The modules that need no extra, by their dotted names."""
-    files = [file for file in python_files() if file.parts[0] != "cli"]
+    """The modules that need no extra, by their dotted names. Spark's workers import them, too."""
+    files = [file for file in python_files() if file.parts[0] != "cli" and file != Path("spark_plugin/source.py")]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]
 
 
 def test_imports_point_one_way() -> None:
-    """Ground <- store <- queue <- flight_server; ground <- client <- cli."""
+    """Ground <- store <- queue <- flight_server; ground <- client <- cli and spark_plugin."""
     wrong = [line for file in python_files() for line in wrong_imports(file, (ROOT / "penstock" / file).read_text())]
     assert not wrong, "\n".join(wrong)
 
@@ -155,6 +161,9 @@ def test_imports_point_one_way() -> None:
         ("queue/ledger.py", "def later():\n    from penstock.flight_server import server"),
         ("client.py", "from penstock.flight_server.server import Server"),
         ("cli/look.py", "import penstock.flight_server.server"),
+        ("client.py", "from penstock.spark_plugin import write"),
+        ("spark_plugin/write.py", "def later():\n    from penstock.flight_server import server"),
+        ("cli/look.py", "from penstock.spark_plugin.read import read"),
         ("paths.py", "from tests import fix_server"),
         ("novelty.py", ""),
     ],
@@ -170,6 +179,7 @@ def test_a_wrong_import_is_found(file: str, source: str) -> None:
         ("store/disk.py", "import queue\nfrom . import records\nfrom penstock import errors"),
         ("queue/ledger.py", "from penstock.store import open"),
         ("cli/serve.py", "from penstock.flight_server.server import Server"),
+        ("spark_plugin/tasks.py", "import penstock\nimport pyspark\nfrom penstock.client import Client"),
     ],
 )
 def test_a_right_import_passes(file: str, source: str) -> None:
@@ -191,8 +201,8 @@ def test_queue_at_the_root_is_the_standard_librarys() -> None:
 
 def test_the_links_are_relative_and_lead_to_rooms() -> None:
     found = {name: str((ROOT / name).readlink()) for name in LINKS if (ROOT / name).is_symlink()}
-    rooms = {name for name in LINKS if (ROOT / "penstock" / name).is_dir()}
-    assert found == {name: f"penstock/{name}" for name in rooms}
+    assert found == {name: f"penstock/{name}" for name in LINKS}
+    assert all((ROOT / "penstock" / name).is_dir() for name in LINKS)
 
 
 def test_a_checkout_without_links_works(tmp_path: Path) -> None:
@@ -204,9 +214,18 @@ def test_a_checkout_without_links_works(tmp_path: Path) -> None:
 
 def test_public_names_are_these() -> None:
     """`__all__`, dir() and the attributes agree."""
-    assert penstock.__all__ == ["connect", "errors"]
+    assert penstock.__all__ == ["DataSource", "connect", "do_get", "do_put", "errors", "read", "write"]
     assert set(penstock.__all__) <= set(dir(penstock))
-    assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+    assert all(getattr(penstock, name) is not None for name in penstock.__all__ if name != "DataSource")
+
+
+@pytest.mark.spark
+def test_the_data_source_is_there_from_spark_4_on() -> None:
+    if importlib.util.find_spec("pyspark.sql.datasource"):
+        assert penstock.DataSource.name() == "penstock"
+    else:
+        with pytest.raises((AttributeError, ImportError), match=r"4\.0"):
+            _ = penstock.DataSource
 
 
 def test_an_unknown_attribute_is_named() -> None:

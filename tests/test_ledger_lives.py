@@ -249,6 +249,32 @@ def test_rows_in_the_memory_of_a_server_that_has_ended_are_lost_by_name(reopen: 
     assert not again.dataset(PATH).lost
 
 
+def test_a_run_whose_rows_are_lost_is_written_anew_and_so_are_the_others_of_its_dataset(
+    reopen: Callable[..., Ledger],
+) -> None:
+    ledger = reopen("first-life")
+    before = {run: finished_run(ledger, run)[0] for run in ("batch 1", "batch 2")}
+    assert {run: ledger.open_write(PATH, mode="append", run=run).id for run in before} == before
+    ledger.close()
+    again = reopen("second-life")
+
+    with pytest.raises(Lost, match="write it again with mode 'overwrite'"):
+        again.open_write(PATH, mode="append", run="batch 1")
+    _, one = finished_run(again, "batch 1", mode="overwrite")
+    _, two = finished_run(again, "batch 2")
+    assert seen(again) == names(one, two)
+    assert again.open_write(PATH, mode="append", run="batch 2").state == "finished"
+
+
+def test_a_lost_dataset_is_not_said_to_exist(reopen: Callable[..., Ledger]) -> None:
+    """Whoever was told to append instead would be refused again."""
+    ledger = reopen("first-life")
+    wrote(ledger, attempt(1))
+    ledger.close()
+    with pytest.raises(Lost, match="write it again with mode 'overwrite'"):
+        reopen("second-life").open_write(PATH)
+
+
 def test_a_ledger_of_another_format_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("PRAGMA user_version = 99")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, invariant, multiple, rule
 
 from penstock import steps
-from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, WriteEnded
 from penstock.queue import catalog
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Attempt
@@ -70,11 +70,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ticketed: dict[str, float] = {}
         self.retired: dict[str, float] = {}
         """Part -> the time until which a ticket holds it."""
+        self.life = 1
+        self.born: dict[str, int] = {}
+        """Part -> the life of the store in which it was written."""
         self.start()
 
     def start(self) -> None:
         self.database = Database(self.folder / "ledger.db", catalog.TABLES)
-        self.ledger = Ledger(self.database, now=self.clock)
+        self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock)
 
     def teardown(self) -> None:
         self.database.close()
@@ -86,8 +89,20 @@ class LedgerMachine(RuleBasedStateMachine):
         """Whether the path is no folder and below no dataset."""
         return not any(other.startswith(path + "/") or path.startswith(other + "/") for other in self.shown)
 
-    def may_show(self, known: Known) -> bool:
-        return self.may_stand(known.path) and not (known.mode == "error" and known.path in self.shown)
+    def lost(self, path: str) -> bool:
+        return any(self.born[name] < self.life for name in self.shown.get(path, []))
+
+    def refusal(self, known: Known) -> type[AlreadyExists | Lost] | None:
+        """Why the write may not make or change the dataset at its path."""
+        if known.mode != "overwrite" and self.lost(known.path):
+            return Lost
+        taken = known.mode == "error" and known.path in self.shown
+        return AlreadyExists if taken or not self.may_stand(known.path) else None
+
+    def forget_runs(self, path: str) -> None:
+        for known in self.known.values():
+            if known.path == path and known.state == "finished":
+                known.run = None
 
     def of_run(self, path: str, run: str | None) -> list[str]:
         """The write that has this run, if there is one."""
@@ -129,10 +144,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def opens(self, path: str, mode: Mode, run: str | None) -> str | MultipleResults[str]:
         same = self.of_run(path, run)
         wanted = Known(path, mode, run, self.clock.now)
-        if not same and not self.may_show(wanted):
-            with pytest.raises(AlreadyExists):
+        forgets = bool(same) and self.known[same[0]].state == "finished" and self.lost(path)
+        if forgets:
+            same = []
+        if not same and (refusal := self.refusal(wanted)):
+            with pytest.raises(refusal):
                 self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
             return multiple()
+        if forgets:
+            self.forget_runs(path)
         if same and self.known[same[0]].mode != mode:
             with pytest.raises(InvalidRequest, match="mode"):
                 self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
@@ -159,6 +179,7 @@ class LedgerMachine(RuleBasedStateMachine):
         known, attempt = self.known[write], an_attempt(parts)
         self.ledger.record(write, attempt)
         known.whole[attempt.id] = [part.name for part in attempt.parts]
+        self.born.update(dict.fromkeys(known.whole[attempt.id], self.life))
         known.touched = self.clock.now
         return attempt.id
 
@@ -173,7 +194,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self, path: str, mode: Mode, run: str | None, parts: list[int]
     ) -> str | MultipleResults[str]:
         known = Known(path, mode, run, self.clock.now)
-        if self.may_show(known) and not self.of_run(path, run):
+        if not self.refusal(known) and not self.of_run(path, run):
             write = self.ledger.open_write(path, mode=mode, run=run).id
             self.known[write] = known
             attempts = [self.record(write, number) for number in parts]
@@ -191,8 +212,11 @@ class LedgerMachine(RuleBasedStateMachine):
         elif known.state != "open":
             with pytest.raises(WriteEnded):
                 self.ledger.finish(write, attempts)
-        elif not self.may_show(known):
-            with pytest.raises(AlreadyExists):
+        elif refusal := self.refusal(known):
+            with pytest.raises(refusal):
+                self.ledger.finish(write, attempts)
+        elif any(self.born[name] < self.life for attempt in attempts for name in known.whole[attempt]):
+            with pytest.raises(Lost):
                 self.ledger.finish(write, attempts)
         elif crash:
             self.crashes_within_finish(write, attempts, crash)
@@ -208,7 +232,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(write=writes)
     def finishes_with_what_it_never_had(self, write: str) -> None:
-        with pytest.raises((NotFound, WriteEnded, AlreadyExists)):
+        with pytest.raises((NotFound, WriteEnded, AlreadyExists, Lost)):
             self.ledger.finish(write, [*self.known[write].whole, uuid.uuid4().hex])
 
     @rule(write=writes)
@@ -238,9 +262,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if path in self.shown:
             assert self.ledger.delete(path).part_count == len(self.shown[path])
             self.take_away(path)
-            for known in self.known.values():
-                if known.path == path and known.state == "finished":
-                    known.run = None  # who deletes a dataset starts over; an overwrite forgets nothing
+            self.forget_runs(path)  # who deletes a dataset starts over; an overwrite forgets nothing
         else:
             with pytest.raises(NotFound):
                 self.ledger.delete(path)
@@ -266,6 +288,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.database.close()
         self.start()
 
+    @rule()
+    def restarts_without_its_memory(self) -> None:
+        self.life += 1
+        self.restarts()
+
     # --- what holds after each --------------------------------------------------------------
 
     @invariant()
@@ -275,7 +302,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 dataset, parts = self.ledger.snapshot(path, ticketed_until=0)
                 assert [part.name for part in parts] == self.shown[path]
                 assert (dataset.part_count, dataset.rows) == (len(parts), 5 * len(parts))
-                assert dataset.bytes == 40 * len(parts)
+                assert (dataset.bytes, dataset.lost) == (40 * len(parts), self.lost(path))
             else:
                 with pytest.raises(NotFound):
                     self.ledger.dataset(path)
@@ -306,6 +333,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for write, known in self.known.items():
             found = self.ledger.summary(write)
             assert (found.state, found.run) == (known.state, known.run)
+            counts = [a for a in known.whole if known.state == "open" or a in known.chosen]
+            counted = [len(known.whole[attempt]) for attempt in counts]
+            assert (found.attempts, found.parts) == (len(counted), sum(counted))
+            assert (found.rows, found.bytes) == (5 * sum(counted), 40 * sum(counted))
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,13 @@ def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make
         eventually(lambda: call(bare, "health")["store_bytes"] == 0)
         put(bare, at("store/b"), table.to_batches())
         assert names(bare) == ["store/b"]
+
+
+def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operating.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
+    assert Limits() == Limits(**dict.fromkeys(told, 0)).changed(told)
+    assert set(told) == {field.name for field in fields(Limits)}
 
 
 # --- how many, how long --------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.plain import TRIPS, at, call, info, names, new_attempt, put, read, refused, trips
+from tests.plain import TRIPS, at, attempt_of, call, info, names, new_attempt, put, read, refused, trips
 
 
 @pytest.fixture
@@ -70,6 +70,39 @@ def test_open_writes_are_listed_with_what_they_write(bare: flight.FlightClient) 
 
     assert (entry["path"], entry["kind"]) == (f"write/{opened['write']}", "write")
     assert entry["state"] == "open, append to store/x"
+    assert list(entries(bare, f"write/{opened['write']}".encode())) == [entry["path"]]
+
+
+def test_a_write_that_is_not_there_is_not_found(bare: flight.FlightClient) -> None:
+    with refused("not-found", "no write/abc"):
+        names(bare, b"write/abc")
+
+
+def test_an_open_write_counts_the_attempts_that_are_whole_so_far(bare: flight.FlightClient) -> None:
+    """For who watches a job that goes on; a finish keeps those that it lists."""
+    opened = call(bare, "write.open", path="store/x")
+    path = f"write/{opened['write']}"
+    first, second = (
+        put(bare, attempt_of(opened["ticket"], new_attempt()), [batch]) for batch in (trips(1, 2), trips(3, 4, 5))
+    )
+    amounts = ("rows", "bytes", "parts")
+
+    (entry,) = entries(bare, b"write/").values()
+    told = call(bare, "describe", path=path)
+    assert [entry[name] for name in amounts] == [told[name] for name in amounts]
+    assert [told[name] for name in amounts] == [first[name] + second[name] for name in amounts]
+    assert (told["rows"], told["attempts"], told["state"]) == (5, 2, "open")
+
+    done = call(bare, "write.finish", ticket=opened["ticket"], attempts=[second["attempt"]])
+    assert [done[name] for name in amounts] == [second[name] for name in amounts]
+    assert (done["rows"], done["attempts"]) == (3, 1)
+
+
+def test_an_ended_write_has_no_rows(bare: flight.FlightClient) -> None:
+    opened = call(bare, "write.open", path="store/x")
+    put(bare, attempt_of(opened["ticket"], new_attempt()), [trips(1, 2)])
+    ended = call(bare, "write.abort", ticket=opened["ticket"])
+    assert (ended["rows"], ended["bytes"], ended["parts"], ended["attempts"]) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +134,15 @@ def test_get_schema_has_the_schema_also_of_some_columns(bare: flight.FlightClien
 
     assert bare.get_schema(at("store/x")).schema == TRIPS
     assert bare.get_schema(at("store/x", columns=["city"])).schema == pa.schema([TRIPS.field("city")])
+    assert bare.get_schema(at("store/x", filter="id > 1")).schema == TRIPS
+
+
+def test_get_schema_refuses_what_get_flight_info_refuses(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)])
+    for wrong in ({"columns": ["citty"]}, {"filter": "citty = 1"}):
+        for ask in (bare.get_schema, bare.get_flight_info):
+            with pytest.raises((flight.FlightError, pa.ArrowException), match="did you mean 'city'"):
+                ask(at("store/x", **wrong))
 
 
 def test_a_descriptor_names_a_path_in_pieces_or_whole(bare: flight.FlightClient) -> None:

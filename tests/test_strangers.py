@@ -91,6 +91,17 @@ def test_strangers_who_have_sent_nothing_may_take_half_of_the_streams(gate: Gate
     assert (gate.streams.open_streams, gate.streams.unheard) == (2, 0)
 
 
+@pytest.mark.parametrize(("streams", "held"), [(1, 1), (2, 1), (3, 1), (5, 2)])
+def test_strangers_may_take_half_rounded_down_but_always_one(streams: int, held: int) -> None:
+    """A task, which has a ticket and no token, is one until its first message has come."""
+    few = Gate(TOKEN, counted := Streams(streams), Metrics())
+    counted.admit()
+    for _ in range(held):
+        few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
+    with refused("unavailable", "try again"):
+        few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
+
+
 def test_a_get_is_heard_at_once_and_so_not_counted_as_silent(gate: Gate) -> None:
     for _ in range(4):
         gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import PurePath
 
+from penstock import readable
 from penstock.errors import InvalidRequest
 
 FORMATS = ("arrow", "arrows", "parquet", "csv", "json")
@@ -26,8 +26,7 @@ def by_extension(file: str) -> str:
     extension = PurePath(file).suffix.lower()
     if extension in EXTENSIONS:
         return EXTENSIONS[extension]
-    near = difflib.get_close_matches(extension, EXTENSIONS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {' '.join(EXTENSIONS)}"
+    hint = readable.near(extension, EXTENSIONS)
     raise InvalidRequest(f"{file}: the extension {extension!r} tells no format; {hint} (--format says it, too)")
 
 

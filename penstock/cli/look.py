@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from penstock.errors import NotFound
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.views import Listing
+    from penstock.wire import Entry
 
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
 _LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
@@ -46,15 +48,18 @@ def _list_datasets(session: Session, found: Listing) -> None:
 
 
 def _list_writes(session: Session, writes: list[dict[str, Any]]) -> None:
-    heads = ("write", "for", "opened", "last put", "visible")
+    heads = ("write", "for", "rows", "size", "opened", "last put", "visible")
     if session.json:
         tables.lines(*writes)
     elif writes:
         rows = [
-            (f"write/{w['write']}", _purpose(w), tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w))
+            (
+                f"write/{w['write']}", _purpose(w), f"{w['rows']:,}", readable.size(w["bytes"]),
+                tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w),
+            )
             for w in writes
-        ]
-        tables.listing(readable.table(heads, rows, right=heads[2:4]))
+        ]  # fmt: skip
+        tables.listing(readable.table(heads, rows, right=heads[2:6]))
     else:
         click.echo("no write is open", err=True)
 
@@ -83,34 +88,42 @@ def show(session: Session, path: str) -> None:
 
 def _describe(client: Client, path: str) -> dict[str, Any]:
     """What the server says of a path; of a folder, which is no thing there, what its datasets are together."""
+    if path.rstrip("/") == "store":
+        return _folder(path, client.list(path, recursive=True))
     try:
         return client.call("describe", {"path": path})
     except NotFound:
         below = [] if path.startswith("write/") else client.list(path, recursive=True)
         if not below:
             raise
+        return _folder(path, below)
+
+
+def _folder(path: str, below: Sequence[Entry]) -> dict[str, Any]:
     totals = {name: sum(getattr(entry, name) for entry in below) for name in ("rows", "bytes", "parts")}
-    changed = max(entry.changed or 0.0 for entry in below)
+    changed = max((entry.changed or 0.0 for entry in below), default=None)
     return {"kind": "folder", "path": path.rstrip("/") + "/", "datasets": len(below), **totals, "changed": changed}
 
 
 def _size_facts(found: dict[str, Any]) -> dict[str, str]:
-    changed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["changed"]))
+    when = found["changed"]
+    changed = "" if when is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     return {
         "rows": f"{found['rows']:,}",
         "size": f"{readable.size(found['bytes'])} in {tables.counted(found['parts'], 'part')}",
-        "changed": f"{tables.ago(found['changed'])}, {changed}",
+        "changed": changed and f"{tables.ago(when)}, {changed}",
     }
 
 
 def _write_facts(write: dict[str, Any]) -> dict[str, str]:
+    size = f"{readable.size(write['bytes'])} in {tables.counted(write['parts'], 'part')}"
     return {
         "for": _purpose(write),
         "state": write["state"],
         "opened": tables.ago(write.get("opened")),
         "last put": tables.ago(write.get("touched")),
         "whole": tables.counted(write["attempts"], "attempt"),
-        "rows": f"{write['rows']:,} ({readable.size(write['bytes'])})" if write["state"] == "finished" else "",
+        "rows": f"{write['rows']:,} ({size})" if write["state"] in ("open", "finished") else "",
         "visible": _visible(write),
     }
 

@@ -58,7 +58,7 @@ def get(
     file, which appears when it is whole. In CSV and JSON times are text, bytes are base64; nested values are JSON.
     """
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
-    file = None if output == "-" else output
+    file = None if output in ("-", "/dev/stdout") else output
     if kind is None and file:
         kind = by_extension(file)
     elif kind is None and session.json:

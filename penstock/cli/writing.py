@@ -26,15 +26,15 @@ _NO_FRACTION = re.compile(r"\.0+(?=$|Z|[+-])")  # of a second
 @contextmanager
 def whole_file(name: str) -> Iterator[IO[bytes]]:
     """A file that gets its name once it is complete: nobody finds half of it, and a failure leaves the old one."""
-    target = Path(os.path.realpath(name))
+    given, target = Path(name), Path(os.path.realpath(name))
+    if given.exists() and not (given.is_file() or given.is_dir()):  # /dev/null, a named pipe, a shell's >(…), which is
+        with given.open("wb") as file:  # a link to what has no path at all
+            yield file
+        return
     if target.is_dir():
         raise InvalidRequest(f"{name} is a folder: name a file in it")
     if not target.parent.is_dir():
         raise NotFound(f"{name}: there is no folder {target.parent}")
-    if target.exists() and not target.is_file():  # /dev/null, a named pipe
-        with target.open("wb") as file:
-            yield file
-        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with temporary.open("xb") as file:

@@ -26,6 +26,7 @@ class Actions:
     streams: Streams
     sweeper: Sweeper
     report: Callable[[], dict[str, Any]]
+    advertised: str | None
 
     def run(self, call: Call, name: str, body: bytes) -> dict[str, Any]:
         """Carry out an action."""
@@ -52,7 +53,7 @@ class Actions:
         )
         ticket = self.signer.sign(WriteTicket(write.id, write.opener)).decode()
         summary = self.ledger.summary(write.id)
-        return OpenedWrite(write.id, ticket, write.state, summary.to_json()).to_json()
+        return OpenedWrite(write.id, ticket, write.state, summary.to_json(), self.advertised).to_json()
 
     def finish(self, call: Call, body: bytes) -> dict[str, Any]:
         """write.finish."""
@@ -101,7 +102,7 @@ class Actions:
 
 _TABLE: dict[str, tuple[str, Callable[[Actions, Call, bytes], dict[str, Any]]]] = {
     "write.open": (
-        "Begin a write, or join the open one of its run: {path, mode, schema, run} -> {write, ticket, state, summary}.",
+        "Begin a write, or join the open one of its run: {path, mode, schema, run} -> {write, ticket, state, …}.",
         Actions.open,
     ),
     "write.finish": (

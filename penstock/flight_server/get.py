@@ -76,12 +76,12 @@ def _kept(
     own would cost a reader more than the rows do.
     """
     wanted = filters.parse(text, whole)
-    names = [name for name in whole.names if ticket.columns is None or name in {*ticket.columns, *wanted.columns}]
+    names = wanted.needed(whole, ticket.columns)
     needed = projection.select(whole, names)
     left, waiting, size = ticket.limit, [], 0
     for part in parts:
         held = [name for name in names if part.schema.get_field_index(name) >= 0]
-        found = pa.Table.from_batches(projection.widened(part.reader(held), needed), needed).filter(wanted.expression)
+        found = wanted.kept(pa.Table.from_batches(projection.widened(part.reader(held), needed), needed))
         found = found.select(ticket.columns or names).slice(0, left)
         moved(found.num_rows, found.nbytes)
         left = None if left is None else left - found.num_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import socket
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
+from penstock import readable
 from penstock.errors import InvalidRequest, LimitExceeded, Unavailable
 from penstock.store.open import parse_bytes
 
@@ -49,11 +49,7 @@ class Limits:
         known = [field.name for field in fields(self)]
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise InvalidRequest(
-                    f"no limit is called {name!r}"
-                    + (f"; did you mean {near[0]!r}?" if near else f": {', '.join(known)}")
-                )
+                raise InvalidRequest(f"no limit is called {name!r}; {readable.near(name, known)}")
         return replace(self, **{name: parse_bytes(value) for name, value in given.items()})
 
 
@@ -70,8 +66,9 @@ class Streams:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._most_unheard = (most + 1) // 2
-        """Of them, so many strangers who have sent nothing. A task is one for milliseconds: the rest is a reserve."""
+        self._most_unheard = max(1, most // 2)
+        """Of them, so many strangers who have sent nothing, at most half, but always one: a task is one for
+        milliseconds. The rest is a reserve."""
         self._changed = threading.Condition()  # open_streams, unheard, _calls, closed
         self.open_streams = 0
         self.unheard = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import filters, paths, projection
+from penstock import filters, paths, projection, readable
 from penstock.bodies import Summary
 from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.queue.ledger import Ledger
@@ -45,8 +44,8 @@ class Lister:
                 f"{dataset.path} is lost: its {dataset.rows:,} rows were in the memory of a server that has ended. "
                 "Write it again with mode 'overwrite', or delete it"
             )
-        _check_columns(dataset, command.columns)
-        filtered = command.filter is not None and bool(filters.parse(command.filter, dataset.schema))
+        _check(dataset, command)
+        filtered = command.filter is not None
         planned = None if filtered else command.limit  # which rows a filter keeps isn't known yet
         runs = list(_runs(_first_parts(_chosen(dataset, parts, command.part), planned)))
         return flight.FlightInfo(
@@ -63,7 +62,7 @@ class Lister:
         """What `info` would say of the columns, with no ticket given out."""
         command = _command(descriptor)
         dataset = self.ledger.dataset(command.path)
-        _check_columns(dataset, command.columns)
+        _check(dataset, command)
         return projection.select(dataset.schema, command.columns)
 
     def flights(self, criteria: bytes) -> Iterator[flight.FlightInfo]:
@@ -71,7 +70,7 @@ class Lister:
         command = _criteria(criteria)
         folder = paths.parse_folder(command.path) if command.path else None
         if folder is not None and folder.kind == "write":
-            for write in self.ledger.writes():
+            for write in [self.ledger.summary(folder.key)] if folder.key else self.ledger.writes():
                 yield _flight(_write_entry(write), _NO_SCHEMA)
             return
         below = str(folder) if folder else "store/"
@@ -162,15 +161,21 @@ def _runs(wanted: Iterable[tuple[HeldPart, int]]) -> Iterator[_Run]:
         yield run
 
 
-def _check_columns(dataset: Dataset, columns: tuple[str, ...] | None) -> None:
-    if columns is None:
-        return
+def _check(dataset: Dataset, command: ReadCommand) -> None:
+    """Refuse columns and a filter that don't fit, before a ticket is given for them."""
+    if command.columns is not None:
+        _check_columns(dataset, command.columns)
+    if command.filter is not None:
+        filters.parse(command.filter, dataset.schema).check(dataset.schema, command.columns)
+
+
+def _check_columns(dataset: Dataset, columns: tuple[str, ...]) -> None:
     if not columns or len(set(columns)) < len(columns):
         raise InvalidRequest(f"columns {list(columns)}: expected one or more names of {dataset.path}, each once")
+    known = dict.fromkeys(dataset.schema.names)
     for name in columns:
-        if name not in dataset.schema.names:
-            near = difflib.get_close_matches(name, dataset.schema.names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(dataset.schema.names[:20])}"
+        if name not in known:
+            hint = readable.near(name, known)
             raise InvalidRequest(f"{dataset.path} has no column {name[:80]!r}; {hint}")
 
 

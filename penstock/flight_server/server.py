@@ -44,7 +44,9 @@ class PenstockServer(flight.FlightServerBase):
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
         self._gauges()
         self._putter = Putter(ledger, store, self._signer, settings.limits, self._pool, self._watch)
-        self._actions = Actions(ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health)
+        self._actions = Actions(
+            ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health, settings.advertise
+        )
         try:
             super().__init__(
                 settings.listen,
@@ -73,7 +75,7 @@ class PenstockServer(flight.FlightServerBase):
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with funnel(call := _call(context)):
-            receipt = self._putter.put(call, context.peer(), descriptor, reader)
+            receipt = self._putter.put(call, context.peer(), descriptor, reader, writer.write)
             self.metrics.moved("in", receipt.rows, receipt.bytes)
             writer.write(receipt.encode())
             self._sweeper.soon()

@@ -25,8 +25,11 @@ def check_path(t: Transaction, write: Write, *, exists: bool) -> None:
     """Whether the write may make or change the dataset at its path, as things stand now."""
     above = [f"store/{key}" for key in paths.parse(write.path).parents]
     found = [path for path in above if schema_at(t, path) is not None]
-    if exists and write.mode == "append" and t.catalog.dataset(write.path).lost:
-        raise Lost(f"{write.path} can't be appended to, its rows are lost: write it again with mode 'overwrite'")
+    if exists and write.mode != "overwrite" and t.catalog.dataset(write.path).lost:
+        raise Lost(
+            f"{write.path} can't be {'appended to' if write.mode == 'append' else 'made'}, its rows are lost: "
+            "write it again with mode 'overwrite'"
+        )
     first, end = below(write.path)
     in_it = t.sql.execute("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", (first, end)).fetchone()
     check_place(write, exists, found, in_it is not None)
@@ -62,6 +65,11 @@ def take_away(t: Transaction, path: str) -> None:
         (t.now, path),
     )
     t.sql.execute("DELETE FROM datasets WHERE path = ?", (path,))
+
+
+def is_lost(t: Transaction, path: str) -> bool:
+    """Whether a dataset stands at this path, and its rows are gone with the memory of a server that has ended."""
+    return schema_at(t, path) is not None and t.catalog.dataset(path).lost
 
 
 def forget_runs(t: Transaction, path: str) -> None:

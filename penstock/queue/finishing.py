@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock import steps
 from penstock.bodies import Summary
-from penstock.errors import NotFound, WriteEnded
+from penstock.errors import Lost, NotFound, WriteEnded
 from penstock.queue import datasets
 from penstock.queue.catalog import to_schema
 from penstock.queue.transaction import Transaction
@@ -37,7 +37,10 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
             for number, p in enumerate(attempt.parts)
         ],
     )
-    t.sql.execute("UPDATE writes SET touched = ? WHERE id = ?", (t.now, write_id))
+    t.sql.execute(
+        "UPDATE writes SET touched = ?, rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
+        (t.now, attempt.rows, size, len(attempt.parts), write_id),
+    )
     return Receipt(write_id, attempt.id, attempt.rows, size, len(attempt.parts), digest)
 
 
@@ -90,6 +93,12 @@ def _whole_schema(t: Transaction, write: Write, attempt: str) -> pa.Schema:
         raise NotFound(
             f"write/{write.id} to {write.path} has no whole attempt {attempt[:40]!r}: "
             "list what the receipts say, and only that"
+        )
+    lost = "SELECT 1 FROM parts WHERE attempt = ? AND incarnation NOT IN ('', ?) LIMIT 1"
+    if t.sql.execute(lost, (attempt, t.catalog.incarnation)).fetchone():
+        raise Lost(
+            f"write/{write.id} to {write.path} can't be finished: rows of its were in the memory of a server that has "
+            "ended. Write them again"
         )
     return to_schema(row["ipc"])
 

@@ -52,7 +52,7 @@ class Ledger(Catalog):
         own: bool = False,
         most_datasets: int = 1_000_000,
     ) -> Write:
-        """Begin a write; with a `run`, join the open write of that run or get its finished one.
+        """Begin a write; with a `run`, join the open write of that run or get its finished one, unless it is lost.
 
         Nothing is seen of it before `finish`. Joining makes the caller its last opener. An `own` write is one put's,
         and ends with the process that serves it; puts of one run that share it leave its end to the one that finishes.

@@ -14,9 +14,15 @@ from penstock.wire import Mode
 
 
 def of_run(t: Transaction, path: str, run: str | None) -> sqlite3.Row | None:
-    """The write that has this run already; none for a run that was aborted, has expired, or was deleted."""
+    """The write that has this run already; none for a run that was aborted, has expired, was deleted, or is lost.
+
+    All runs of a lost dataset are forgotten at once: the first one that is written again replaces the rows of all.
+    """
     query = "SELECT * FROM writes WHERE path = ? AND run = ? AND state IN ('open', 'finished')"
     found: sqlite3.Row | None = t.sql.execute(query, (path, run)).fetchone()
+    if found is not None and found["state"] == "finished" and datasets.is_lost(t, path):
+        datasets.forget_runs(t, path)
+        return None
     return found
 
 

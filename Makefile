@@ -5,36 +5,43 @@ PYTEST_WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+JAVA := $(VENV)/.java
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run-flight test check bench planted fmt clean
+.PHONY: help setup demo run-flight test test-spark-matrix check bench bench-spark planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
-	    while IFS='|' read -r target words; do printf '%-18s %s\n' "$$target" "$$words"; done
+	    while IFS='|' read -r target words; do printf '%-24s %s\n' "$$target" "$$words"; done
 
-setup: $(STAMP)  ## make .venv with penstock and its tools (once, again when a pin changes)
+setup: $(STAMP) $(JAVA)  ## make .venv with penstock and its tools (once, again when a pin changes)
 	@echo "ready; to have penstock on the PATH: . $(BIN)/activate"
 
-demo: $(STAMP)  ## see it work: the whole way of a dataset, in one script
+demo: $(STAMP) $(JAVA)  ## see it work: the whole way of a dataset, in one script
 	@$(BIN)/python scripts/demo.py
 
 run-flight: $(STAMP)  ## run a server here (ARGS="--listen grpc://127.0.0.1:8815" and others)
 	@$(BIN)/penstock serve $(ARGS)
 
-test: $(STAMP)  ## run every test (ARGS="-k name" for some)
+test: $(STAMP) $(JAVA)  ## run every test (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) $(ARGS)
+
+test-spark-matrix: $(STAMP) $(JAVA)  ## run the Spark tests on Spark 3.5 to 4.3 (ARGS="3.5 4.3" for some)
+	@$(BIN)/python scripts/spark_matrix.py $(ARGS)
 
 check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 	@echo "ruff check"; $(BIN)/ruff check --quiet
 	@echo "ruff format"; $(BIN)/ruff format --check --quiet || { echo "make fmt mends it; these differ:"; $(BIN)/ruff format --check; exit 1; }
 	@echo "mypy"; $(BIN)/mypy
-	@echo "pytest, without the tests of processes and faults"
-	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) -m "not process and not faults"
+	@echo "pytest, without the tests of processes, faults and Spark"
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load -m "not process and not faults and not spark"
 
 bench: $(STAMP)  ## measure puts and gets beside plain pyarrow
 	@$(BIN)/python scripts/bench_flight.py $(ARGS)
+
+bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own floors, Parquet and the driver
+	@$(BIN)/python scripts/bench_spark.py $(ARGS)
 
 planted: $(STAMP)  ## plant known faults in copies of the code: the tests must find each
 	@$(BIN)/python scripts/planted/run.py $(ARGS)
@@ -44,7 +51,7 @@ fmt: $(STAMP)  ## format, and mend what the linter can
 	@$(BIN)/ruff format --quiet
 
 clean:  ## remove what these targets made, .venv included
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	@rm -rf $(VENV) .venv-spark build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	@find penstock tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes from the venv itself or, on a system that splits it off, from the python that made the venv.
@@ -53,7 +60,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "no $(PYTHON) here: install Python 3.11 or newer, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), penstock needs 3.11 or newer; name one: make setup PYTHON=python3.12" >&2; exit 1; }
-	@echo "making $(VENV) with $$($(PYTHON) -V), then installing penstock and its tools (about a minute)"
+	@echo "making $(VENV) with $$($(PYTHON) -V), then installing penstock and its tools, Spark too (two minutes)"
 	@if $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
 	    $(PYTHON) -m venv --clear $(VENV); \
 	elif $(PYTHON) -c 'import venv, pip' 2>/dev/null; then \
@@ -63,5 +70,9 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "$(PYTHON) has no venv or ensurepip; on Debian and Ubuntu: apt install python3-venv, then make setup again" >&2; exit 1; \
 	fi
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-build-isolation --use-pep517 --editable '.[dev]'
 	@touch $@
+
+# Without Java all else works, so this goes on, and looks again the next time.
+$(JAVA): | $(STAMP)
+	@if sh scripts/java.sh; then touch $@; fi

@@ -4,6 +4,9 @@ import penstock
 with penstock.connect() as c:
     c.put("store/demo/trips", table)
     c.get("store/demo/trips").read_all()
+
+penstock.write(df, "store/demo/trips")        # a Spark frame out
+penstock.read(spark, "store/demo/trips")      # and in
 """
 
 from __future__ import annotations
@@ -12,11 +15,24 @@ TYPE_CHECKING = False  # type checkers know the name; importing typing costs 7 m
 if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.client import connect as connect
+    from penstock.spark_plugin.read import do_get as do_get
+    from penstock.spark_plugin.read import read as read
+    from penstock.spark_plugin.source import DataSource as DataSource
+    from penstock.spark_plugin.write import do_put as do_put
+    from penstock.spark_plugin.write import write as write
 
 __version__ = "0.1.0"
-__all__ = ["connect", "errors"]
+__all__ = ["DataSource", "connect", "do_get", "do_put", "errors", "read", "write"]
 
-_HOMES = {"connect": ("penstock.client", "connect"), "errors": ("penstock.errors", None)}
+_HOMES = {
+    "DataSource": ("penstock.spark_plugin.source", "DataSource"),
+    "connect": ("penstock.client", "connect"),
+    "do_get": ("penstock.spark_plugin.read", "do_get"),
+    "do_put": ("penstock.spark_plugin.write", "do_put"),
+    "errors": ("penstock.errors", None),
+    "read": ("penstock.spark_plugin.read", "read"),
+    "write": ("penstock.spark_plugin.write", "write"),
+}
 
 
 def __getattr__(name: str) -> object:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, Self, overload
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -39,6 +39,40 @@ class Info:
         return "\n".join(
             [head, *(f"  {field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in self.schema)]
         )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Written:
+    """A finished write; prints as a line, in a notebook as HTML."""
+
+    path: str
+    write: str
+    mode: str
+    rows: int
+    bytes: int
+    parts: int
+    attempts: int
+    run: str | None = None
+    seconds: float | None = None
+    """How long it took; None where an earlier write of the same run had done it."""
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any], seconds: float | None = None) -> Self:
+        """The view of a write's summary."""
+        names = ("path", "write", "mode", "rows", "bytes", "parts", "attempts", "run")
+        return cls(**{name: summary[name] for name in names if name in summary}, seconds=seconds)
+
+    def __repr__(self) -> str:
+        amount = f"{self.rows:,} rows, {readable.size(self.bytes)} in {self.parts:,} parts"
+        if self.seconds is None:
+            return f"{self.path}: {amount}, written before by run {self.run!r}"
+        return f"{self.path}: {amount}, {self.seconds:.1f} s ({readable.size(self.bytes / max(self.seconds, 1e-6))}/s)"
+
+    def _repr_html_(self) -> str:
+        heads = ("path", "rows", "size", "parts", "attempts", "took", "write")
+        took = "before, by its run" if self.seconds is None else f"{self.seconds:.1f} s"
+        row = (self.path, f"{self.rows:,}", readable.size(self.bytes), f"{self.parts:,}", f"{self.attempts:,}", took)
+        return readable.html_table(heads, [(*row, f"write/{self.write}")], right=heads[1:6])
 
 
 class Listing(Sequence[Entry]):

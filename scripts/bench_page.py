@@ -68,7 +68,7 @@ def page(sections: Mapping[str, Sequence[Row]], sizes: Sizes, folder: Path, seco
             *([_SMOKE, ""] if sizes == SMOKE else []),
             *[judged, *[f"- **Not held**: {row.what}" for row in missed]],
             "",
-            *_machine(folder),
+            *machine(folder),
             f"- `{_command(sizes)}`, {time.strftime('%d %B %Y', time.gmtime())}, {seconds:.0f} s",
             "",
             *[line for heading, some in sections.items() for line in _section(heading, some)],
@@ -94,7 +94,8 @@ def _command(sizes: Sizes) -> str:
     return {FULL: "make bench", QUICK: "make bench ARGS=--quick"}.get(sizes, "scripts/bench_flight.py --smoke")
 
 
-def _machine(folder: Path) -> list[str]:
+def machine(folder: Path) -> list[str]:
+    """The lines that say what machine this is, and what ran on it."""
     cores = len(os.sched_getaffinity(0))
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return [

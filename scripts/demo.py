@@ -1,4 +1,4 @@
-"""The whole way of a table, in and out, with a server of its own: `make demo`."""
+"""The whole way of a table, in and out, with a server of its own, then Spark's: `make demo`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ ZONES = [
     "Museum", "North Station", "Old Town", "Park", "River Bend", "South Gate", "Stadium", "Town Hall", "University",
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
+SPARK = Path(__file__).with_name("demo_spark.py")
 START_LIMIT = 20.0  # seconds
 
 
@@ -183,7 +184,9 @@ def main() -> None:
             if not pq.read_table(out).equals(table):
                 raise SystemExit("out.parquet isn't trips.parquet")
             in_python(url, table)
-            say(rates(url, table))
+            say(f"{rates(url, table)}\n")
+            if code := subprocess.run([sys.executable, SPARK], check=False).returncode:
+                raise SystemExit(code)
     finally:
         out.unlink(missing_ok=True)
         shutil.rmtree(folder)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.fix_server", "tests.fix_ledger", "tests.fix_plain", "tests.fix_cli"]
+pytest_plugins = ["tests.fix_server", "tests.fix_ledger", "tests.fix_plain", "tests.fix_cli", "tests.fix_spark"]
 
 # No deadline per example: a busy machine makes an fsync slow, and that is no fault of the code.
 # Not derandomized, as Hypothesis would be where CI is set: each run looks somewhere new, its blob replays it.
 settings.register_profile("ci", max_examples=60, deadline=None, print_blob=True, derandomize=False)
 settings.register_profile("long", parent=settings.get_profile("ci"), max_examples=3_000)
 settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist, which writes a test's group into its name
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs all Spark tests, in one JVM, while the others go on; a test with a group of its own keeps it."""
+    for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))  # the first one starts the JVM, on a busy machine

@@ -33,6 +33,14 @@ def checks(done: Ran) -> dict[str, tuple[str, str]]:
     return {line["check"]: (line["state"], line["said"]) for line in done.json}
 
 
+def java_says(home: Path, said: str) -> None:
+    """A Java that only tells its version."""
+    java = home / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    java.chmod(0o700)
+
+
 @pytest.mark.usefixtures("free_ports")
 def test_doctor_finds_all_in_order(here: Run, server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     done = here("doctor", "--json")
@@ -101,13 +109,33 @@ def test_doctor_wants_java_17_for_spark_alone(
     here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, state: str
 ) -> None:
     if said is not None:
-        java = tmp_path / "bin" / "java"
-        java.parent.mkdir()
-        java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
-        java.chmod(0o700)
+        java_says(tmp_path, said)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     done = here("doctor", "--json")
     assert (done.code, checks(done)["Java"][0]) == (0, state)
+
+
+@pytest.mark.usefixtures("free_ports")
+@pytest.mark.parametrize(
+    ("java", "spark", "state"),
+    [
+        ("17.0.15", "3.5.9", "ok"),
+        ("21.0.2", "4.1.4", "ok"),
+        ("25", "4.1.4", "note"),
+        ("25.0.3", "3.5.9", "note"),
+        ("25.0.3", "4.2.1", "ok"),
+        ("25.0.3", "10.0.0.dev1", "ok"),
+        ("25.0.3", None, "ok"),
+    ],
+)
+def test_doctor_knows_which_spark_runs_on_which_java(
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, java: str, spark: str | None, state: str
+) -> None:
+    java_says(tmp_path, f'openjdk version "{java}" 2026')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("penstock.cli.doctor._version", lambda package: spark if package == "pyspark" else "1.0")
+    found = checks(here("doctor", "--json"))["Java"]
+    assert (found[0], "JAVA_HOME" in found[1]) == (state, state == "note")
 
 
 def test_doctor_counts_what_is_quarantined(here: Run, client: Client, tmp_path: Path) -> None:

@@ -152,6 +152,22 @@ def test_a_reader_that_has_enough_is_no_fault(server: PenstockServer) -> None:
     assert process.wait(LIMIT) == app.BROKEN_PIPE
 
 
+def test_get_writes_to_a_pipe_by_its_name(server: PenstockServer) -> None:
+    """A shell's `>(…)` is /dev/fd/N, a link to what has no path; of stdout nothing else is written to it."""
+    with connect(url := str(server.url)) as client:
+        client.put("store/a", pa.table({"x": [1, 2]}))
+    done = run("--url", url, "get", "store/a", "-o", "/dev/stdout", "--format", "csv")
+    assert (done.returncode, done.stdout) == (0, b'"x"\n1\n2\n'), done.stderr
+    source, target = os.pipe()
+    with open(source, "rb") as pipe:
+        command = [*PENSTOCK, "--url", url, "get", "store/a", "-o", f"/dev/fd/{target}", "--format", "csv"]
+        code = subprocess.run(
+            command, pass_fds=[target], env=environment(), cwd=ROOT, timeout=60, stdout=subprocess.PIPE, check=False
+        ).returncode
+        os.close(target)
+        assert (code, pipe.read()) == (0, b'"x"\n1\n2\n')
+
+
 def test_ctrl_c_ends_a_put_with_130_and_leaves_nothing(server: PenstockServer) -> None:
     url = str(server.url)
     process = subprocess.Popen(
@@ -233,19 +249,3 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'penstock[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_demo_shows_the_whole_way_and_cleans_up(tmp_path: Path) -> None:
-    demo = ROOT / "scripts" / "demo.py"
-    if not Path(sys.executable).with_name("penstock").exists():
-        pytest.skip("penstock isn't installed beside this Python")
-    done = subprocess.run(
-        [sys.executable, str(demo)], capture_output=True, text=True, cwd=tmp_path, timeout=90,
-        env=environment(TMPDIR=str(tmp_path)), check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["trips.parquet"]
-    assert "\x1b" not in done.stdout
-    assert "$ penstock get store/demo/trips -n 5\n" in done.stdout
-    assert "make run-flight" in done.stdout
-    assert pq.read_metadata(tmp_path / "trips.parquet").num_rows == 500_000

@@ -7,32 +7,117 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from penstock.client import Client
 from penstock.flight_server.server import PenstockServer
 from scripts.demo import trips as make_trips
 from tests.fix_server import process_server
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page: str | Path, kind: str) -> list[str]:
+    """The code blocks of a page that begin with ```kind, a regular expression, and nothing more on that line."""
+    return re.findall(rf"^```(?:{kind})\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/wire.md"])
-def test_python_on_a_page_runs_as_it_stands(
-    page: str, server: PenstockServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def pages_with(kind: str) -> list[str]:
+    """The pages that have such blocks."""
+    return [str(page.relative_to(ROOT)) for page in PAGES if blocks(page, kind)]
+
+
+def run_all(page: str, kind: str, names: dict[str, Any]) -> dict[str, Any]:
+    """The names that a page's blocks leave, run one after the other."""
+    for code in blocks(page, kind):
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.usefixtures("capsys")
+def test_python_on_a_page_runs_as_it_stands(page: str, server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    run_all(page, "python", {"url": server.url})
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", pages_with("python spark"))
+@pytest.mark.usefixtures("capsys")
+def test_spark_code_on_a_page_runs_as_it_stands(
+    page: str, spark: SparkSession, server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the page's plain Python in between; whatever it opens, it ends."""
+    if spark.version.startswith("3.") and any("penstock.DataSource" in code for code in blocks(page, "python spark")):
+        pytest.skip("Spark 3.5 has no data sources in Python")
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    run_all(page, "python|python spark", {"spark": spark, "penstock": penstock})
+    assert len(client.list("write/")) == 0
+
+
+@pytest.mark.spark
+def test_the_readmes_spark_code_writes_and_reads_what_it_says(
+    spark: SparkSession,
+    server: PenstockServer,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
-    names = {"url": server.url}
-    for code in blocks(page, "python"):
-        exec(compile(code, page, "exec"), names)
+    names = run_all("README.md", "python spark", {"spark": spark})
+
+    rows = [(n, n % 7, n % 1000 / 10) for n in range(100_000)]
+    cheap = [(n, fare) for n, day, fare in rows if fare < 0.5 and day in (5, 6)]
+    assert re.match(rf"store/readme/fares: 100,000 rows, .*\n{len(cheap)}\n", capsys.readouterr().out)
+    assert sorted(tuple(row) for row in names["cheap"].collect()) == cheap
+    found = client.get("store/readme/fares").read_all()
+    assert sorted(zip(*found.to_pydict().values(), strict=True)) == rows  # written twice, the second time by hand
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", ["README.md", "docs/spark.md"])
+def test_a_batch_that_a_stream_repeats_is_written_once(
+    page: str,
+    spark: SparkSession,
+    server: PenstockServer,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page's foreachBatch, in a query that ends between a batch's write and its commit, and starts again."""
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    (code,) = [code for code in blocks(page, "python") if "def save(df, batch):" in code]
+    names: dict[str, Any] = {"penstock": penstock}
+    exec(compile(code, page, "exec"), names)
+    for number in range(3):
+        pq.write_table(pa.table({"id": [number * 10, number * 10 + 1]}), tmp_path / f"{number}.parquet")
+    batches: list[int] = []
+
+    def save(df: DataFrame, batch: int) -> None:
+        batches.append(batch)
+        names["save"](df, batch)
+        if batches == [0, 1]:
+            raise RuntimeError("ended before its commit")
+
+    stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(tmp_path))
+    writer = stream.writeStream.foreachBatch(save).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception, match="ended before its commit"):
+        writer.trigger(availableNow=True).start().awaitTermination(100)
+    assert [entry.rows for entry in client.list("store/", recursive=True)] == [4]
+    writer.trigger(availableNow=True).start().awaitTermination(100)
+
+    assert batches == [0, 1, 1, 2]
+    (orders,) = client.list("store/", recursive=True)
+    assert sorted(client.get(orders.path).read_all()["id"].to_pylist()) == [0, 1, 10, 11, 20, 21]
 
 
 def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockServer, client: Client) -> None:

@@ -28,6 +28,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 _NEEDED_DISK = 1 << 30
 _USUAL = "grpc://127.0.0.1:8815"
 _JAVA = 17  # the oldest that Spark 4 runs on
+_JAVA_BEFORE_42 = 21  # the newest that Spark runs on before 4.2: tried with 25, where 3.5, 4.0 and 4.1 fail
 
 
 class Finding(NamedTuple):
@@ -105,11 +106,17 @@ def _java() -> Finding:
     try:
         said = subprocess.run([program or "java", "-version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  # the user's own Java
     except (OSError, subprocess.TimeoutExpired):
-        return Finding("note", "Java", f"none found; only Spark needs it ({_JAVA} or newer)")
+        return Finding(
+            "note", "Java", f"none found; only Spark needs it: apt install openjdk-{_JAVA}-jre-headless, or alike"
+        )
     found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)  # 8 called itself 1.8
     version = int(found[1]) if found else 0
     if version < _JAVA:
         return Finding("note", "Java", f"{version or 'unknown'} at {program}; Spark needs {_JAVA} or newer (JAVA_HOME)")
+    spark = _version("pyspark")
+    if version > _JAVA_BEFORE_42 and spark and tuple(map(int, spark.split(".")[:2])) < (4, 2):
+        cure = f"set JAVA_HOME to a {_JAVA} or {_JAVA_BEFORE_42}, or take Spark 4.2 or newer"
+        return Finding("note", "Java", f"{version} at {program}: Spark {spark} doesn't run on it; {cure}")
     return Finding("ok", "Java", str(version))
 
 

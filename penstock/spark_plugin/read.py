@@ -1,0 +1,107 @@
+"""Into Spark: tickets from the driver, do_get in the tasks; `read(spark, path)` is the same in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock import client as clients
+from penstock.spark_plugin import carry, types
+from penstock.spark_plugin.tasks import TICKETS, GetPieces, GetTickets, HandOut
+from penstock.wire import EndpointNote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_TASK_BYTES = 32 << 20
+"""What one task gets at most, unless one endpoint has more: the size of an endpoint."""
+
+
+class DoGet:
+    """A dataset to read by mapInArrow: `get.tickets(spark).mapInArrow(get, get.schema)`.
+
+    What is deleted or overwritten meanwhile stays readable for the life of the tickets, counted from here.
+    """
+
+    def __init__(self, client: clients.Client, path: str, columns: Sequence[str] | None, filter: str | None) -> None:
+        self.path = path
+        info = client.info(path, columns=columns, filter=filter)
+        self.schema: StructType
+        """What mapInArrow is told; as exact as the dataset's own."""
+        self.schema, self._arrow = types.readable(info.schema)
+        self._pieces = list(pieces(info.endpoints))
+        location = next((where.uri.decode() for end in info.endpoints for where in end.locations), None)
+        self._task = GetTickets(client.settings.for_tasks(location), self._arrow)
+
+    def tickets(self, spark: SparkSession) -> DataFrame:
+        """The tickets, in partitions of about the same bytes."""
+        hand_out = carry.Carried(HandOut(self._pieces))
+        return self._numbers(spark).mapInArrow(hand_out, "ticket binary, rows long, bytes long")
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """`tickets(spark).mapInArrow(self, self.schema)` in one step."""
+        both = carry.Carried(GetPieces(HandOut(self._pieces), self._task))
+        return self._numbers(spark).mapInArrow(both, self.schema)
+
+    def _numbers(self, spark: SparkSession) -> DataFrame:
+        count = len(self._pieces)
+        return spark.range(0, count, 1, max(1, count))
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self._task(batches)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return carry.packed(self._task)
+
+    def __repr__(self) -> str:
+        return f"penstock.do_get({self.path!r}): {len(self._pieces)} tasks' tickets"
+
+
+def pieces(endpoints: Sequence[flight.FlightEndpoint]) -> Iterator[pa.RecordBatch]:
+    """The endpoints' tickets, small ones that follow each other together, up to what a task is worth."""
+    batch: dict[str, list[Any]] = {name: [] for name in TICKETS.names}
+    for endpoint in endpoints:
+        note = EndpointNote.decode(endpoint.app_metadata)
+        if batch["bytes"] and sum(batch["bytes"]) + note.bytes > _TASK_BYTES:
+            yield pa.RecordBatch.from_pydict(batch, schema=TICKETS)
+            batch = {name: [] for name in TICKETS.names}
+        for name, value in zip(TICKETS.names, (endpoint.ticket.ticket, note.rows, note.bytes), strict=True):
+            batch[name].append(value)
+    if batch["bytes"]:
+        yield pa.RecordBatch.from_pydict(batch, schema=TICKETS)
+
+
+def do_get(
+    path: str,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+) -> DoGet:
+    """Tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
+
+    Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server.
+    """
+    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter)
+
+
+def read(
+    spark: SparkSession,
+    path: str,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+) -> DataFrame:
+    """A dataset as a frame, as it is now: later changes aren't seen, and what is deleted stays readable for 12 hours
+    (the server's --ticket-life). After that evaluating the frame is an error that says so; read again.
+    """
+    return do_get(path, columns=columns, filter=filter, url=url, token=token, ca=ca).rows(spark)

@@ -1,0 +1,87 @@
+"""A real Spark whose workers have pyarrow and nothing else: what penstock needs there it must bring along."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import site
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONFS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.session.timeZone": "Europe/Berlin",
+}
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with pyarrow alone: no penstock, pyspark, pandas or numpy."""
+    home = tmp_path_factory.mktemp("bare")
+    venv.create(home, symlinks=True)
+    packages = next(home.glob("lib/python*/site-packages"))
+    for name in ("pyarrow", "pyarrow.libs"):
+        for place in (*site.getsitepackages(), *(path for path in sys.path if "site-packages" in path)):
+            found = Path(place) / name
+            if found.exists() and not (packages / name).exists():
+                (packages / name).symlink_to(found)
+    return home / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def spark(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark in this process, `local[2]` with task retries, its workers bare."""
+    needs_spark()
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2, 4]")
+    with elsewhere(tmp_path_factory.mktemp("spark"), bare_python):
+        for key, value in CONFS.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@contextlib.contextmanager
+def elsewhere(folder: Path, python: Path) -> Iterator[None]:
+    """Start Spark in a folder of its own: its workers have the folder where it was started on their path."""
+    here, before = Path.cwd(), dict(os.environ)
+    os.chdir(folder)
+    os.environ.update(PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    os.environ.pop("PYTHONPATH", None)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def needs_spark() -> None:
+    """Skip, with the cure, where Spark can't run."""
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("pyspark isn't installed: pip install 'penstock[spark]'")
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if java is None or subprocess.run([java, "-version"], capture_output=True, check=False).returncode:
+        pytest.skip(
+            "no Java: install 17 or newer (Debian: apt install default-jre-headless; make setup does it for root)"
+        )

@@ -1,0 +1,93 @@
+"""The options of `format("penstock")`: what is known is taken, what isn't is refused with the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.spark_plugin import options
+
+PAGE = Path(__file__).parents[1] / "docs" / "datasource.md"
+
+
+def test_the_page_has_the_table_of_the_registry() -> None:
+    assert options.table() in PAGE.read_text()
+
+
+def test_names_are_told_apart_once() -> None:
+    names = [option.name for option in options.OPTIONS]
+    elsewhere = [name.lower() for option in options.OPTIONS for name in option.elsewhere]
+    assert len({*names, *elsewhere}) == len(names) + len(elsewhere)
+    assert names == [name.lower() for name in names], "Spark hands them over in lower case"
+    assert all(option.meaning and option.default and option.uses for option in options.OPTIONS)
+
+
+def test_whatever_case_spark_hands_over_is_one_name() -> None:
+    assert options.checked({"PATH": "store/x", "Url": "grpc://h:1"}, "read") == {"path": "store/x", "url": "grpc://h:1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fliter", "did you mean 'filter'"),
+        ("kafka.bootstrap.servers", "did you mean 'url'"),
+        ("txnAppId", "did you mean 'run'"),
+        ("zzz", "there are path, url, token, ca, retry_for, columns, filter, pushdown$"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
+        options.checked({"path": "store/x", name: "1"}, "read")
+
+
+@pytest.mark.parametrize(("use", "name"), [("write", "columns"), ("write", "filter"), ("read", "run")])
+def test_an_option_of_the_other_use_is_refused(use: options.Use, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"option '{name}' is for a .*, this is a {use}"):
+        options.checked({"path": "store/x", name: "a"}, use)
+
+
+@pytest.mark.parametrize("given", [{}, {"path": ""}])
+def test_a_missing_path_is_refused_by_name(given: dict[str, str]) -> None:
+    """As saveAsTable and INSERT INTO hand out no options at all."""
+    with pytest.raises(InvalidRequest, match=r"'path' is missing: say \.save.*saveAsTable"):
+        options.checked(given, "write")
+
+
+def test_several_paths_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="one path at a time"):
+        options.checked({"paths": '["store/x", "store/y"]'}, "read")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (None, None),
+        ("a", ("a",)),
+        (" a , b c ,é", ("a", "b c", "é")),
+        ("`a,b`,c", ("a,b", "c")),
+        ("`a``b`", ("a`b",)),
+    ],
+)
+def test_columns_are_names_between_commas(text: str | None, names: tuple[str, ...] | None) -> None:
+    assert options.columns(text) == names
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "a,", "a,,b", "`a", "a`b`", "``"])
+def test_columns_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="expected names separated by commas"):
+        options.columns(text)
+
+
+def test_seconds() -> None:
+    assert (options.seconds(None, 30), options.seconds("0.5", 30)) == (30, 0.5)
+    for wrong in ("soon", "-1", "nan", "inf"):
+        with pytest.raises(InvalidRequest, match=r"retry_for.*expected a number of seconds"):
+            options.seconds(wrong, 30)
+
+
+def test_a_switch_is_true_or_false() -> None:
+    assert [options.switch(text) for text in (None, "false", "TRUE")] == [False, False, True]
+    with pytest.raises(InvalidRequest, match="expected true or false"):
+        options.switch("yes")

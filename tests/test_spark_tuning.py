@@ -1,0 +1,122 @@
+"""Spark's confs while a write runs: tuned, counted, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.spark_plugin.tuning import rows_per_batch, tuned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHECK = "spark.sql.execution.arrow.maxBytesPerBatch"
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+NUMBERS = pa.schema({"a": pa.int64(), "b": pa.int64()})
+WIDE = pa.schema({"a": pa.int64(), "b": pa.string()})
+BLOBS = pa.schema({"a": pa.int64(), "b": pa.binary()})
+
+
+def write(spark: Any) -> None:
+    with tuned(spark, NUMBERS):
+        pass
+
+
+class Confs:
+    """A session's confs, as far as they matter here."""
+
+    def __init__(self, **given: str) -> None:
+        self.values = dict(given)
+        self.version = "4.3.0"
+        self.refuses = False
+        self.conf = self
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    def set(self, key: str, value: str) -> None:
+        if self.refuses:
+            raise RuntimeError("not yours to set")
+        self.values[key] = value
+
+    def unset(self, key: str) -> None:
+        self.values.pop(key, None)
+
+
+def test_a_batch_stays_bounded_whatever_its_columns_hold() -> None:
+    assert rows_per_batch(NUMBERS) * 16 <= 8 << 20
+    assert rows_per_batch(pa.schema({"many": pa.list_(pa.struct({"text": pa.string()}))})) <= 10_000  # Spark's default
+    assert rows_per_batch(pa.schema({"none": pa.null()})) >= 1
+    assert rows_per_batch(pa.schema({f"c{number}": pa.int64() for number in range(10_000)})) * 80_000 <= 8 << 20
+
+
+def test_two_writes_at_once_leave_the_confs_as_they_were() -> None:
+    spark: Any = Confs()
+    first, second = tuned(spark, NUMBERS), tuned(spark, WIDE)
+
+    with first:
+        alone = spark.values[ROWS]
+        with pytest.raises(ValueError, match="of the user"), second:
+            both = spark.values[ROWS]
+            raise ValueError("of the user")
+        assert spark.values[CHECK] == str(2**31 - 1)
+
+    assert int(both) == rows_per_batch(WIDE) < int(alone) == rows_per_batch(NUMBERS)
+    assert spark.values == {}
+
+
+def test_blobs_keep_the_check_on_also_beside_a_write_of_numbers() -> None:
+    spark: Any = Confs()
+    with tuned(spark, NUMBERS), tuned(spark, BLOBS), tuned(spark, NUMBERS):
+        assert spark.values[CHECK] == str(8 << 20)
+    assert spark.values == {}
+
+
+def test_writes_that_end_in_the_order_in_which_they_began_put_the_confs_back_too() -> None:
+    spark: Any = Confs(**{CHECK: "1000"})
+    first, second = tuned(spark, NUMBERS), tuned(spark, NUMBERS)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert spark.values[CHECK] != "1000"
+    second.__exit__(None, None, None)
+    assert spark.values == {CHECK: "1000"}
+
+
+def test_rows_that_the_user_has_set_are_kept() -> None:
+    spark: Any = Confs(**{ROWS: "77"})
+    with tuned(spark, BLOBS):
+        assert spark.values[ROWS] == "77"
+    assert spark.values == {ROWS: "77"}
+
+
+def test_who_may_not_set_confs_is_warned_once_and_served() -> None:
+    spark: Any = Confs()
+    spark.refuses = True
+    with pytest.warns(UserWarning, match="not yours to set"):
+        write(spark)
+    write(spark)  # a second warning would be an error here
+
+
+def test_spark_3_has_no_check_to_turn_off() -> None:
+    spark: Any = Confs()
+    spark.version = "3.5.9"
+    with tuned(spark, BLOBS):
+        assert CHECK not in spark.values
+        assert int(spark.values[ROWS]) * (1 << 20) <= 256 << 20
+
+
+@pytest.mark.spark
+def test_spark_hands_out_batches_of_that_many_rows(spark: SparkSession) -> None:
+    def sizes(batches: Any) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
+
+    frame = spark.range(0, 10_000, 1, 1).mapInArrow(sizes, "rows long")
+    with tuned(spark, WIDE):
+        rows = [row.rows for row in frame.collect()]
+    assert set(rows[:-1]) == {rows_per_batch(WIDE)}
+    assert [row.rows for row in frame.collect()] == [10_000]

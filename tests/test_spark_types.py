@@ -399,25 +399,38 @@ def test_a_batch_in_the_schema_is_that_batch() -> None:
     assert second is again
 
 
+def test_a_column_s_comment_is_no_part_of_what_is_stored() -> None:
+    held = pa.schema([pa.field("v", pa.int64(), metadata={"comment": "c"})], {"more": "m"})
+    (found,) = fitted([pa.record_batch([pa.array([1])], schema=held)], storable(held))
+    assert found.schema.equals(storable(held), check_metadata=True)
+
+
 def test_optimized_nullability_is_put_back_without_a_copy() -> None:
     strict = pa.struct([pa.field("a", pa.list_(pa.field("item", pa.timestamp("us", "Asia/Tokyo"), nullable=False)))])
     loose = pa.struct({"a": pa.list_(pa.field("element", pa.timestamp("us", "UTC")))})
     column = pa.array([{"a": [1, 2]}, None, {"a": None}, {"a": [3]}] * 5, strict)
-    (found,) = fitted([pa.record_batch({"v": column})], pa.schema({"v": loose}))
-    assert found.schema.field("v").type == loose
+    batch = pa.record_batch({"v": column})
+    for held in (batch, batch.slice(3, 11)):
+        (found,) = fitted([held], pa.schema({"v": loose}))
+        assert found.schema.field("v").type == loose
+        assert exactly(found.to_pylist()) == exactly(held.to_pylist())
+    (found,) = fitted([batch], pa.schema({"v": loose}))
     assert _addresses(found.column(0)) == _addresses(column)
-    assert exactly(found.column(0).to_pylist()) == exactly(column.to_pylist())
 
 
 def _hollow(kind: Any) -> pa.Array:
     """An empty array as Spark up to 4.1 sends it: its offsets have no bytes, and what lies behind them is no offset."""
-    nothing = pa.py_buffer(b"\xff" * 64).slice(0, 0)
-    inner = [pa.array([], kind.value_type)] if pa.types.is_list(kind) else None
+    nothing = pa.py_buffer(b"\x7f" * 64).slice(0, 0)
+    inner = [pa.array([], kind.value_type)] if kind.num_fields else None
     return pa.Array.from_buffers(kind, 0, [None] + [nothing] * (kind.num_buffers - 1), children=inner)
 
 
 @pytest.mark.parametrize("wanted", [pa.timestamp("us", "UTC"), pa.int64()], ids=str)
-@pytest.mark.parametrize("inner", [pa.list_(pa.timestamp("us", "Asia/Tokyo")), pa.string(), pa.large_binary()], ids=str)
+@pytest.mark.parametrize(
+    "inner",
+    [pa.list_(pa.timestamp("us", "Asia/Tokyo")), pa.string(), pa.large_binary(), pa.large_list(pa.int8())],
+    ids=str,
+)
 def test_an_empty_array_without_offsets_stays_one(inner: Any, wanted: pa.DataType) -> None:
     empty = _hollow(inner)
     other = pa.array([], pa.timestamp("us", "Asia/Tokyo") if wanted != pa.int64() else pa.int32())
@@ -478,6 +491,7 @@ def test_columns_that_are_missing_or_too_many_are_refused_by_name(held: dict[str
         (pa.array(["x"]), pa.int64(), "Failed to parse"),
         (pa.array([2**62], pa.timestamp("s")), pa.timestamp("us"), "out of bounds"),
         (pa.array([[1]]), pa.int64(), "Unsupported cast"),
+        (pa.array([[1, 2]], pa.list_(pa.int64(), 2)), pa.list_(pa.int64(), 1), "Size of FixedSizeList"),
         (pa.array([1], pa.timestamp("us")), pa.timestamp("us", "UTC"), "a time with a zone and one without"),
     ],
 )
@@ -538,6 +552,15 @@ def test_a_null_in_a_column_that_has_none_is_refused_whoever_says_so() -> None:
         assert next(fitted([batch.slice(0, 1)], wanted)).to_pylist() == [{"v": 1}]
         with pytest.raises(InvalidRequest, match="column v has a null where"):
             list(fitted([batch], wanted))
+
+
+def test_an_empty_array_without_offsets_has_no_nulls() -> None:
+    inner = pa.list_(_N)
+    lists = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), _hollow(inner), type=pa.list_(inner))
+    column = pa.StructArray.from_arrays([pa.array([1, None]), lists], ["n", "l"], mask=pa.array([False, True]))
+    wanted = pa.schema({"v": pa.struct([_N, pa.field("l", pa.list_(inner))])})
+    (found,) = fitted([pa.record_batch({"v": column})], wanted)
+    assert found.to_pylist() == [{"v": {"n": 1, "l": []}}, {"v": None}]
 
 
 def test_what_lies_beneath_a_null_parent_is_nobody_s_business() -> None:

@@ -158,7 +158,7 @@ def _cast_leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         if held in (pa.large_string(), pa.large_binary()) and array.offset:
             array = _from_zero(array)
         return array.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as wrong:
+    except pa.ArrowException as wrong:
         raise SchemaMismatch(f"column {path} is {held}, and can't be made {kind}: {str(wrong)[:200]}") from wrong
 
 

@@ -103,7 +103,7 @@ def _gap(array: Any, field: pa.Field, path: str, *, exact: bool, beneath: int = 
     if pa.types.is_map(kind):
         array, kind, step = as_list(array), pa.list_(entries_of(kind)), ""
     strict = [_is_strict(child) for child in fields_of(kind)]
-    if not any(strict):
+    if not any(strict) or len(array) == 0:  # whose offsets may have no bytes at all
         return None
     is_struct = pa.types.is_struct(kind)
     beneath = array.null_count if exact and is_struct else 0

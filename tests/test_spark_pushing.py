@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, pa.DataType, list[Any]]] = {
     "d": ("double", pa.float64(), [NAN, -0.0, 0.0, 0.1, 1e300, 5e-324, -math.inf, math.inf]),
     "f": ("float", pa.float32(), [NAN, -0.0, 0.0, 0.5, 0.10000000149011612, math.inf]),
     "m": ("decimal(10,2)", pa.decimal128(10, 2), [Decimal("-1.10"), Decimal("0.00"), Decimal("7.00"), Decimal("9.99")]),
-    "w": ("decimal(38,0)", pa.decimal128(38, 0), [Decimal(0), Decimal(-7), Decimal(10**38 - 1)]),
+    "w": ("decimal(38,0)", pa.decimal128(38, 0), [Decimal(0), Decimal(-7), Decimal(10**27 - 1), Decimal(10**38 - 1)]),
     "s": ("string", pa.string(), ["", "it's", "a`b", 'x"y', "\\", "é", "\U0001f600", "\ufffd", "a\nb"]),
     "r": ("binary", pa.binary(), [b"", b"\x00", b"\x7f", b"\xff\x00", b"'"]),
     "b": ("boolean", pa.bool_(), [True, False]),
@@ -114,19 +114,33 @@ def holds(one: Any, row: dict[str, Any]) -> bool | None:
             "LessThan": a < b, "LessThanOrEqual": a <= b}[name]  # fmt: skip
 
 
-@given(st.lists(one_filter(), max_size=3))
-@settings(max_examples=400)
-def test_what_is_taken_keeps_what_spark_would_keep(wanted: list[Any]) -> None:
+def agrees(wanted: list[Any]) -> None:
+    """What is taken of them keeps the rows that Spark would keep."""
     rows = table()
-    pushed = Pushed(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()}, "id >= 0")
-    back = {id(one) for one in pushed.take(wanted)}
-    taken = [one for one in wanted if id(one) not in back]
+    pushed = Pushed(rows.schema, {name: kind for name, (kind, _, _) in KINDS.items()}, "id >= 0")
+    back = list(pushed.take(wanted))
+    assert not [one for one in back if isinstance(one, sql.IsNull | sql.IsNotNull)], "these can always be taken"
+    taken = [one for one in wanted if all(one is not other for other in back)]
     text = pushed.text()
     assert text is not None
     kept = rows.filter(filters.parse(text, rows.schema).expression)
 
     expected = [row["id"] for row in rows.to_pylist() if all(holds(one, row) is True for one in taken)]
     assert kept["id"].to_pylist() == expected, text
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_each_comparison_with_each_value_keeps_what_spark_would_keep(name: str) -> None:
+    for value in (*KINDS[name][2], None):
+        for one in (*(getattr(sql, kind)((name,), value) for kind in COMPARE), sql.In((name,), (value, None))):
+            agrees([one])
+            agrees([sql.Not(one)])
+
+
+@given(st.lists(one_filter(), max_size=3))
+@settings(max_examples=200)
+def test_what_is_taken_keeps_what_spark_would_keep(wanted: list[Any]) -> None:
+    agrees(wanted)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +167,7 @@ def test_what_comes_out_exactly_is_taken(one: Any, text: str) -> None:
     "one",
     [
         sql.EqualTo(("st", "i"), 1),
+        sql.IsNull(("st", "i")),
         sql.EqualTo(("unknown",), 1),
         sql.StringStartsWith(("s",), "a"),
         sql.StringEndsWith(("s",), "a"),
@@ -164,15 +179,20 @@ def test_what_comes_out_exactly_is_taken(one: Any, text: str) -> None:
         sql.In(("i",), ()),
         sql.Not(sql.In(("i",), (1, None))),
         sql.EqualTo(("i",), True),
+        sql.EqualTo(("w",), Decimal("1.000000000000000000000000000E+38")),  # what Spark makes of 38 nines
         sql.EqualTo(("t",), dt.datetime(2024, 1, 1)),  # noqa: DTZ001
         sql.EqualTo(("lower",), "a"),
         sql.EqualTo(("s",), "a" * 60_000),
     ],
-    ids=str,
+    ids=lambda one: str(one)[:60],
 )
 def test_what_doesnt_goes_back(one: Any) -> None:
-    kinds = {name: kind for name, (kind, _, _) in KINDS.items()} | {"lower": "string collate UTF8_LCASE"}
-    pushed = Pushed(SCHEMA.append(pa.field("lower", pa.string())), kinds, "i > 0")
+    kinds = {name: kind for name, (kind, _, _) in KINDS.items()} | {
+        "lower": "string collate UTF8_LCASE",
+        "st": "struct<i:int>",
+    }
+    more = [pa.field("lower", pa.string()), pa.field("st", pa.struct({"i": pa.int32()}))]
+    pushed = Pushed(pa.schema([*SCHEMA, *more]), kinds, "i > 0")
     assert list(pushed.take([one])) == [one]
     assert pushed.text() == "i > 0"
 
@@ -248,6 +268,7 @@ def judged(frame: DataFrame, wanted: list[str]) -> list[tuple[int, int]]:
 
 
 @given(wanted=st.lists(st.lists(predicate(), min_size=1, max_size=2).map(" and ".join), min_size=6, max_size=6))
+@example(wanted=[f"`{name.replace('`', '``')}` = {literal(name, KINDS[name][2][-1])}" for name in KINDS])
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
 def test_pushed_or_not_the_rows_are_the_same(
     wanted: list[str], spark: SparkSession, server_url: str, local: DataFrame

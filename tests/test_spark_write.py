@@ -170,6 +170,11 @@ def test_another_schema_is_refused_before_a_task_runs(spark: SparkSession, clien
     assert len(client.list("write/")) == 0
 
 
+def test_a_name_that_mapinarrow_does_not_find_is_refused_with_the_cure(spark: SparkSession) -> None:
+    with pytest.raises(InvalidRequest, match=r"'a\.b' has a dot in its name.*rename it"):
+        penstock.write(spark.range(3).toDF("a.b"), "store/x")
+
+
 def test_a_run_is_written_once_and_says_so(spark: SparkSession, client: Client, tmp_path: Path) -> None:
     def counted(batches: Any) -> Any:
         with (tmp_path / "evaluations").open("a") as file:

@@ -97,7 +97,8 @@ def _float(value: float) -> str | None:
 
 
 def _decimal(value: Decimal) -> str | None:
-    return format(value, "f") if value.is_finite() else None
+    """Spark hands it out rounded to the 28 digits of Python's context: with so many it may be another number."""
+    return format(value, "f") if value.is_finite() and len(value.as_tuple().digits) < 28 else None
 
 
 def _instant(value: dt.datetime) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from penstock import client as clients
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.spark_plugin import carry, tuning, types
 from penstock.spark_plugin.opened import OpenPut, Run
 from penstock.spark_plugin.progress import shown
@@ -103,6 +103,11 @@ def write(
 
     Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
     """
+    if dotted := [name for name in df.columns if "." in name]:
+        raise InvalidRequest(
+            f"column {dotted[0]!r} has a dot in its name, which Spark's mapInArrow doesn't find: rename it "
+            "(df.withColumnRenamed), or use df.write.format('penstock')"
+        )
     with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca) as put:
         if put.finished is None:
             with shown(path, put.so_far, wanted=progress):

@@ -14,11 +14,8 @@ settings.register_profile("long", parent=settings.get_profile("ci"), max_example
 settings.load_profile("ci")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which writes a test's group into its name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all Spark tests, in one JVM, while the others go on; a test with a group of its own keeps it."""
+    """A test that needs Spark may take its time."""
     for item in items:
-        if item.get_closest_marker("spark") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
         if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))  # the first one starts the JVM, on a busy machine

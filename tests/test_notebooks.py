@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-executed = pytest.mark.xdist_group("notebooks")
-"""A kernel and a JVM of their own: these needn't wait for the worker that has the other."""
 
 
 class Outputs:
@@ -84,7 +82,6 @@ def test_a_notebook_is_kept_without_outputs(file: Path) -> None:
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
-@executed
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(300)  # two starts, of a kernel and of Spark, beside other tests
@@ -103,7 +100,6 @@ def test_by_hand(execute: Callable[[str], Outputs]) -> None:
     assert "without its trailer, so nothing of it was kept" in found.printed("trailer")
 
 
-@executed
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(300)

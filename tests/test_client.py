@@ -235,6 +235,7 @@ class TestTryingAgain:
         with connect(server.url, retry_for=20) as client:
             holding = client.writer("store/a", TABLE.schema)
             holding.write(TABLE)
+            eventually(lambda: server.streams.open_streams == 1)
             with ThreadPoolExecutor(1) as pool:
                 second = pool.submit(client.put, "store/b", TABLE)
                 eventually(lambda: 'verb="do_put",code="unavailable"' in server.metrics.text())

@@ -134,9 +134,7 @@ class Client:
         """A writer for one of many attempts of an open write, in any process: `call("write.open", …)` has the ticket,
         `call("write.finish", …)` commits those that it lists. Waits while the server has no room.
         """
-        return self._retried(
-            lambda: self._writer(PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema),
-        )
+        return self._retried(lambda: self._writer(PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema))
 
     # --- out --------------------------------------------------------------------------------
 
@@ -160,14 +158,26 @@ class Client:
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part)
         rows = [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in info.endpoints]
         door = info.local if filter is None else None  # who maps a part would have to filter it
-        batches = batches_of(self._fetch, info.endpoints, local=door, columns=columns, rows=rows, parallel=parallel)
+        batches = batches_of(self.fetch, info.endpoints, local=door, columns=columns, rows=rows, parallel=parallel)
         if filter is not None and limit is not None:
             batches = first_rows(batches, limit)
         return pa.RecordBatchReader.from_batches(info.schema, batches)
 
     def fetch(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
-        """The batches of one ticket, in any process: `info(path).endpoints` has them."""
-        return self._fetch(flight.Ticket(ticket))
+        """The batches of one ticket, in any process: `info(path).endpoints` has them.
+
+        By do_get, tried again for as long as nothing has come.
+        """
+
+        def begin() -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
+            reader = self._flight.do_get(flight.Ticket(ticket), self._options(self.settings.stream_timeout))
+            return reader, _next(reader)
+
+        reader, batch = self._retried(begin)
+        while batch is not None:
+            yield batch
+            with translated():
+                batch = _next(reader)
 
     def info(
         self,
@@ -223,19 +233,6 @@ class Client:
 
     def _writer(self, command: PutCommand, schema: pa.Schema) -> Writer:
         return Writer(self._flight, self._options(self.settings.stream_timeout), command, schema)
-
-    def _fetch(self, ticket: flight.Ticket) -> Iterator[pa.RecordBatch]:
-        """One part by do_get; tried again for as long as nothing of it has come."""
-
-        def begin() -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
-            reader = self._flight.do_get(ticket, self._options(self.settings.stream_timeout))
-            return reader, _next(reader)
-
-        reader, batch = self._retried(begin)
-        while batch is not None:
-            yield batch
-            with translated():
-                batch = _next(reader)
 
     def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         token = self.settings.token

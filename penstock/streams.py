@@ -122,7 +122,7 @@ class Writer:
 
 
 def batches_of(
-    fetch: Callable[[flight.Ticket], Iterable[pa.RecordBatch]],
+    fetch: Callable[[bytes], Iterable[pa.RecordBatch]],
     endpoints: Sequence[flight.FlightEndpoint],
     *,
     local: str | None,
@@ -135,8 +135,8 @@ def batches_of(
         door = stack.enter_context(LocalParts(local)) if local else None
 
         def part(number: int) -> Iterable[pa.RecordBatch]:
-            ticket = endpoints[number].ticket
-            mapped = door.open(ticket.ticket) if door else []
+            ticket = endpoints[number].ticket.ticket
+            mapped = door.open(ticket) if door else []
             if not mapped:
                 return fetch(ticket)
             found = chain.from_iterable(projection.open_stream(stream, columns) for stream in mapped)

@@ -33,6 +33,11 @@ class Info:
     endpoints: tuple[flight.FlightEndpoint, ...]
     local: str | None = None
 
+    @property
+    def location(self) -> str | None:
+        """Where the server says that tickets are good; None where it leaves that to who asks."""
+        return next((where.uri.decode() for endpoint in self.endpoints for where in endpoint.locations), None)
+
     def __repr__(self) -> str:
         amount = "some rows" if self.rows < 0 else f"{self.rows:,} rows, {readable.size(self.bytes)}"
         head = f"{self.path}: {amount} in {self.parts:,} parts"

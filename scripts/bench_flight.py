@@ -5,7 +5,6 @@ Every figure is a ratio of two neighbours in one run: absolute numbers of a shar
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
-from scripts import bench_process, bench_streams
+from scripts import bench_command, bench_process, bench_streams
 from scripts.bench_page import page
 from scripts.bench_rows import FULL, QUICK, SMOKE, Row, Sizes
 from scripts.bench_servers import bare, penstock
@@ -26,7 +25,12 @@ def main() -> None:
     """Measure, show, write."""
     if sys.platform != "linux":
         sys.exit("the benchmarks look into /proc: they run on Linux")
-    options = _options()
+    options = bench_command.options(
+        __doc__,
+        "docs/benchmarks.md",
+        quick="a payload of 512 MiB instead of 4 GiB, fewer repeats",
+        smoke="a few MiB: shows that it runs, measures nothing",
+    )
     sizes = SMOKE if options.smoke else QUICK if options.quick else FULL
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.folder) as name:
@@ -64,22 +68,9 @@ def _measured(folder: Path, sizes: Sizes) -> Iterator[tuple[str, Row]]:
         yield "Imports", row
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--quick", action="store_true", help="a payload of 512 MiB instead of 4 GiB, fewer repeats")
-    amount.add_argument("--smoke", action="store_true", help="a few MiB: shows that it runs, measures nothing")
-    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="the page (%(default)s)")
-    default = "/var/tmp" if Path("/var/tmp").is_dir() else None  # often a disk where /tmp is memory
-    parser.add_argument("--folder", type=Path, default=default, help="where the servers keep their data (%(default)s)")
-    return parser.parse_args()
-
-
 def _check_room(folder: Path, sizes: Sizes) -> None:
     needed = (sizes.large_mb + 4 * max(sizes.puts_mb)) * 6 // 5  # MiB
-    free = shutil.disk_usage(folder).free >> 20
-    if free < needed:
-        sys.exit(f"{folder.parent} has {free:,} MiB free, {needed:,} are needed: use --folder, or --quick")
+    bench_command.check_room(folder, needed)
 
 
 def _show(section: str, row: Row, seconds: float) -> None:

@@ -6,7 +6,6 @@ shared machine say little.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
 import penstock
+from scripts import bench_command
 from scripts import bench_spark_sides as sides
 from scripts.bench_rows import interleaved
 from scripts.bench_servers import penstock as server
@@ -56,7 +56,12 @@ def main() -> None:
     """Measure, show, write."""
     if sys.platform != "linux":
         sys.exit("the benchmarks look into /proc: they run on Linux")
-    options = _options()
+    options = bench_command.options(
+        __doc__,
+        "docs/benchmarks-spark.md",
+        quick="half the rows, fewer repeats",
+        smoke="a few rows: shows that it runs, measures nothing",
+    )
     sizes = SMOKE if options.smoke else QUICK if options.quick else FULL
     began = time.monotonic()
     found: dict[str, dict[str, list[Line]]] = {heading: {} for heading in _HEADINGS}
@@ -141,22 +146,9 @@ def _filtered(bench: Bench, shape: Shape, repeats: int) -> Line:
     return slower(sides.IN_SPARK, taken[sides.IN_SPARK], sides.AT_THE_SERVER, taken[sides.AT_THE_SERVER], least=5)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--quick", action="store_true", help="half the rows, fewer repeats")
-    amount.add_argument("--smoke", action="store_true", help="a few rows: shows that it runs, measures nothing")
-    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks-spark.md"), help="the page (%(default)s)")
-    default = "/var/tmp" if Path("/var/tmp").is_dir() else None  # often a disk where /tmp is memory
-    parser.add_argument("--folder", type=Path, default=default, help="where all data is kept (%(default)s)")
-    return parser.parse_args()
-
-
 def _check_room(folder: Path, sizes: Sizes) -> None:
     needed = 25 * 32 * sizes.integers >> 20  # MiB: eleven times the integers, one more tenfold write beside them
-    free = shutil.disk_usage(folder).free >> 20
-    if free < needed:
-        sys.exit(f"{folder.parent} has {free:,} MiB free, {needed:,} are needed: use --folder, or --quick")
+    bench_command.check_room(folder, needed)
 
 
 if __name__ == "__main__":

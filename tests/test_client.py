@@ -256,7 +256,7 @@ class TestTryingAgain:
         with process_server(tmp_path / "data", listen=first.url.replace("+tcp", "")):
             assert client.get("store/t").read_all() == TABLE
             tickets = [endpoint.ticket for endpoint in info.endpoints]
-            assert sum(batch.num_rows for ticket in tickets for batch in client._fetch(ticket)) == 3
+            assert sum(batch.num_rows for ticket in tickets for batch in client.fetch(ticket.ticket)) == 3
 
     @pytest.mark.process
     def test_a_put_whose_answer_was_lost_is_sent_again_and_happens_once(self, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_every_error_is_one_of_ours(client: Client) -> None:
         lambda: client.delete("write/none"),
         lambda: client.list("nothing/"),
         lambda: client.call("write.open", {"path": "store/x", "mode": "upsert"}),
-        lambda: list(client._fetch(pa.flight.Ticket(b"forged"))),
+        lambda: list(client.fetch(b"forged")),
     ):
         with pytest.raises(PenstockError) as seen:
             call()

@@ -34,8 +34,7 @@ class DoGet:
         """What mapInArrow is told; as exact as the dataset's own."""
         self.schema, self._arrow = types.readable(info.schema)
         self._pieces = list(pieces(info.endpoints))
-        location = next((where.uri.decode() for end in info.endpoints for where in end.locations), None)
-        self._task = GetTickets(client.settings.for_tasks(location), self._arrow)
+        self._task = GetTickets(client.settings.for_tasks(info.location), self._arrow)
 
     def tickets(self, spark: SparkSession) -> DataFrame:
         """The tickets, in partitions of about the same bytes."""

@@ -180,8 +180,7 @@ class Reader(Pieces):
         info = self._client.info(self._path, columns=self._held.names or None, filter=self._filter)
         if not info.schema.equals(self._held):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
-        location = next((where.uri.decode() for end in info.endpoints for where in end.locations), None)
-        get = GetTickets(self._client.settings.for_tasks(location), self._arrow)
+        get = GetTickets(self._client.settings.for_tasks(info.location), self._arrow)
         return [sql.InputPartition((get, piece)) for piece in pieces(info.endpoints)] or [sql.InputPartition(None)]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from scripts.bench_spark_page import Line, compared, memory, page, slower
 from scripts.bench_spark_session import peak, private
 from tests.fix_spark import needs_spark
+from tests.watching import eventually
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -63,14 +62,21 @@ def test_memory_may_be_more_by_less_than_its_limit() -> None:
 
 
 def test_the_peak_of_a_process_is_seen_though_it_has_passed() -> None:
-    before = private(os.getpid())
-    with peak(os.getpid()) as most:
-        there = bytearray(os.urandom(1)) * (64 * MIB)
-        while most[os.getpid()] < before + 60 * MIB:
-            time.sleep(0.005)  # until the watcher has looked; the limit is the test's own
-        del there
-    assert most[os.getpid()] >= before + 60 * MIB
-    assert most[os.getpid()] < before + 96 * MIB
+    code = f"import sys; input(); there = bytes([1]) * {64 * MIB}; print(flush=True); input(); del there; input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before = private(process.pid)
+        with peak(process.pid) as most:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            eventually(lambda: most[process.pid] >= before + 60 * MIB, what="the watcher has looked")
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            eventually(lambda: private(process.pid) < before + 30 * MIB, what="the memory is given back")
+        process.stdin.close()
+    assert before + 60 * MIB <= most[process.pid] < before + 96 * MIB
 
 
 def test_the_page_says_what_did_not_hold(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest, StoreFull, Unavailable
 from penstock.projection import first_rows
-from penstock.streams import Writer, as_batches, batches_of, translated
+from penstock.streams import Writer, as_batches, batches_of, next_batch, translated
 from penstock.views import Info, Listing
 from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
 
@@ -171,13 +171,13 @@ class Client:
 
         def begin() -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
             reader = self._flight.do_get(flight.Ticket(ticket), self._options(self.settings.stream_timeout))
-            return reader, _next(reader)
+            return reader, next_batch(reader)
 
         reader, batch = self._retried(begin)
         while batch is not None:
             yield batch
             with translated():
-                batch = _next(reader)
+                batch = next_batch(reader)
 
     def info(
         self,
@@ -255,9 +255,8 @@ class Client:
                 if isinstance(error, StoreFull) or not (refused or safe()):
                     raise
                 pause = min(pause * 2, 5.0)
-                wait = (
-                    max(error.retry_after or 0, pause) * (1 + os.urandom(1)[0] / 256) / 2
-                )  # clients that failed together part
+                apart = (1 + os.urandom(1)[0] / 256) / 2  # so that clients that failed together part
+                wait = max(error.retry_after or 0, pause) * apart
                 if time.monotonic() + wait > give_up:
                     raise Unavailable(
                         f"{self.settings.url} was not to be had for {self.settings.retry_for:g} s: {error}. "
@@ -275,11 +274,3 @@ def _read(certificates: str) -> bytes:
             return file.read()
     except OSError as error:
         raise InvalidRequest(f"ca {certificates!r}: expected a file of certificates (PEM), {error.strerror}") from error
-
-
-def _next(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
-    try:
-        batch: pa.RecordBatch = reader.read_chunk().data
-    except StopIteration:
-        return None
-    return batch

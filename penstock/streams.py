@@ -158,6 +158,15 @@ def batches_of(
             yield from ahead.popleft().result()
 
 
+def next_batch(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
+    """The stream's next batch; None at its end."""
+    try:
+        batch: pa.RecordBatch = reader.read_chunk().data
+    except StopIteration:
+        return None
+    return batch
+
+
 class LocalParts:
     """The server's door for readers on this host: a ticket is answered with file descriptors, which are mapped.
 

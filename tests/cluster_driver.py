@@ -11,8 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
 
 import penstock
 from tests.fix_spark import CONFS
@@ -20,7 +23,7 @@ from tests.meddling import Batches, Marks, Meddled, Once, kill_executor
 from tests.spark_rows import source
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 ROWS = 1_200
 CLUSTER = "local-cluster[2,1,512]"
@@ -43,6 +46,18 @@ def killed_executor(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     return {"rows": put.finish(receipts).rows, "happened": [marks.seen("half-1"), marks.seen("put-4")]}
 
 
+def killed_executor_reading(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """An executor dies with a ticket read to its end and not a row delivered, another before it reads."""
+    penstock.write(source(spark, ROWS, 6), "store/read", progress=False)
+    fault = Once(marks, {("half", 1): kill_executor, ("begun", 3): kill_executor})
+    frames = []
+    for start in range(0, ROWS, ROWS // 4):
+        get = penstock.do_get("store/read", filter=f"id >= {start} and id < {start + ROWS // 4}")
+        frames.append(get.tickets(spark).mapInArrow(Meddled(get, fault), get.schema))
+    found = reduce(DataFrame.union, frames).collect()
+    return {"found": sorted(map(tuple, found)), "happened": [marks.seen("half-1"), marks.seen("begun-3")]}
+
+
 def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A slow task gets a second attempt; both put all of it, and both are whole."""
     put = penstock.do_put("store/speculated")
@@ -59,26 +74,26 @@ def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 
 
 def lost_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
-    """Shuffle files are lost when a partition is put: Spark makes them again, and evaluates what it wants again."""
+    """Shuffle files are lost when a partition is put: Spark makes them again in a second attempt of the stage."""
     put = penstock.do_put("store/shuffled")
     shuffled = source(spark, ROWS, 6).repartition(6, "id")
     receipts = shuffled.mapInArrow(_losing(put, marks), put.schema).collect()
     written = put.finish(receipts)
-    return {"rows": written.rows, "happened": [_again(marks)]}
+    return {"rows": written.rows, "happened": [marks.seen("lost"), marks.seen("stage-again")]}
 
 
 def random_key(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """The same with a key that is another one each time, so that the rows fall otherwise: all again, or an error."""
     put = penstock.do_put("store/random")
     receipts = _by_random_key(spark).mapInArrow(_losing(put, marks), put.schema).collect()
-    return {"rows": put.finish(receipts).rows, "happened": [_again(marks)]}
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("lost"), marks.seen("stage-again")]}
 
 
 def random_key_then_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """And with a shuffle after the put, which Spark can take back: the put's stage is run anew."""
     put = penstock.do_put("store/then")
     receipts = _by_random_key(spark).mapInArrow(_losing(put, marks), put.schema).repartition(3, "attempt").collect()
-    return {"rows": put.finish(receipts).rows, "happened": [_again(marks)]}
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("lost"), marks.seen("stage-again")]}
 
 
 def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
@@ -94,10 +109,29 @@ def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     return {}
 
 
+def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A driver to be killed while its tasks have read the first of many batches."""
+    frame = source(spark, ROWS, 4).selectExpr("id", "text", "repeat('x', 50000) as padding")
+    penstock.write(frame, "store/padded", progress=False)
+    get = penstock.do_get("store/padded")
+
+    def dawdle(batches: Batches) -> Batches:
+        for batch in get(batches):
+            marks.first(f"reads-{os.getpid()}")
+            time.sleep(600)
+            yield batch
+
+    get.tickets(spark).mapInArrow(dawdle, get.schema).collect()
+    return {}
+
+
 SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
     each.__name__: each
-    for each in (killed_executor, speculation, lost_shuffle, random_key, random_key_then_shuffle, never_ends)
-}
+    for each in (
+        killed_executor, killed_executor_reading, speculation, lost_shuffle, random_key, random_key_then_shuffle,
+        never_ends, never_reads,
+    )
+}  # fmt: skip
 
 
 def _by_random_key(spark: SparkSession) -> DataFrame:
@@ -115,22 +149,20 @@ def _by_random_key(spark: SparkSession) -> DataFrame:
 
 
 def _losing(put: Any, marks: Marks) -> Meddled:
-    """When partition 1 is put, the shuffle files of all executors are deleted."""
+    """When the first partition is put, the shuffle files of all executors are deleted, which four others still want."""
     blocks = os.environ["SPARK_LOCAL_DIRS"]
 
     def lose(step: str, partition: int) -> None:
-        if step == "begun":
-            marks.first(f"evaluated-{partition}-{os.urandom(4).hex()}")
-        if (step, partition) == ("put", 1) and marks.first("lost"):
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.stageAttemptNumber() > 0:
+            marks.first("stage-again")
+        if step == "put" and marks.first("lost"):
             for file in Path(blocks).rglob("shuffle_*"):
                 file.unlink(missing_ok=True)
 
     return Meddled(put, lose)
-
-
-def _again(marks: Marks) -> bool:
-    """Whether shuffle files were lost, and Spark evaluated a partition again for that."""
-    return marks.seen("lost") and len(list(Path(marks.folder).glob("evaluated-*"))) > 6
 
 
 def main() -> None:
@@ -149,7 +181,7 @@ def main() -> None:
         try:
             told = SCENARIOS[name](spark, Marks(marks))
         except Exception as error:
-            told = {"error": str(error)[:5000], "happened": [_again(Marks(marks))]}
+            told = {"error": str(error)[:5000], "happened": [Marks(marks).seen("lost")]}
         print(json.dumps({"scenario": name, **told}), flush=True)  # noqa: T201  # read by the test
     spark.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -105,3 +106,14 @@ def process_server(
         process.wait(30)
         process.stdout.close()
         log.close()
+
+
+@contextmanager
+def files_at_most(server: ProcessServer, size: int) -> Iterator[None]:
+    """No file of the server's may grow beyond so many bytes: a full disk, as the kernel tells it."""
+    before = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, before)

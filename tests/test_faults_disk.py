@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from tests.fix_server import ProcessServer, process_server
+from tests.fix_server import ProcessServer, files_at_most, process_server
 from tests.plain import at, attempt_of, call, ids, names, new_attempt, noted, put, read, refused, trips
 from tests.test_lifecycle import named_parts
 from tests.watching import eventually, files
@@ -25,17 +24,6 @@ MIB = 1 << 20
 
 def noise(mib: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"noise": [os.urandom(MIB) for _ in range(mib)]})
-
-
-@contextmanager
-def files_at_most(server: ProcessServer, size: int) -> Iterator[None]:
-    """No file of the server's may grow beyond so many bytes: a full disk, as the kernel tells it."""
-    before = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, before)
 
 
 def assert_nothing_half_kept(server: ProcessServer, bare: flight.FlightClient) -> None:

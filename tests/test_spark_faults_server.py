@@ -18,7 +18,7 @@ from penstock.client import connect
 from penstock.flight_server.server import PenstockServer
 from penstock.tickets import ReadTicket, Signer
 from tests.cut_wire import Wire, wire
-from tests.fix_server import ProcessServer, process_server
+from tests.fix_server import ProcessServer, files_at_most, process_server
 from tests.meddling import Marks, Meddled, Once
 from tests.spark_rows import batch, collected, expected, held, names, source
 from tests.watching import eventually, files
@@ -204,6 +204,21 @@ def test_a_full_store_is_an_error_that_says_so_and_leaves_nothing(
     eventually(lambda: files(tmp_path / "data" / "parts") == set())
     penstock.write(source(spark, 100, 2), "store/x", url=server.url)
     assert held("store/x", server.url) == expected(100)
+
+
+def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server:
+        penstock.write(source(spark, 100, 2), "store/x", url=server.url)
+        kept = files(server.data / "parts")
+
+        with files_at_most(server, 3 << 20), pytest.raises(Exception, match=r"StoreFull.*no room on the disk"):
+            penstock.write(wide(spark, 2000), "store/x", mode="overwrite", url=server.url)
+
+        assert held("store/x", server.url) == expected(100)
+        assert names(server.url, b"write/") == []
+        eventually(lambda: files(server.data / "parts") == kept, what="what was aborted is swept")
+        penstock.write(wide(spark, 2000), "store/x", mode="overwrite", url=server.url)
+        assert held("store/x", server.url) == expected(2000)
 
 
 def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer) -> None:

@@ -11,11 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pyspark.sql import DataFrame
 
 import penstock
 from tests.fix_spark import CONFS
@@ -23,7 +20,7 @@ from tests.meddling import Batches, Marks, Meddled, Once, kill_executor
 from tests.spark_rows import source
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 1_200
 CLUSTER = "local-cluster[2,1,512]"
@@ -50,11 +47,12 @@ def killed_executor_reading(spark: SparkSession, marks: Marks) -> dict[str, Any]
     """An executor dies with a ticket read to its end and not a row delivered, another before it reads."""
     penstock.write(source(spark, ROWS, 6), "store/read", progress=False)
     fault = Once(marks, {("half", 1): kill_executor, ("begun", 3): kill_executor})
-    frames = []
+    tickets = []
     for start in range(0, ROWS, ROWS // 4):
         get = penstock.do_get("store/read", filter=f"id >= {start} and id < {start + ROWS // 4}")
-        frames.append(get.tickets(spark).mapInArrow(Meddled(get, fault), get.schema))
-    found = reduce(DataFrame.union, frames).collect()
+        tickets += get.tickets(spark).collect()
+    four = spark.createDataFrame(spark.sparkContext.parallelize(tickets, 4), "ticket binary, rows long, bytes long")
+    found = four.mapInArrow(Meddled(get, fault), get.schema).collect()
     return {"found": sorted(map(tuple, found)), "happened": [marks.seen("half-1"), marks.seen("begun-3")]}
 
 
@@ -79,21 +77,24 @@ def lost_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     shuffled = source(spark, ROWS, 6).repartition(6, "id")
     receipts = shuffled.mapInArrow(_losing(put, marks), put.schema).collect()
     written = put.finish(receipts)
-    return {"rows": written.rows, "happened": [marks.seen("lost"), marks.seen("stage-again")]}
+    return {"rows": written.rows, "happened": [marks.seen("lost"), _stage_again(spark, "lost_shuffle")]}
 
 
 def random_key(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """The same with a key that is another one each time, so that the rows fall otherwise: all again, or an error."""
     put = penstock.do_put("store/random")
     receipts = _by_random_key(spark).mapInArrow(_losing(put, marks), put.schema).collect()
-    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("lost"), marks.seen("stage-again")]}
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("lost"), _stage_again(spark, "random_key")]}
 
 
 def random_key_then_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """And with a shuffle after the put, which Spark can take back: the put's stage is run anew."""
     put = penstock.do_put("store/then")
     receipts = _by_random_key(spark).mapInArrow(_losing(put, marks), put.schema).repartition(3, "attempt").collect()
-    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("lost"), marks.seen("stage-again")]}
+    return {
+        "rows": put.finish(receipts).rows,
+        "happened": [marks.seen("lost"), _stage_again(spark, "random_key_then_shuffle")],
+    }
 
 
 def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
@@ -114,10 +115,11 @@ def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     frame = source(spark, ROWS, 4).selectExpr("id", "text", "repeat('x', 50000) as padding")
     penstock.write(frame, "store/padded", progress=False)
     get = penstock.do_get("store/padded")
+    folder = marks.folder
 
     def dawdle(batches: Batches) -> Batches:
         for batch in get(batches):
-            marks.first(f"reads-{os.getpid()}")
+            Path(folder, f"reads-{os.getpid()}").touch()
             time.sleep(600)
             yield batch
 
@@ -153,16 +155,19 @@ def _losing(put: Any, marks: Marks) -> Meddled:
     blocks = os.environ["SPARK_LOCAL_DIRS"]
 
     def lose(step: str, partition: int) -> None:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context is not None and context.stageAttemptNumber() > 0:
-            marks.first("stage-again")
         if step == "put" and marks.first("lost"):
             for file in Path(blocks).rglob("shuffle_*"):
                 file.unlink(missing_ok=True)
 
     return Meddled(put, lose)
+
+
+def _stage_again(spark: SparkSession, scenario: str) -> bool:
+    """Whether Spark began a stage of this scenario's jobs a second time."""
+    status = spark.sparkContext.statusTracker()
+    jobs = [status.getJobInfo(job) for job in status.getJobIdsForGroup(scenario)]
+    stages = [status.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return any(stage is not None and stage.currentAttemptId > 0 for stage in stages)
 
 
 def main() -> None:
@@ -178,6 +183,7 @@ def main() -> None:
     for name in names.split(","):
         marks = Path(folder) / f"marks-{name}"
         marks.mkdir()
+        spark.sparkContext.setJobGroup(name, name)
         try:
             told = SCENARIOS[name](spark, Marks(marks))
         except Exception as error:

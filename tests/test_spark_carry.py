@@ -65,6 +65,12 @@ def test_an_installed_penstock_is_used_as_it_is(packed: Path, tmp_path: Path) ->
     assert worker(sys.executable, packed, cwd=tmp_path)[1:4] == ["ticket", "True", "0"]
 
 
+def test_a_folder_of_that_name_is_no_package(bare_python: Path, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "penstock").mkdir()
+
+    assert worker(bare_python, packed, cwd=tmp_path)[:2] == ["penstock.spark_plugin.tasks", "ticket"]
+
+
 def test_another_drivers_text_replaces_the_one_before(
     bare_python: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

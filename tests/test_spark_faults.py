@@ -171,8 +171,8 @@ def test_a_write_that_fails_puts_the_confs_back(spark: SparkSession) -> None:
     keys = ("spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch")
     before = [spark.conf.get(key, None) for key in keys]
 
-    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
-        penstock.write(spark.range(10).selectExpr("1 / (id - 5) as id"), "store/x")
+    with pytest.raises(Exception, match="planted: no fifth"):
+        penstock.write(spark.range(10).selectExpr("if(id = 5, raise_error('planted: no fifth'), id) as id"), "store/x")
 
     assert [spark.conf.get(key, None) for key in keys] == before
     assert names(criteria=b"write/") == []

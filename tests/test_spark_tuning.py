@@ -32,6 +32,7 @@ class Confs:
         self.values = dict(given)
         self.version = "4.3.0"
         self.refuses = False
+        self.interrupts = ""
         self.conf = self
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -41,8 +42,12 @@ class Confs:
         if self.refuses:
             raise RuntimeError("not yours to set")
         self.values[key] = value
+        if key == self.interrupts:
+            raise KeyboardInterrupt
 
     def unset(self, key: str) -> None:
+        if self.refuses:
+            raise RuntimeError("the session has ended")
         self.values.pop(key, None)
 
 
@@ -51,6 +56,42 @@ def test_a_batch_stays_bounded_whatever_its_columns_hold() -> None:
     assert rows_per_batch(pa.schema({"many": pa.list_(pa.struct({"text": pa.string()}))})) <= 10_000  # Spark's default
     assert rows_per_batch(pa.schema({"none": pa.null()})) >= 1
     assert rows_per_batch(pa.schema({f"c{number}": pa.int64() for number in range(10_000)})) * 80_000 <= 8 << 20
+    assert rows_per_batch(pa.schema({f"c{number}": pa.decimal128(38, 2) for number in range(200)})) * 3_200 <= 8 << 20
+    assert rows_per_batch(WIDE) * 500_000 <= 512 << 20
+
+
+GROWING = (
+    pa.binary(), pa.large_binary(), pa.large_string(), pa.list_(pa.float64()), pa.map_(pa.int32(), pa.int32()),
+    pa.struct({"vector": pa.list_(pa.float32())}), pa.dictionary(pa.int32(), pa.string()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GROWING, ids=str)
+def test_what_has_no_width_of_its_own_keeps_the_check(kind: pa.DataType) -> None:
+    spark: Any = Confs()
+    with tuned(spark, pa.schema({"id": pa.int64(), "grows": kind})):
+        assert spark.values[CHECK] == str(8 << 20)
+
+
+def test_rows_that_nobody_knows_the_width_of_keep_sparks_own_confs() -> None:
+    spark: Any = Confs()
+    with tuned(spark, None):
+        assert spark.values == {}
+
+
+def test_an_interrupt_while_confs_are_set_leaves_none() -> None:
+    spark: Any = Confs()
+    spark.interrupts = ROWS
+    with pytest.raises(KeyboardInterrupt), tuned(spark, NUMBERS):
+        pass
+    assert spark.values == {}
+
+
+def test_a_session_that_has_ended_hides_no_error_of_the_write() -> None:
+    spark: Any = Confs()
+    with pytest.raises(ValueError, match="of the user"), tuned(spark, NUMBERS):
+        spark.refuses = True
+        raise ValueError("of the user")
 
 
 def test_two_writes_at_once_leave_the_confs_as_they_were() -> None:
@@ -76,21 +117,22 @@ def test_blobs_keep_the_check_on_also_beside_a_write_of_numbers() -> None:
 
 
 def test_writes_that_end_in_the_order_in_which_they_began_put_the_confs_back_too() -> None:
-    spark: Any = Confs(**{CHECK: "1000"})
+    spark: Any = Confs()
     first, second = tuned(spark, NUMBERS), tuned(spark, NUMBERS)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert spark.values[CHECK] != "1000"
+    assert CHECK in spark.values
     second.__exit__(None, None, None)
-    assert spark.values == {CHECK: "1000"}
+    assert spark.values == {}
 
 
-def test_rows_that_the_user_has_set_are_kept() -> None:
-    spark: Any = Confs(**{ROWS: "77"})
-    with tuned(spark, BLOBS):
-        assert spark.values[ROWS] == "77"
-    assert spark.values == {ROWS: "77"}
+@pytest.mark.parametrize("key", [ROWS, CHECK])
+def test_what_the_user_has_set_is_kept(key: str) -> None:
+    spark: Any = Confs(**{key: "77"})
+    with tuned(spark, WIDE), tuned(spark, BLOBS):
+        assert spark.values[key] == "77"
+    assert spark.values == {key: "77"}
 
 
 def test_who_may_not_set_confs_is_warned_once_and_served() -> None:

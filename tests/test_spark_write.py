@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,18 @@ import pytest
 
 import penstock
 from penstock.client import Client
-from penstock.errors import AlreadyExists, InvalidRequest, NotFound, SchemaMismatch, WriteEnded
+from penstock.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    SchemaMismatch,
+    TimedOut,
+    Unavailable,
+    WriteEnded,
+)  # fmt: skip
 from penstock.flight_server.server import PenstockServer
+from penstock.spark_plugin.opened import run_name
 from tests.watching import eventually, files
 
 if TYPE_CHECKING:
@@ -62,7 +72,7 @@ def test_the_five_lines(spark: SparkSession, client: Client) -> None:
 def test_one_line_writes_and_says_what_was_written(spark: SparkSession, client: Client) -> None:
     written = penstock.write(spark.range(0, 1000, 1, 5), "store/x")
 
-    assert (written.rows, written.path, written.attempts) == (1000, "store/x", 6)  # one brought the schema
+    assert (written.rows, written.path, written.attempts) == (1000, "store/x", 5)
     assert repr(written).startswith("store/x: 1,000 rows, ")
     assert "1,000" in written._repr_html_()
     assert ids(client, "store/x") == list(range(1000))
@@ -109,14 +119,104 @@ def test_finish_takes_receipts_in_every_form(spark: SparkSession, client: Client
 
 def test_finish_again_is_the_same_answer_and_with_others_is_refused(spark: SparkSession) -> None:
     put = penstock.do_put("store/x")
-    receipts = spark.range(0, 10, 1, 2).mapInArrow(put, put.schema).collect()
+    frame = spark.range(0, 10, 1, 2).mapInArrow(put, put.schema)
+    receipts = frame.collect()
     first = put.finish(receipts)
-    assert put.finish(receipts) == first
-    put.finished = None  # as a driver that has forgotten
-    assert put.finish(receipts).rows == 10
-    put.finished = None
+    assert put.finish(receipts) == put.finish(list(receipts)) == first
     with pytest.raises(WriteEnded, match="another list"):
         put.finish(receipts[:1])
+    with pytest.raises(InvalidRequest, match="expected the receipts"):
+        put.finish("nonsense")
+
+
+def test_the_same_frame_again_is_not_evaluated_again(spark: SparkSession) -> None:
+    put = penstock.do_put("store/x")
+    frame = spark.range(0, 10, 1, 2).mapInArrow(put, put.schema)
+
+    assert put.finish(frame) == put.finish(frame)
+
+
+def test_a_put_is_for_one_frame_and_refuses_a_second_ones_rows(spark: SparkSession, client: Client) -> None:
+    put = penstock.do_put("store/x")
+    put.finish(spark.range(0, 10, 1, 2).mapInArrow(put, put.schema))
+
+    with pytest.raises(Exception, match="WriteEnded"):
+        put.finish(spark.range(10, 20, 1, 2).mapInArrow(put, put.schema))
+
+    assert ids(client, "store/x") == list(range(10))
+
+
+def test_an_answer_to_finish_that_comes_too_late_is_asked_for_again(
+    spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = Client.call
+
+    def late(self: Client, name: str, body: Any = None) -> dict[str, Any]:
+        answer = real(self, name, body)
+        asked.append(name)
+        if asked.count("write.finish") == 1 and name == "write.finish":
+            raise TimedOut("planted: the answer is late")
+        return answer
+
+    monkeypatch.setattr(Client, "call", late)
+    written = penstock.write(spark.range(10), "store/x", mode="append")
+
+    assert asked.count("write.finish") == 2
+    assert "write.abort" not in asked
+    assert written.rows == 10
+    assert ids(client, "store/x") == list(range(10))
+
+
+@pytest.mark.parametrize("error", [TimedOut, Unavailable])
+def test_a_block_whose_finish_had_no_answer_is_not_aborted(client: Client, error: type[PenstockError]) -> None:
+    with pytest.raises(error, match="planted"), penstock.do_put("store/x") as put:
+        raise error("planted: no answer")
+
+    assert put.so_far()["state"] == "open"
+
+
+def test_two_drivers_of_one_run_write_it_once_and_both_are_told(spark: SparkSession, client: Client) -> None:
+    puts = [penstock.do_put("store/x", run=("nightly", 7)) for _ in range(2)]
+    receipts = [spark.range(0, 10, 1, 2).mapInArrow(put, put.schema).collect() for put in puts]
+
+    first, second = (put.finish(found) for put, found in zip(puts, receipts, strict=True))
+
+    assert (first.rows, second.rows, second.seconds) == (10, 10, None)
+    assert ids(client, "store/x") == list(range(10))
+
+
+@pytest.mark.parametrize("run", ["", (), ("orders", None), ("orders", ""), 1.5, ("orders", 1.5)])
+def test_a_run_that_names_nothing_is_refused(server: PenstockServer, run: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"run=.*expected a text such as"):
+        penstock.do_put("store/x", run=run)
+
+
+def test_a_slash_in_a_part_makes_no_other_run() -> None:
+    assert run_name(("q/1", 2)) != run_name(("q", "1/2")) != run_name(("q%2F1", 2)) != run_name(("q/1", 2))
+    assert run_name(("orders", 7)) == run_name("orders/7") == "orders/7"
+
+
+def test_what_cannot_be_written_is_refused_with_its_cure(spark: SparkSession, server: PenstockServer) -> None:
+    one = spark.range(1)
+    put = penstock.do_put("store/x")
+    wrongs: dict[Callable[[], Any], str] = {
+        lambda: penstock.write("store/x", one): "expected Spark's frame, then the path",  # type: ignore[arg-type]
+        lambda: penstock.write(pa.table({"a": [1]}), "store/x"): r"connect\(\)\.put",
+        lambda: penstock.write(one.toDF("a.b"), "store/x"): r"column 'a\.b' has .*rename",
+        lambda: penstock.write(one.toDF("a`b"), "store/x"): "rename",
+        lambda: penstock.write(one.toDF("*"), "store/x"): "rename",
+        lambda: penstock.write(one.selectExpr("id as a", "id as A"), "store/x"): "in case alone",
+        lambda: penstock.write(one.select(), "store/x"): "without columns",
+        lambda: penstock.write(spark.readStream.format("rate").load(), "store/x"): "foreachBatch",
+        lambda: put.finish(one): r"mapInArrow\(put, put.schema\), got one of id",
+        lambda: put.finish(3): "expected receipts, got 3",
+        lambda: penstock.read("store/x", spark): "expected the session, then the path",  # type: ignore[arg-type]
+    }
+    for wrong, cure in wrongs.items():
+        with pytest.raises(InvalidRequest, match=cure):
+            wrong()
+    assert [entry.path for entry in penstock.connect().list("write/")] == [f"write/{put.write}"]
 
 
 def test_receipts_of_another_write_or_none_at_all_are_refused(spark: SparkSession) -> None:
@@ -168,11 +268,6 @@ def test_another_schema_is_refused_before_a_task_runs(spark: SparkSession, clien
         penstock.write(spark.range(3).mapInArrow(marks, "id string"), "store/x", mode="append")
     assert not (tmp_path / "ran").exists()
     assert len(client.list("write/")) == 0
-
-
-def test_a_name_that_mapinarrow_does_not_find_is_refused_with_the_cure(spark: SparkSession) -> None:
-    with pytest.raises(InvalidRequest, match=r"'a\.b' has a dot in its name.*rename it"):
-        penstock.write(spark.range(3).toDF("a.b"), "store/x")
 
 
 def test_a_run_is_written_once_and_says_so(spark: SparkSession, client: Client, tmp_path: Path) -> None:

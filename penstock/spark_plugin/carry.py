@@ -49,7 +49,8 @@ def arrive(package: str, digest: str, text: bytes, task: bytes) -> Any:
         for name in [name for name in sys.modules if old and name.split(".")[0] == package]:
             del sys.modules[name]
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in old]
-        if importlib.util.find_spec(package) is None:
+        there = importlib.util.find_spec(package)
+        if there is None or there.origin is None:  # a folder of that name is no package
             sys.meta_path.insert(0, Luggage())
     return pickle.loads(task)  # noqa: S301  # what the driver packed, from whom this very function came
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -12,12 +13,14 @@ import pyarrow as pa
 
 from penstock import client as clients
 from penstock.bodies import OpenedWrite
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.tasks import RECEIPTS, PutPartition
 from penstock.views import Written
 from penstock.wire import Mode
 
-Run = str | tuple[object, ...]
+Run = str | tuple[str | int, ...]
+_PATIENCE = 600.0
+"""Seconds that finish waits for a server that is away, as tasks do: what they have put would be lost with it."""
 
 
 class OpenPut:
@@ -29,12 +32,17 @@ class OpenPut:
         self.path = path
         self._client, self._schema = client, schema
         self._began = time.monotonic()
-        name = "/".join(map(str, run)) if isinstance(run, tuple) else run
+        if schema is not None and not schema.names:
+            raise InvalidRequest(
+                f"{path}: a frame without columns can't be written, as Spark hands out none of its rows"
+            )
+        self._named = run is not None
         # A run of our own makes it safe to ask again where a server is away
-        body = {"path": path, "mode": mode, "run": name or f"put-{uuid.uuid4().hex}"}
-        self._opened = OpenedWrite.from_json(client.call("write.open", body))
-        self.finished = Written.of(self._opened.summary) if self._opened.state == "finished" else None
+        self._asked = {"path": path, "mode": mode, "run": f"put-{uuid.uuid4().hex}" if run is None else run_name(run)}
+        self._opened = OpenedWrite.from_json(client.call("write.open", self._asked))
+        self.before = Written.of(self._opened.summary) if self._opened.state == "finished" else None
         """What an earlier write of this run has written; then there is nothing left to do."""
+        self.finished = self.before
         self._first: list[str] = []
         if schema is not None and self.finished is None:
             self._first.append(self._without_rows(schema))
@@ -48,16 +56,43 @@ class OpenPut:
     def task(self) -> PutPartition:
         """What puts a partition."""
         settings = self._client.settings.for_tasks(self._opened.location)
-        return PutPartition(settings, self._opened.ticket if self.finished is None else None, self._schema)
+        return PutPartition(settings, self._opened.ticket if self.before is None else None, self._schema)
 
     def finish(self, receipts: Iterable[Any]) -> Written:
-        """Make what these receipts name the dataset, all or nothing. Again with the same receipts: the same answer."""
-        if self.finished is not None:
+        """Make what these receipts name the dataset, all or nothing. Again with the same receipts: the same answer.
+
+        With others it is refused, but where another driver has finished this run: then the answer is what that wrote.
+        """
+        if self.before is not None:
+            return self.before
+        attempts = [*self._first, *self._attempts(receipts)]
+        try:
+            answer = self._answered({"ticket": self._opened.ticket, "attempts": attempts})
+        except WriteEnded:
+            again = self._client.call("write.open", self._asked) if self._named and self.finished is None else {}
+            if again.get("state") != "finished":
+                raise
+            self.before = self.finished = Written.of(again["summary"])
             return self.finished
-        body = {"ticket": self._opened.ticket, "attempts": [*self._first, *self._attempts(receipts)]}
-        answer = self._client.call("write.finish", body)
-        self.finished = Written.of(answer, seconds=time.monotonic() - self._began)
+        tasks = {"attempts": answer["attempts"] - len(self._first)}
+        self.finished = self.finished or Written.of({**answer, **tasks}, seconds=time.monotonic() - self._began)
         return self.finished
+
+    def _answered(self, body: dict[str, Any]) -> dict[str, Any]:
+        """write.finish, asked again while the server is away or late: the same list is the same finish."""
+        settings = self._client.settings
+        patience = max(settings.retry_for, _PATIENCE)
+        give_up = time.monotonic() + patience
+        with clients.Client(replace(settings, retry_for=patience)) as patient:
+            while True:
+                try:
+                    return patient.call("write.finish", body)
+                except TimedOut as late:
+                    if time.monotonic() > give_up:
+                        raise TimedOut(
+                            f"{self.path}: whether write/{self.write} is finished the server didn't say in time; "
+                            f"`penstock show write/{self.write}` does. To finish again with the same receipts is safe"
+                        ) from late
 
     def abort(self) -> None:
         """End the write with nothing to show for it; a finished one stays, and this is refused."""
@@ -78,7 +113,8 @@ class OpenPut:
         try:
             return self._client.attempt(self._opened.ticket, schema).close().attempt
         except BaseException:
-            self.abort()
+            with contextlib.suppress(PenstockError):  # which would hide what is wrong
+                self.abort()
             raise
 
     def _attempts(self, records: Iterable[Any]) -> Iterator[str]:
@@ -96,3 +132,13 @@ class OpenPut:
                     "belong to the do_put whose frame made them: collect this one's"
                 )
             yield attempt
+
+
+def run_name(run: Run) -> str:
+    """A run as the server knows it: the tuple's parts, which a slash within them doesn't make others."""
+    parts = run if isinstance(run, tuple) else (run,)
+    if not all(type(part) in (str, int) and str(part) for part in parts or ("",)):
+        raise InvalidRequest(f"run={run!r}: expected a text such as 'orders-7', or a tuple such as ('orders', 7)")
+    if isinstance(run, tuple):
+        parts = tuple(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)
+    return "/".join(map(str, parts))

@@ -30,7 +30,7 @@ def shown(path: str, ask: Callable[[], dict[str, Any]], *, wanted: bool | None) 
         yield
     finally:
         done.set()
-        thread.join()
+        thread.join(2)  # its last question may wait for a server that is away
 
 
 def _follow(path: str, ask: Callable[[], dict[str, Any]], show: Show, done: threading.Event) -> None:
@@ -40,6 +40,8 @@ def _follow(path: str, ask: Callable[[], dict[str, Any]], show: Show, done: thre
             found = ask()
         except PenstockError:  # the write itself tells what is wrong
             continue
+        if done.is_set():
+            break
         seconds = time.monotonic() - began
         amount = f"{found['rows']:,} rows, {readable.size(found['bytes'])}"
         show(f"{path}: {amount} of {found['attempts']:,} partitions are there, {seconds:.0f} s")

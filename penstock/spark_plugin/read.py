@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import client as clients
+from penstock.errors import InvalidRequest
 from penstock.spark_plugin import carry, types
 from penstock.spark_plugin.tasks import TICKETS, GetPieces, GetTickets, HandOut
 from penstock.wire import EndpointNote
@@ -103,4 +104,6 @@ def read(
     """A dataset as a frame, as it is now: later changes aren't seen, and what is deleted stays readable for 12 hours
     (the server's --ticket-life). After that evaluating the frame is an error that says so; read again.
     """
+    if not hasattr(spark, "range"):
+        raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")
     return do_get(path, columns=columns, filter=filter, url=url, token=token, ca=ca).rows(spark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -15,6 +16,7 @@ RECEIPTS = pa.schema(
     {"write": pa.string(), "attempt": pa.string(), "rows": pa.int64(), "bytes": pa.int64(), "parts": pa.int32(),
      "digest": pa.string()}
 )  # fmt: skip
+_TOGETHER = 1 << 20
 TICKETS = pa.schema({"ticket": pa.binary(), "rows": pa.int64(), "bytes": pa.int64()})
 
 
@@ -42,7 +44,7 @@ class PutPartition:
         schema = self.schema or storable(first.schema)
         with Client(self.settings) as client:
             with client.attempt(self.ticket, schema) as writer:  # 1. 2.
-                batches = fitted(chain((first,), batches), schema)
+                batches = joined(fitted(chain((first,), batches), schema))
                 del first
                 for batch in batches:
                     writer.write(batch)
@@ -51,6 +53,23 @@ class PutPartition:
         yield pa.RecordBatch.from_arrays(
             [pa.array(value, kind) for value, kind in zip(values, RECEIPTS.types, strict=True)], schema=RECEIPTS
         )  # 4.
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches that come within a second as one: 1,465 of 150 kB cost half again the CPU of 210 of 1 MiB."""
+    waiting: list[pa.RecordBatch] = []
+    size, since = 0, time.monotonic()
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= _TOGETHER or time.monotonic() - since > 1:
+            yield from _as_one(waiting)
+            waiting, size, since = [], 0, time.monotonic()
+    yield from _as_one(waiting)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return batches if len(batches) < 2 else pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 class GetTickets:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from penstock import client as clients
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning, types
 from penstock.spark_plugin.opened import OpenPut, Run
 from penstock.spark_plugin.progress import shown
+from penstock.spark_plugin.tasks import RECEIPTS
 from penstock.views import Written
 from penstock.wire import Mode
 
@@ -29,6 +30,8 @@ class DoPut(OpenPut):
 
     schema = "write string, attempt string, rows long, bytes long, parts int, digest string"
     """What mapInArrow gives back: a receipt for each evaluation of a partition."""
+    _given: object = None
+    """What it was finished with; the same frame isn't evaluated again."""
 
     def finish(self, receipts: DataFrame | pa.Table | Iterable[Any]) -> Written:
         """Make what these receipts name the dataset, all or nothing.
@@ -36,15 +39,28 @@ class DoPut(OpenPut):
         They come as rows (`.collect()`), as an Arrow table, or as the frame itself, which is then evaluated here. Again
         with the same receipts: the same answer.
         """
-        return self.finished or super().finish(self._records(receipts))
+        if self.finished is None or receipts is not self._given:
+            super().finish(self._records(receipts))
+            self._given = receipts
+        assert self.finished is not None
+        return self.finished
 
     def _records(self, receipts: Any) -> Iterable[Any]:
+        if self.before is not None:
+            return ()
         if isinstance(receipts, pa.Table):
             return list(receipts.to_pylist())
         if hasattr(receipts, "sparkSession"):
+            if receipts.columns != RECEIPTS.names:
+                raise InvalidRequest(
+                    f"finish of {self.path}: expected the frame of receipts, df.mapInArrow(put, put.schema), got one "
+                    f"of {', '.join(receipts.columns[:6])}"
+                )
             with tuning.tuned(receipts.sparkSession, self._schema):
                 return list(receipts.collect())
-        return list(receipts)
+        if not isinstance(receipts, Iterable):
+            raise InvalidRequest(f"finish of {self.path}: expected receipts, got {receipts!r}")
+        return receipts
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return self.task(batches)
@@ -58,7 +74,8 @@ class DoPut(OpenPut):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.finished is None:
+        # Where the server was away at finish, or didn't answer, the write may be whole, and finish may be asked again
+        if self.finished is None and not isinstance(error, Unavailable | TimedOut):
             try:
                 self.abort()
             except PenstockError:
@@ -103,14 +120,28 @@ def write(
 
     Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
     """
-    if dotted := [name for name in df.columns if "." in name]:
-        raise InvalidRequest(
-            f"column {dotted[0]!r} has a dot in its name, which Spark's mapInArrow doesn't find: rename it "
-            "(df.withColumnRenamed), or use df.write.format('penstock')"
-        )
+    _check(df)
     with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca) as put:
         if put.finished is None:
             with shown(path, put.so_far, wanted=progress):
                 put.finish(df.mapInArrow(put, put.schema))
         assert put.finished is not None
         return put.finished
+
+
+def _check(df: DataFrame) -> None:
+    """Refuse what Spark refuses later, and with less of a cure."""
+    if not hasattr(df, "mapInArrow"):
+        raise InvalidRequest(
+            f"write: expected Spark's frame, then the path, got {type(df).__name__}. pandas-on-Spark has "
+            ".to_spark(); tables, pandas and polars go in by penstock.connect().put(path, data)"
+        )
+    if df.isStreaming:
+        raise InvalidRequest("write: this frame is a stream: write its batches, in df.writeStream.foreachBatch(…)")
+    odd = [name for name in df.columns if set(name) & set(".`*")]
+    twins = len({name.lower() for name in df.columns}) < len(set(df.columns))
+    if odd or (twins and df.sparkSession.conf.get("spark.sql.caseSensitive") != "true"):
+        raise InvalidRequest(
+            f"{f'column {odd[0]!r} has . ` or * in its name' if odd else 'two columns differ in case alone'}, which "
+            "Spark's mapInArrow doesn't find: rename (df.withColumnRenamed), or use df.write.format('penstock')"
+        )

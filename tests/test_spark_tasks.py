@@ -85,6 +85,8 @@ def test_the_tickets_name_all_of_a_dataset(client: Client) -> None:
     get = penstock.do_get("store/x")
 
     assert sum(rows.num_rows for rows in get(get._pieces)) == 3 * third
+    assert len(get._pieces) >= 3
+    assert len(penstock.do_get("store/x", filter="id < 7")._pieces) == 1, "looking through them costs less than a task"
 
 
 def test_only_the_rows_that_a_filter_keeps_are_got(client: Client) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _TASK_BYTES = 32 << 20
 """What one task gets at most, unless one endpoint has more: the size of an endpoint."""
+_FILTERED_BYTES = 256 << 20
+"""The same of what the server filters first: it looks through so much in 50 ms, about what a task's Python costs."""
 
 
 class DoGet:
@@ -34,7 +36,7 @@ class DoGet:
         self.schema: StructType
         """What mapInArrow is told; as exact as the dataset's own."""
         self.schema, self._arrow = types.readable(info.schema)
-        self._pieces = list(pieces(info.endpoints))
+        self._pieces = list(pieces(info.endpoints, filtered=filter is not None))
         self._task = GetTickets(client.settings.for_tasks(info.location), self._arrow)
 
     def tickets(self, spark: SparkSession) -> DataFrame:
@@ -61,12 +63,13 @@ class DoGet:
         return f"penstock.do_get({self.path!r}): {len(self._pieces)} tasks' tickets"
 
 
-def pieces(endpoints: Sequence[flight.FlightEndpoint]) -> Iterator[pa.RecordBatch]:
+def pieces(endpoints: Sequence[flight.FlightEndpoint], *, filtered: bool) -> Iterator[pa.RecordBatch]:
     """The endpoints' tickets, small ones that follow each other together, up to what a task is worth."""
+    most = _FILTERED_BYTES if filtered else _TASK_BYTES
     batch: dict[str, list[Any]] = {name: [] for name in TICKETS.names}
     for endpoint in endpoints:
         note = EndpointNote.decode(endpoint.app_metadata)
-        if batch["bytes"] and sum(batch["bytes"]) + note.bytes > _TASK_BYTES:
+        if batch["bytes"] and sum(batch["bytes"]) + note.bytes > most:
             yield pa.RecordBatch.from_pydict(batch, schema=TICKETS)
             batch = {name: [] for name in TICKETS.names}
         for name, value in zip(TICKETS.names, (endpoint.ticket.ticket, note.rows, note.bytes), strict=True):

@@ -181,7 +181,8 @@ class Reader(Pieces):
         if not info.schema.equals(self._held):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
         get = GetTickets(self._client.settings.for_tasks(info.location), self._arrow)
-        return [sql.InputPartition((get, piece)) for piece in pieces(info.endpoints)] or [sql.InputPartition(None)]
+        found = pieces(info.endpoints, filtered=self._filter is not None)
+        return [sql.InputPartition((get, piece)) for piece in found] or [sql.InputPartition(None)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return carry.packed(Pieces())

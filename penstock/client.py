@@ -23,6 +23,10 @@ DEFAULT_URL = "grpc://127.0.0.1:8815"
 _T = TypeVar("_T")
 
 
+PATIENCE = 600.0
+"""Seconds that those wait for a server who would lose the work of many with theirs: tasks, and who commits them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to reach a server; pickles, so that another process can connect the same way."""
@@ -43,7 +47,7 @@ class Settings:
         (Spark takes four failures of a task for the end of a job).
         """
         ca = _read(self.ca).decode() if self.ca else None
-        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, 600.0))
+        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, PATIENCE))
 
 
 def connect(

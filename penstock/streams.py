@@ -56,7 +56,7 @@ class Writer:
                 self._writer.close()  # which raises what the server has against it
 
     def write(self, data: pa.RecordBatch | pa.Table) -> None:
-        """Send rows. Batches of more than 8 MiB are cut, without a copy."""
+        """Send rows. Batches of more than 2 MiB are cut, without a copy."""
         if self._done:
             raise InvalidRequest("this writer is closed: each takes one stream")
         for batch in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():

@@ -62,8 +62,7 @@ class Server:
 
     def memory(self, field: str) -> int:
         """Bytes, as /proc/PID/status has them: VmRSS, RssAnon."""
-        line = next(line for line in self._proc("status").splitlines() if line.startswith(f"{field}:"))
-        return int(line.split()[1]) * 1024
+        return memory(self.pid, field)
 
     def threads(self) -> int:
         """How many threads the process has."""
@@ -77,24 +76,40 @@ class Server:
     def grown(self, field: str) -> Iterator[list[int]]:
         """Watch the process's memory; afterwards the list has one number, the most that it was above the beginning."""
         growth: list[int] = []
-        before, most, over = self.memory(field), 0, threading.Event()
-
-        def watch() -> None:
-            nonlocal most
-            while not over.wait(0.005):
-                most = max(most, self.memory(field))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
+        before = self.memory(field)
+        with peak(self.pid, field=field, every=0.005) as most:
             yield growth
-        finally:
-            over.set()
-            watcher.join()
-            growth.append(max(most, self.memory(field)) - before)
+        growth.append(most[self.pid] - before)
 
-    def _proc(self, name: str) -> str:
-        return Path(f"/proc/{self.pid}/{name}").read_text()
+
+def memory(pid: int, field: str) -> int:
+    """Bytes, as /proc/PID/status has them: VmRSS, RssAnon."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) * 1024
+
+
+@contextmanager
+def peak(*pids: int, field: str = "RssAnon", every: float = 0.01) -> Iterator[dict[int, int]]:
+    """Watch processes' memory, looking every so many seconds; afterwards there is for each the most that it was."""
+    most: dict[int, int] = dict.fromkeys(pids, 0)
+    over = threading.Event()
+
+    def look() -> None:
+        for pid in pids:
+            most[pid] = max(most[pid], memory(pid, field))
+
+    def watch() -> None:
+        while not over.wait(every):
+            look()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watcher.join()
+        look()
 
 
 class Penstock(Server):

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from scripts import bench_spark_sides as sides
+from scripts.bench_servers import peak
 from scripts.bench_spark_page import Line, compared, memory
-from scripts.bench_spark_session import Bench, Shape, integers, peak
+from scripts.bench_spark_session import Bench, Shape, integers
 
 _MIB = 1 << 20
 _SERVER_MORE, _DRIVER_MORE = 32 * _MIB, 16 * _MIB

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ _CONFS = {
 _PARTITIONS = 8
 _FEW = 100_000  # rows of a smoke run
 _NOISE = 256 << 10  # bytes; blobs are cut out of it at places far apart, so that Parquet doesn't compress them away
-_EVERY = 0.01  # seconds between two looks at a process's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,32 +157,6 @@ def session(folder: Path) -> Iterator[SparkSession]:
 def versions(spark: SparkSession) -> str:
     """Of Spark and its Java."""
     return f"Spark {spark.version}, Java {_jvm(spark).System.getProperty('java.version')}, local[2], driver heap 6 GiB"
-
-
-def private(pid: int) -> int:
-    """Bytes of memory that are this process's own (RssAnon)."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
-
-
-@contextmanager
-def peak(*pids: int) -> Iterator[dict[int, int]]:
-    """Watch processes' private memory; afterwards there is for each the most that it was."""
-    most: dict[int, int] = dict.fromkeys(pids, 0)
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(_EVERY):
-            for pid in pids:
-                most[pid] = max(most[pid], private(pid))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        watcher.join()
 
 
 def _jvm(spark: SparkSession) -> Any:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench_servers import memory as memory_of
+from scripts.bench_servers import peak
 from scripts.bench_spark_page import Line, compared, memory, page, slower
-from scripts.bench_spark_session import peak, private
 from tests.fix_spark import needs_spark
 from tests.watching import eventually
 
@@ -66,7 +67,7 @@ def test_the_peak_of_a_process_is_seen_though_it_has_passed() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        before = private(process.pid)
+        before = memory_of(process.pid, "RssAnon")
         with peak(process.pid) as most:
             process.stdin.write(b"\n")
             process.stdin.flush()
@@ -74,7 +75,7 @@ def test_the_peak_of_a_process_is_seen_though_it_has_passed() -> None:
             eventually(lambda: most[process.pid] >= before + 60 * MIB, what="the watcher has looked")
             process.stdin.write(b"\n")
             process.stdin.flush()
-            eventually(lambda: private(process.pid) < before + 30 * MIB, what="the memory is given back")
+            eventually(lambda: memory_of(process.pid, "RssAnon") < before + 30 * MIB, what="the memory is given back")
         process.stdin.close()
     assert before + 60 * MIB <= most[process.pid] < before + 96 * MIB
 

@@ -19,8 +19,6 @@ from penstock.views import Written
 from penstock.wire import Mode
 
 Run = str | tuple[str | int, ...]
-_PATIENCE = 600.0
-"""Seconds that finish waits for a server that is away, as tasks do: what they have put would be lost with it."""
 
 
 class OpenPut:
@@ -88,7 +86,7 @@ class OpenPut:
     def _answered(self, body: dict[str, Any]) -> dict[str, Any]:
         """write.finish, asked again while the server is away or late: the same list is the same finish."""
         settings = self._client.settings
-        patience = max(settings.retry_for, _PATIENCE)
+        patience = max(settings.retry_for, clients.PATIENCE)
         give_up = time.monotonic() + patience
         with clients.Client(replace(settings, retry_for=patience)) as patient:
             while True:

@@ -111,8 +111,8 @@ def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 
 
 def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
-    """A driver to be killed while its tasks have read the first of many batches."""
-    frame = source(spark, ROWS, 4).selectExpr("id", "text", "repeat('x', 50000) as padding")
+    """A driver to be killed while its tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
+    frame = source(spark, ROWS, 4).selectExpr("id", "text", "repeat('x', 100000) as padding")
     penstock.write(frame, "store/padded", progress=False)
     get = penstock.do_get("store/padded")
     folder = marks.folder

@@ -56,6 +56,8 @@ class FinishWrite(Body):
 
     ticket: str
     attempts: tuple[str, ...]
+    run: str | None = None
+    """A name for this that wasn't known at write.open: if it is written already, nothing is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,60 @@ class Target(Body):
     """describe, delete: the thing that a path names."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic(Body):
+    """topic.create: an empty topic."""
+
+    path: str
+    schema: SchemaJson
+    key: str | None = None
+    """The column whose rows of one value keep their order, in one shard."""
+    shards: int | None = None
+    keep_seconds: float | None = None
+    """For how long rows stay, read or not; 24 hours if nothing is said."""
+    keep_bytes: int | None = None
+    """And how many bytes of them at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskOffsets(Body):
+    """consumer.offsets: where a topic begins and ends, and where a batch of a size from `start` on would."""
+
+    path: str
+    journal: str | None = None
+    start: dict[str, Any] | None = None
+    since: float | None = None
+    """In place of `start`: what was appended at this time or later, in seconds since 1970."""
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    until: dict[str, Any] | None = None
+    """Where the batch ends at the latest."""
+    consumer: str | None = None
+    session: str | None = None
+    """Who asks: it is alive, and is told if another session has taken its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachConsumer(Body):
+    """consumer.attach: this session speaks for the consumer from now on."""
+
+    path: str
+    journal: str
+    consumer: str
+    session: str
+    initial: dict[str, Any] | None = None
+    position: dict[str, Any] | None = None
+    """Where it stands, if the server doesn't know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consuming(Body):
+    """consumer.commit, consumer.detach: what lies below `position` is done for good; the consumer won't come again."""
+
+    path: str
+    journal: str
+    consumer: str
+    session: str
+    position: dict[str, Any] | None = None

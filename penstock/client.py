@@ -8,12 +8,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock import arguments
 from penstock.errors import InvalidRequest, StoreFull, Unavailable
+from penstock.following import Follower, offsets, place
 from penstock.projection import first_rows
 from penstock.streams import Writer, as_batches, batches_of, next_batch, translated
 from penstock.views import Info, Listing
@@ -21,6 +24,8 @@ from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCo
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
 _T = TypeVar("_T")
+Position = Mapping[int, int] | datetime
+"""Where in a topic: the next offset of each shard, or when a row was appended."""
 
 
 PATIENCE = 600.0
@@ -112,6 +117,7 @@ class Client:
         `mode` says what happens if the dataset exists: "error", "append" or "overwrite". A `run` is a name under
         which this happens once: the same run again writes nothing and returns the first one's receipt.
         """
+        arguments.check(path=path)
         found, batches, again = as_batches(data, schema)
         # A run of our own makes it safe to try again after a broken connection
         command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run or f"put-{uuid.uuid4().hex}")
@@ -132,6 +138,7 @@ class Client:
 
         Leaving the block commits; leaving it by an exception writes nothing.
         """
+        arguments.check(path=path)
         return self._writer(PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
 
     def attempt(self, ticket: str, schema: pa.Schema) -> Writer:
@@ -150,6 +157,8 @@ class Client:
         limit: int | None = None,
         filter: str | None = None,
         part: int | None = None,
+        start: Position | None = None,
+        end: Mapping[int, int] | None = None,
         parallel: int = 1,
     ) -> pa.RecordBatchReader:
         """Read a dataset, or one part of it: a reader of batches; `.read_all()` makes a Table.
@@ -158,8 +167,11 @@ class Client:
         server's own host unfiltered parts are mapped into memory instead of sent; elsewhere `parallel` fetches so many
         endpoints (of about 32 MiB) ahead. What is deleted or overwritten meanwhile stays readable for the life of the
         tickets.
+
+        Of a topic, the rows from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time. Each row's
+        place and time are there for who names them: `columns=["id", "_shard", "_offset", "_time"]`.
         """
-        info = self.info(path, columns=columns, limit=limit, filter=filter, part=part)
+        info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
         rows = [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in info.endpoints]
         door = info.local if filter is None else None  # who maps a part would have to filter it
         batches = batches_of(self.fetch, info.endpoints, local=door, columns=columns, rows=rows, parallel=parallel)
@@ -172,16 +184,36 @@ class Client:
 
         By do_get, tried again for as long as nothing has come.
         """
+        yield from _rest(*self._retried(lambda: self._begin(ticket)))
 
-        def begin() -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
-            reader = self._flight.do_get(flight.Ticket(ticket), self._options(self.settings.stream_timeout))
-            return reader, next_batch(reader)
+    def follow(
+        self,
+        path: str,
+        *,
+        start: Position | None = None,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+    ) -> Follower:
+        """The rows of a topic as they come: `for batch in c.follow("topic/orders"): …` never ends by itself.
 
-        reader, batch = self._retried(begin)
-        while batch is not None:
-            yield batch
+        From now on, or from `start`: offsets, a time, `{}` for the oldest row. Each row comes once and those of a shard
+        in order, over restarts of the server, which is waited for (`retry_for`); rows that are purged before they were
+        given raise `Lost`. Nobody else misses a row. `.position` is the `start` for who wants to go on later, `.stop()`
+        ends the loop. A `get` has an end: who loops it must keep the offsets, and tell a topic that was made anew.
+        """
+        arguments.check(path=path, columns=columns, filter=filter)
+
+        def once(command: ReadCommand) -> flight.FlightInfo:
             with translated():
-                batch = next_batch(reader)
+                return self._info(command)
+
+        def fetched(ticket: bytes) -> Iterator[pa.RecordBatch]:
+            with translated():
+                begun = self._begin(ticket)
+            return _rest(*begun)
+
+        at = place(self.call, path, start)
+        return Follower(path, at, columns, filter, info=once, fetch=fetched, patience=self.settings.retry_for)
 
     def info(
         self,
@@ -191,11 +223,22 @@ class Client:
         limit: int | None = None,
         filter: str | None = None,
         part: int | None = None,
+        start: Position | None = None,
+        end: Mapping[int, int] | None = None,
+        journal: str | None = None,
     ) -> Info:
-        """A dataset's schema, size, and endpoints with tickets. How many rows a filter keeps is seen on reading."""
-        command = ReadCommand(path, None if columns is None else tuple(columns), limit, part, filter)
-        descriptor = flight.FlightDescriptor.for_command(command.encode())
-        found = self._retried(lambda: self._flight.get_flight_info(descriptor, self._options()))
+        """A dataset's schema, size, and endpoints with tickets; of a topic those of a range, of this journal if named.
+
+        How many rows a filter keeps is seen on reading.
+        """
+        arguments.check(path=path, columns=columns, filter=filter)
+        since = start.timestamp() if isinstance(start, datetime) else None
+        command = ReadCommand(
+            path, None if columns is None else tuple(columns), limit, part, filter,
+            None if isinstance(start, datetime) else offsets(start, "start"), offsets(end, "end"), since,
+            journal,
+        )  # fmt: skip
+        found = self._retried(lambda: self._info(command))
         entry = Entry.decode(found.app_metadata)
         return Info(
             entry.path, found.schema, found.total_records, found.total_bytes, entry.parts, entry.changed,
@@ -204,6 +247,7 @@ class Client:
 
     def list(self, path: str = "store/", *, recursive: bool = False) -> Listing:
         """What lies in a folder; `write/` lists the open writes."""
+        arguments.check(path=path)
         criteria = ListCommand(path, folders=not recursive).encode()
         found = self._retried(lambda: list(self._flight.list_flights(criteria, self._options())))
         return Listing([Entry.decode(info.app_metadata) for info in found])
@@ -216,6 +260,7 @@ class Client:
 
     def call(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A raw action, such as `describe` or `health`; `docs/wire.md` has them all."""
+        arguments.check(path=(body or {}).get("path", ""))
         action = flight.Action(name, json.dumps({"v": VERSION, **(body or {})}).encode())
 
         def once() -> dict[str, Any]:
@@ -234,6 +279,13 @@ class Client:
         )
 
     # --- within -----------------------------------------------------------------------------
+
+    def _info(self, command: ReadCommand) -> flight.FlightInfo:
+        return self._flight.get_flight_info(flight.FlightDescriptor.for_command(command.encode()), self._options())
+
+    def _begin(self, ticket: bytes) -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
+        reader = self._flight.do_get(flight.Ticket(ticket), self._options(self.settings.stream_timeout))
+        return reader, next_batch(reader)
 
     def _writer(self, command: PutCommand, schema: pa.Schema) -> Writer:
         return Writer(self._flight, self._options(self.settings.stream_timeout), command, schema)
@@ -268,6 +320,14 @@ class Client:
                         request=error.request,
                     ) from error
                 time.sleep(wait)
+
+
+def _rest(reader: flight.FlightStreamReader, batch: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
+    """A stream's batches, of which the first has come."""
+    while batch is not None:
+        yield batch
+        with translated():
+            batch = next_batch(reader)
 
 
 def _read(certificates: str) -> bytes:

@@ -8,6 +8,7 @@
     ├── AlreadyExists         the path is taken: choose mode append or overwrite
     ├── WriteEnded            the write is finished, aborted or expired: open a new one
     ├── Expired               the ticket or what it names is past its time: read again
+    ├── Fenced                another session goes on in this one's place: stop this one
     ├── Lost                  the bytes are gone or corrupt; named, never served as fewer rows
     ├── Denied                no token, a wrong one, or a ticket that isn't ours
     ├── Unavailable           not now (draining, too many streams, unreachable): try again, after `retry_after` seconds
@@ -88,6 +89,12 @@ class Expired(PenstockError):
     code = "expired"
 
 
+class Fenced(PenstockError):
+    """Another session goes on in this one's place."""
+
+    code = "fenced"
+
+
 class Lost(PenstockError):
     """The bytes are gone or corrupt."""
 
@@ -126,7 +133,7 @@ class Internal(PenstockError):
 
 _KINDS: tuple[type[PenstockError], ...] = (
     InvalidRequest, SchemaMismatch, LimitExceeded, NotFound, AlreadyExists, WriteEnded, Expired,
-    Lost, Denied, Unavailable, StoreFull, TimedOut, Internal,
+    Fenced, Lost, Denied, Unavailable, StoreFull, TimedOut, Internal,
 )  # fmt: skip
 _BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in _KINDS}
 

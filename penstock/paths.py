@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.errors import InvalidRequest
 
 MAX_KEY = 512
-KINDS = ("store", "write")
+KINDS = ("store", "topic", "write")
 _ALLOWED = re.compile(r"[A-Za-z0-9._/=-]{1,512}")
 
 

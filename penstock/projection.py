@@ -44,14 +44,16 @@ def first_rows(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Rec
         left -= batch.num_rows
 
 
-def widened(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of a part that is older than its dataset's schema: columns that were added later are null. No copy."""
+def rows_of(batches: Iterable[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
+    """So many rows behind those that are skipped."""
     for batch in batches:
-        held = set(batch.schema.names)
-        columns = [
-            batch.column(field.name) if field.name in held else pa.nulls(batch.num_rows, field.type) for field in schema
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        if rows <= 0:
+            return
+        found = batch.slice(min(skip, batch.num_rows), rows)
+        skip -= min(skip, batch.num_rows)
+        rows -= found.num_rows
+        if found.num_rows:
+            yield found
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

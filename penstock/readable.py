@@ -27,11 +27,11 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} days"
 
 
-def near(name: str, known: Collection[str]) -> str:
+def near(name: str, known: Collection[str], there: str = "there are") -> str:
     """What to say of a name that isn't known: the one that was meant, or some that there are."""
     some = [other for other in islice(known, 2_000) if len(other) <= 100]  # the search takes its time for each
     found = difflib.get_close_matches(name[:100], some, n=1)
-    return f"did you mean {found[0]!r}?" if found else f"there are {', '.join(islice(known, 20))}"
+    return f"did you mean {found[0]!r}?" if found else f"{there} {', '.join(islice(known, 20))}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:

@@ -42,11 +42,23 @@ def merge(held: pa.Schema, new: pa.Schema, path: str) -> pa.Schema:
         return held
     differences = _differences(held, new)
     if differences:
-        raise SchemaMismatch(
-            f"{path} has another schema: {'; '.join(differences)}. Cast the rows, or replace it with mode 'overwrite'"
-        )
+        cure = "choose another topic" if path.startswith("topic/") else "replace it with mode 'overwrite'"
+        raise SchemaMismatch(f"{path} has another schema: {'; '.join(differences)}. Cast the rows, or {cure}")
     both = [field.with_nullable(field.nullable or other.nullable) for field, other in zip(held, new, strict=False)]
     return pa.schema([*both, *list(new)[len(held) :]], metadata=held.metadata)
+
+
+def grow(held: pa.Schema, new: pa.Schema, path: str) -> pa.Schema:
+    """The schema of a topic after rows of schema `new` are appended: as `merge`, and nullable columns may be missing,
+    as producers learn of a new column one after another. They read as null.
+    """
+    missing = {field.name for field in held if field.nullable and new.get_field_index(field.name) < 0}
+    if not missing:
+        return merge(held, new, path)
+    common = pa.schema([field for field in held if field.name not in missing], metadata=held.metadata)
+    merged = merge(common, new, path)
+    both = [field if field.name in missing else merged.field(field.name) for field in held]
+    return pa.schema([*both, *list(merged)[len(common) :]], metadata=held.metadata)
 
 
 def _differences(held: pa.Schema, new: pa.Schema) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +20,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import projection
-from penstock.errors import InvalidRequest, TimedOut, from_flight
+from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, TimedOut, Unavailable, from_flight
 from penstock.wire import PutCommand, Receipt, Trailer
 
 _MOST_FDS = 253  # Linux's most for one message
+_ASK_TIMEOUT = 30.0  # seconds for the reason why a put was cut
 _LOCAL_TIMEOUT = 30.0  # seconds for a descriptor: the server may have to check a cold file first
 
 
@@ -49,6 +51,7 @@ class Writer:
         self.receipt: Receipt | None = None
         self._batches = self._rows = 0
         self._done = False
+        self._again = (client, command)
         with translated():
             descriptor = flight.FlightDescriptor.for_command(command.encode())
             self._writer, self._reader = client.do_put(descriptor, schema, options)
@@ -117,8 +120,22 @@ class Writer:
             try:
                 self._writer.close()
             except (flight.FlightError, pa.ArrowException, OSError) as reason:
-                raise from_flight(reason) from error
+                raise self._reason(from_flight(reason)) from error
             raise from_flight(error) from error
+
+    def _reason(self, error: PenstockError) -> PenstockError:
+        """Where the connection broke: whether the server cut this attempt, which it says to who comes with it again."""
+        client, command = self._again
+        if command.ticket is None or not isinstance(error, Unavailable) or error.request is not None:
+            return error
+        try:
+            options = flight.FlightCallOptions(timeout=_ASK_TIMEOUT)
+            Writer(client, options, replace(command, ready=True), self.schema).abandon()
+        except LimitExceeded as cut:
+            return cut
+        except PenstockError:  # the server is away
+            return error
+        return error
 
 
 def batches_of(

@@ -27,6 +27,25 @@ class ReadTicket(Body):
     schema: str | None = None
     """Base64 of the dataset's IPC schema, where the parts were written with a narrower one."""
     filter: str | None = None
+    skip: int | None = None
+    """Rows of the first part that come before what is read."""
+    rows: int | None = None
+    """How many are read from there on, if not all; `limit` counts what a filter has left of them."""
+    shard: int | None = None
+    offset: int | None = None
+    """The first row's, if offsets are wanted."""
+    since: tuple[float, ...] | None = None
+    """When each part was appended, if that is wanted."""
+
+    @property
+    def is_of_parts_as_they_lie(self) -> bool:
+        """Whether its reader may have the parts themselves: it reads them from the start, and nothing is added."""
+        return (self.schema, self.skip, self.rows, self.shard, self.since) == (None, None, None, None, None)
+
+    @property
+    def is_of_whole_parts(self) -> bool:
+        """Whether all rows are read as they lie."""
+        return self.is_of_parts_as_they_lie and self.limit is None and self.filter is None
 
 
 @dataclass(frozen=True, slots=True)

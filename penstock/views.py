@@ -19,7 +19,7 @@ _RIGHT = ("rows", "size", "parts", "changed")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Info:
-    """A dataset: its schema, its size, and endpoints with a ticket for each run of parts.
+    """A dataset, or a range of a topic: its schema, its size, and endpoints with a ticket for each run of parts.
 
     Rows and bytes are -1, as Flight has it, where a filter decides.
     """

@@ -100,6 +100,14 @@ class ReadCommand(Body):
     """Only this part, counted from 0."""
     filter: str | None = None
     """Only the rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`."""
+    start: dict[str, Any] | None = None
+    """A topic's: the first offset of each shard, {"0": 5}; shards that aren't named begin with their oldest row."""
+    end: dict[str, Any] | None = None
+    """The first offset of each shard that isn't wanted; by default its end as it is now."""
+    since: float | None = None
+    """In place of `start`: rows that were appended at this time or later, in seconds since 1970, as parts have it."""
+    journal: str | None = None
+    """Which journal the offsets are of; another one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,7 @@ class Entry(Body):
     """A line of a listing, in a FlightInfo's app_metadata."""
 
     path: str
-    kind: Literal["dataset", "folder", "write"]
+    kind: Literal["dataset", "topic", "folder", "write"]
     rows: int = 0
     bytes: int = 0
     parts: int = 0
@@ -171,6 +179,9 @@ class EndpointNote(Body):
     rows: int
     bytes: int
     parts: int
+    shard: int | None = None
+    start: int | None = None
+    """Of a topic: where its rows lie, the first one's offset."""
 
 
 # --- checks --------------------------------------------------------------------------------

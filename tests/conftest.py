@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.fix_server", "tests.fix_ledger", "tests.fix_plain", "tests.fix_cli", "tests.fix_spark"]
+pytest_plugins = [
+    "tests.fix_server",
+    "tests.fix_ledger",
+    "tests.fix_plain",
+    "tests.fix_cli",
+    "tests.fix_spark",
+    "tests.fix_topics",
+    "tests.fix_consuming",
+    "tests.fix_streams",
+]
 
 # No deadline per example: a busy machine makes an fsync slow, and that is no fault of the code.
 # Not derandomized, as Hypothesis would be where CI is set: each run looks somewhere new, its blob replays it.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import shutil
 import site
-import subprocess
 import sys
 import venv
 from collections.abc import Iterator
@@ -15,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from scripts.demo_spark import missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,11 +76,6 @@ def elsewhere(folder: Path, python: Path) -> Iterator[None]:
 
 def needs_spark() -> None:
     """Skip, with the cure, where Spark can't run."""
-    if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("pyspark isn't installed: pip install 'penstock[spark]'")
-    home = os.environ.get("JAVA_HOME")
-    java = Path(home) / "bin" / "java" if home else shutil.which("java")
-    if java is None or subprocess.run([java, "-version"], capture_output=True, check=False).returncode:
-        pytest.skip(
-            "no Java: install 17 or newer (Debian: apt install default-jre-headless; make setup does it for root)"
-        )
+    lacks = missing()
+    if lacks:
+        pytest.skip(lacks)

@@ -19,7 +19,10 @@ from tests.plain import at, attempt_of, call, info, names, new_attempt, noted, p
 def test_list_actions_says_each_in_a_sentence(bare: flight.FlightClient) -> None:
     actions = {action.type: action.description for action in bare.list_actions()}
 
-    assert set(actions) == {"write.open", "write.finish", "write.abort", "delete", "describe", "health"}
+    assert set(actions) == {
+        "write.open", "write.finish", "write.abort", "topic.create", "consumer.attach", "consumer.offsets",
+        "consumer.commit", "consumer.detach", "delete", "describe", "health",
+    }  # fmt: skip
     for sentence in actions.values():
         assert sentence[0].isupper()
         assert sentence.endswith(".")
@@ -189,3 +192,41 @@ def assert_clean(error: BaseException, folder: Path) -> None:
 def own_words(error: BaseException) -> str:
     """What the server said, without gRPC's repetition of it."""
     return str(error).partition(". Detail:")[0]
+
+
+# --- topics ----------------------------------------------------------------------------------
+
+
+def test_describe_tells_all_of_a_topic(bare: flight.FlightClient) -> None:
+    columns = [
+        {"name": "id", "type": "int64", "nullable": False},
+        {"name": "at", "type": "date32[day]", "nullable": True},
+    ]
+    made = call(bare, "topic.create", path="topic/x", schema=columns, key="id", shards=2, keep_seconds=60, keep_bytes=9)
+
+    found = call(bare, "describe", path="topic/x")
+
+    assert {name: found[name] for name in made} == made
+    assert (found["kind"], found["schema"], found["key"], found["rows"]) == ("topic", columns, "id", 0)
+    assert (found["keep_seconds"], found["keep_bytes"], found["consumers"]) == (60, 9, [])
+    assert found["shards"] == [{"shard": shard, "first": 0, "next": 0} for shard in (0, 1)]
+
+
+def test_describe_tells_where_a_topic_ends(bare: flight.FlightClient) -> None:
+    put(bare, at("topic/x"), [trips(1, 2)])
+    put(bare, at("topic/x"), [trips(3)])
+
+    assert call(bare, "describe", path="topic/x")["shards"] == [{"shard": 0, "first": 0, "next": 3}]
+
+
+def test_delete_takes_a_topic_away_and_tells_what_it_was(bare: flight.FlightClient) -> None:
+    put(bare, at("topic/x"), [trips(1, 2)])
+    before = call(bare, "describe", path="topic/x")["journal"]
+
+    gone = call(bare, "delete", path="topic/x")
+
+    assert (gone["path"], gone["rows"], gone["parts"]) == ("topic/x", 2, 1)
+    with refused("not-found", "topic/x"):
+        call(bare, "describe", path="topic/x")
+    put(bare, at("topic/x"), [trips(3)])
+    assert call(bare, "describe", path="topic/x")["journal"] != before

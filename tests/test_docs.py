@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pytest
 import penstock
 from penstock.client import Client
 from penstock.flight_server.server import PenstockServer
+from penstock.wire import ReadCommand
 from scripts.demo import trips as make_trips
 from tests.fix_server import process_server
 
@@ -131,12 +133,13 @@ def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockSer
 
 
 @pytest.mark.process
-def test_the_readmes_command_lines_run_word_for_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/topics.md"])
+def test_command_lines_on_a_page_run_word_for_word(page: str, tmp_path: Path) -> None:
     """All but make, which runs the server and the demo themselves."""
     trips = make_trips(20_000)
     pq.write_table(trips, tmp_path / "trips.parquet")
-    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("penstock")]
-    assert len(lines) >= 5
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines() if not line.startswith("make")]
+    assert len([line for line in lines if line.startswith("penstock")]) >= 5
     with process_server(tmp_path / "data") as server:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         for line in lines:
@@ -145,7 +148,24 @@ def test_the_readmes_command_lines_run_word_for_word(tmp_path: Path) -> None:
                 env={**os.environ, "PENSTOCK_URL": server.url, "PATH": path},
             )  # fmt: skip
             assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
-    assert pq.read_table(tmp_path / "out.parquet").equals(trips)
+            assert not done.stderr, f"$ {line}\n{done.stderr}"
+    if page == "README.md":
+        assert pq.read_table(tmp_path / "out.parquet").equals(trips)
+
+
+def test_the_wire_page_has_every_action_and_every_code(client: Client) -> None:
+    page = (ROOT / "docs/wire.md").read_text()
+    for name in client.actions():
+        assert f"| `{name}` |" in page
+    for kind in vars(penstock.errors).values():
+        if isinstance(kind, type) and issubclass(kind, penstock.errors.PenstockError) and kind.code != "error":
+            assert f"`{kind.code}`" in page
+
+
+def test_the_wire_page_has_every_field_of_a_read() -> None:
+    page = (ROOT / "docs/wire.md").read_text()
+    for field in fields(ReadCommand):
+        assert re.search(rf"[{{ ]{field.name}[,}}]", page), field.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -207,9 +207,9 @@ def test_bytes_stay_for_a_ticket_and_go_after_its_end(
 
 def sweep_at(server: PenstockServer, now: float) -> None:
     """Sweep as if it were that time."""
-    server._ledger._now = lambda: now
+    server._ledger.now = lambda: now
     server._sweeper._sweep()
-    server._ledger._now = time.time
+    server._ledger.now = time.time
 
 
 def test_bytes_that_no_ticket_names_go_soon_after_a_delete(bare: flight.FlightClient, tmp_path: Path) -> None:

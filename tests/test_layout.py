@@ -26,6 +26,7 @@ LINKS = ("flight_server", "spark_plugin", "store", "queue")
 HEAVY = ("pandas", "pyspark", "ray", "google", "grpc", "sqlite3", "click", "rich")
 
 GROUND = (
+    "arguments",
     "bodies",
     "errors",
     "filter_tokens",
@@ -45,10 +46,11 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "store": GROUND,
     "queue": (*GROUND, "store"),
     "flight_server": ("penstock", *GROUND, "store", "queue"),
-    "client": (*GROUND, "streams"),
+    "client": (*GROUND, "streams", "following"),
     "streams": GROUND,
+    "following": GROUND,
     "spark_plugin": ("penstock", *GROUND, "client", "streams"),
-    "cli": ("penstock", *GROUND, "client", "streams"),
+    "cli": ("penstock", *GROUND, "client", "streams", "following"),
     "penstock": (*GROUND, "client", "spark_plugin"),  # __init__ itself: lazy names
 }
 ALSO = {"cli/serve.py": ("flight_server", "store"), "cli/doctor.py": ("flight_server",)}
@@ -140,7 +142,8 @@ print(penstock.__file__)
 
 def importable() -> list[str]:
     """The modules that need no extra, by their dotted names. Spark's workers import them, too."""
-    files = [file for file in python_files() if file.parts[0] != "cli" and file != Path("spark_plugin/source.py")]
+    of_spark = {Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py")}  # its base classes
+    files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_spark]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.errors import (
@@ -47,8 +49,25 @@ def test_a_receipt_says_what_was_recorded(ledger: Ledger) -> None:
 def test_an_attempt_that_is_recorded_again_gets_its_first_receipt(ledger: Ledger) -> None:
     write, one = ledger.open_write(PATH).id, attempt(5)
     first = ledger.record(write, one)
-    assert ledger.record(write, Attempt(one.id, SCHEMA, 9, attempt(9).parts)) == first
+    again = tuple(replace(part, name=f"{part.name}-again") for part in one.parts)
+    assert ledger.record(write, replace(one, parts=again)) == first
     assert ledger.finish(write, [one.id]).rows == 5
+    assert seen(ledger) == names(one)
+
+
+@pytest.mark.parametrize("rows", [(9,), (5,), (2, 3), ()])
+def test_an_attempt_that_comes_again_with_other_rows_is_refused_and_the_first_ones_stay(
+    ledger: Ledger, rows: tuple[int, ...]
+) -> None:
+    write, one = ledger.open_write(PATH).id, attempt(5)
+    ledger.record(write, one)
+    other = Attempt(one.id, SCHEMA, sum(rows), attempt(*rows).parts)
+    said = f"attempt {one.id} .* recorded with 5 rows .* the {sum(rows)} rows .* new UUID"
+    with pytest.raises(AlreadyExists, match=said):
+        ledger.record(write, other)
+    assert ledger.summary(write).rows == 5
+    ledger.finish(write, [one.id])
+    assert seen(ledger) == names(one)
 
 
 def test_an_attempt_belongs_to_one_write(ledger: Ledger) -> None:

@@ -177,3 +177,30 @@ def test_readers_see_the_old_rows_or_the_new_ones_while_it_is_overwritten(bare: 
             [number - 1] * (20 + number - 1)
         ]
         assert read(bare, "store/x").column("id").to_pylist() == [number] * (20 + number)
+
+
+# --- topics ----------------------------------------------------------------------------------
+
+
+def test_topics_are_listed_apart_from_datasets(filled: flight.FlightClient) -> None:
+    for path in ("topic/b", "topic/a/x", "topic/a.x"):
+        put(filled, at(path), [trips(1, 2)])
+
+    assert names(filled, b"topic/") == names(filled, b"topic") == ["topic/a.x", "topic/a/x", "topic/b"]
+    assert names(filled, b"topic/a") == ["topic/a/x"]
+    assert names(filled, b"topic/b") == ["topic/b"]
+    assert not [path for path in names(filled) if path.startswith("topic/")]
+    with refused("not-found", "topic/none"):
+        names(filled, b"topic/none")
+
+
+def test_a_listed_topic_tells_its_size_schema_and_shards(bare: flight.FlightClient) -> None:
+    put(bare, at("topic/x"), [trips(1, 2)])
+    put(bare, at("topic/x"), [trips(3)])
+
+    (found,) = bare.list_flights(b"topic/x")
+
+    entry = json.loads(found.app_metadata)
+    assert (entry["kind"], entry["rows"], entry["parts"], entry["state"]) == ("topic", 3, 2, "1 shard")
+    assert (found.schema, found.total_records, found.endpoints) == (TRIPS, 3, [])
+    assert read(bare, "topic/x").column("id").to_pylist() == [1, 2, 3]

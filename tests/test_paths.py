@@ -104,24 +104,25 @@ def test_a_key_is_taken_if_it_reads_like_one_and_else_refused_briefly(text: str)
         assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize("text", ["store/a", "store/a/b", "write/5d41"])
+@pytest.mark.parametrize("text", ["store/a", "store/a/b", "topic/a", "topic/a/b", "write/5d41"])
 def test_a_path_names_one_thing(text: str) -> None:
     assert str(parse(text)) == text
     assert parse(text + "/") == parse(text)
 
 
-@pytest.mark.parametrize("text", ["store", "store/"])
-def test_a_folder_may_be_everything_of_a_kind(text: str) -> None:
-    assert parse_folder(text) == Path("store", "")
-    with pytest.raises(InvalidRequest, match=r"names no thing: expected e\.g\. store/demo/trips"):
-        parse(text)
+@pytest.mark.parametrize("kind", ["store", "topic", "write"])
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_may_be_everything_of_a_kind(kind: str, end: str) -> None:
+    assert parse_folder(kind + end) == Path(kind, "")
+    with pytest.raises(InvalidRequest, match=rf"names no thing: expected e\.g\. {kind}/demo/trips"):
+        parse(kind + end)
 
 
 @pytest.mark.parametrize(
     "text", ["", "/", "/store/a", "Store/a", "stores/a", "queue/a", " store/a", "a", "file:///etc", "store\\a", "\0"]
 )
 def test_a_path_of_no_known_kind_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="expected one that begins with store/ or write/"):
+    with pytest.raises(InvalidRequest, match="expected one that begins with store/ or topic/ or write/"):
         parse(text)
 
 

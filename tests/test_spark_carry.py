@@ -13,6 +13,7 @@ pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'pen
 
 from pyspark import cloudpickle
 
+import penstock
 from penstock.client import Settings
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.tasks import PutPartition
@@ -47,7 +48,7 @@ def packed(tmp_path: Path) -> Path:
     """A task as Spark pickles it."""
     file = tmp_path / "task"
     file.write_bytes(cloudpickle.dumps(carry.Carried(TASK)))
-    assert file.stat().st_size < 64_000
+    assert file.stat().st_size < 80_000
     return file
 
 
@@ -63,6 +64,20 @@ def test_a_task_arrives_where_only_pyarrow_is(bare_python: Path, packed: Path, t
 
 def test_an_installed_penstock_is_used_as_it_is(packed: Path, tmp_path: Path) -> None:
     assert worker(sys.executable, packed, cwd=tmp_path)[1:4] == ["ticket", "True", "0"]
+
+
+@pytest.mark.parametrize("version", ["0.0.9", "99.1"])
+def test_an_installed_penstock_of_another_version_is_named_with_the_drivers(
+    bare_python: Path, packed: Path, tmp_path: Path, version: str
+) -> None:
+    (tmp_path / "penstock").mkdir()
+    (tmp_path / "penstock" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+
+    said = (
+        rf"penstock/__init__\.py in this worker is penstock {version}, the driver has {penstock.__version__}: install"
+    )
+    with pytest.raises(AssertionError, match=said):
+        worker(bare_python, packed, cwd=tmp_path)
 
 
 def test_a_folder_of_that_name_is_no_package(bare_python: Path, packed: Path, tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_a_read_goes_on_where_its_executors_were_killed(cluster: Cluster) -> Non
 def test_rows_that_fall_otherwise_each_time_are_there_once_or_not_at_all(
     cluster: Cluster, scenario: str, path: str
 ) -> None:
-    if SPARK < (4, 1):
-        pytest.skip("Spark 4.0 takes shuffles of a random key as the same each time, and loses rows into any sink")
+    if SPARK < (4, 1) or (SPARK < (4, 2) and scenario == "random_key"):
+        pytest.skip("before 4.2 Spark itself loses and doubles rows where a random key is shuffled again, in any sink")
     told = cluster.told[scenario]
 
     if "error" in told:

@@ -13,14 +13,22 @@ PAGE = Path(__file__).parents[1] / "docs" / "datasource.md"
 
 
 def test_the_page_has_the_table_of_the_registry() -> None:
-    assert options.table() in PAGE.read_text()
+    heads = ("option", "for", "what it says", "default", "known elsewhere as")
+    rows = [
+        (f"`{option.name}`", ", ".join(option.uses), option.meaning, option.default,
+         ", ".join(f"`{name}`" for name in option.elsewhere))
+        for option in options.OPTIONS
+    ]  # fmt: skip
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows)]
+
+    assert "\n".join(["", *lines, ""]) in PAGE.read_text()
 
 
 def test_names_are_told_apart_once() -> None:
     names = [option.name for option in options.OPTIONS]
     elsewhere = [name.lower() for option in options.OPTIONS for name in option.elsewhere]
     assert len({*names, *elsewhere}) == len(names) + len(elsewhere)
-    assert names == [name.lower() for name in names], "Spark hands them over in lower case"
+    assert len({name.lower() for name in names}) == len(names), "Spark hands them over in lower case"
     assert all(option.meaning and option.default and option.uses for option in options.OPTIONS)
 
 
@@ -34,7 +42,10 @@ def test_whatever_case_spark_hands_over_is_one_name() -> None:
         ("fliter", "did you mean 'filter'"),
         ("kafka.bootstrap.servers", "did you mean 'url'"),
         ("txnAppId", "did you mean 'run'"),
-        ("zzz", "there are path, url, token, ca, retry_for, columns, filter, pushdown$"),
+        (
+            "zzz",
+            "there are path, url, token, ca, retry_for, columns, filter, pushdown, startingOffsets, endingOffsets$",
+        ),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest(name: str, said: str) -> None:
@@ -42,9 +53,41 @@ def test_an_unknown_option_is_refused_with_the_nearest(name: str, said: str) -> 
         options.checked({"path": "store/x", name: "1"}, "read")
 
 
-@pytest.mark.parametrize(("use", "name"), [("write", "columns"), ("write", "filter"), ("read", "run")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("subscribe", "did you mean 'path'"),
+        ("maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+        ("minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),
+        ("startingTimestamp", "did you mean 'startingOffsets'"),
+        ("numFetchPartitions", "did you mean 'minPartitions'"),
+        ("maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+    ],
+)
+def test_a_streams_options_are_known_by_other_sources_names(name: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
+        options.checked({"path": "topic/x", name: "1"}, "stream")
+
+
+def test_what_is_sparks_own_is_no_option_of_a_sink() -> None:
+    given = {"path": "store/x", "checkpointLocation": "/c", "asyncProgressTrackingEnabled": "false"}
+    assert options.checked(given, "sink") == {"path": "store/x"}
+    with pytest.raises(InvalidRequest, match="asyncProgressTracking doesn't repeat an epoch with the same rows"):
+        options.checked(given | {"asyncProgressTrackingEnabled": "true"}, "sink")
+    with pytest.raises(InvalidRequest, match="no option 'checkpointlocation'"):
+        options.checked(given, "stream")
+
+
+WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [("write", "columns"), ("write", "filter"), ("read", "run"), ("stream", "endingOffsets"), ("stream", "filter"),
+     ("sink", "run"), ("sink", "maxRowsPerTrigger"), ("read", "maxRowsPerTrigger")],
+)  # fmt: skip
 def test_an_option_of_the_other_use_is_refused(use: options.Use, name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"option '{name}' is for a .*, this is a {use}"):
+    with pytest.raises(InvalidRequest, match=f"option '{name}' is for a .*, this is a {WORDS[use]}: leave it out"):
         options.checked({"path": "store/x", name: "a"}, use)
 
 
@@ -81,13 +124,28 @@ def test_columns_that_are_none_are_refused(text: str) -> None:
 
 
 def test_seconds() -> None:
-    assert (options.seconds(None, 30), options.seconds("0.5", 30)) == (30, 0.5)
-    for wrong in ("soon", "-1", "nan", "inf"):
-        with pytest.raises(InvalidRequest, match=r"retry_for.*expected a number of seconds"):
-            options.seconds(wrong, 30)
+    assert options.seconds({}, "retry_for", 30) == 30
+    assert options.seconds({"maxtriggerdelay": "0.5"}, "maxTriggerDelay", 30) == 0.5
+    for wrong in ("soon", "-1", "nan", "inf", ""):
+        with pytest.raises(InvalidRequest, match=r"maxTriggerDelay=.*expected a number of seconds"):
+            options.seconds({"maxtriggerdelay": wrong}, "maxTriggerDelay", 30)
+
+
+def test_a_count_is_a_whole_number_from_1() -> None:
+    assert options.count({}, "minPartitions") is None
+    assert options.count({"minpartitions": "7"}, "minPartitions") == 7
+    for wrong in ("0", "-1", "1.5", "1e3", "many", "", "²"):
+        with pytest.raises(InvalidRequest, match=r"minPartitions=.*expected a whole number from 1"):
+            options.count({"minpartitions": wrong}, "minPartitions")
 
 
 def test_a_switch_is_true_or_false() -> None:
-    assert [options.switch(text) for text in (None, "false", "TRUE")] == [False, False, True]
-    with pytest.raises(InvalidRequest, match="expected true or false"):
-        options.switch("yes")
+    said = [options.switch({"pushdown": text}, "pushdown", True) for text in ("false", "TRUE")]
+    assert [*said, options.switch({}, "pushdown", True), options.switch({}, "pushdown", False)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    with pytest.raises(InvalidRequest, match="pushdown='yes': expected true or false"):
+        options.switch({"pushdown": "yes"}, "pushdown", False)

@@ -13,8 +13,9 @@ import pytest
 
 import penstock
 from penstock.client import Client
-from penstock.errors import Expired, Lost, WriteEnded
+from penstock.errors import Expired, LimitExceeded, Lost, WriteEnded
 from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.settings import Settings
 from tests.fix_server import ANY_PORT
@@ -73,6 +74,26 @@ def test_a_zombie_that_ends_after_finish_changes_nothing() -> None:
 
     assert [type(error) for error in ended] == [WriteEnded]
     assert held("store/x") == expected(2, 1)
+
+
+def test_a_task_whose_rows_came_too_slowly_is_told_the_limit(
+    make_server: Callable[..., PenstockServer], tmp_path: Path
+) -> None:
+    """The server shuts the connection, on which it can't say why."""
+    server = make_server(data=tmp_path / "hasty", limits=Limits(put_idle=1), watch_every=0.1)
+    put = penstock.do_put("store/x", url=server.url)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield batch(1)
+        eventually(lambda: server.streams.open_streams == 1)
+        eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+        yield from (batch(number) for number in range(2, 1_000))
+
+    with pytest.raises(LimitExceeded, match=r"sent nothing for 1 s.*maxRecordsPerBatch.*--limit put_idle="):
+        list(put(slow()))
+    assert put.so_far()["attempts"] == 0
+    put.finish(pa.Table.from_batches(put(iter([batch(1)]))))
+    assert names(server.url) == ["store/x"]
 
 
 def test_the_tickets_name_all_of_a_dataset(client: Client) -> None:

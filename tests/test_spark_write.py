@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -270,16 +271,21 @@ def test_another_schema_is_refused_before_a_task_runs(spark: SparkSession, clien
     assert len(client.list("write/")) == 0
 
 
-def test_a_run_is_written_once_and_says_so(spark: SparkSession, client: Client, tmp_path: Path) -> None:
+def test_a_run_is_written_once_and_says_so(
+    spark: SparkSession, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def counted(batches: Any) -> Any:
         with (tmp_path / "evaluations").open("a") as file:
             file.write("x")
         yield from batches
 
     df = spark.range(0, 10, 1, 1).mapInArrow(counted, "id long")
-    for _ in range(3):
-        written = penstock.write(df, "store/x", mode="append", run=("query", 7))
+    with caplog.at_level(logging.INFO, "penstock.spark_plugin"):
+        for _ in range(3):
+            written = penstock.write(df, "store/x", mode="append", run=("query", 7))
 
+    assert [(one.name, one.levelname) for one in caplog.records] == [("penstock.spark_plugin.write", "INFO")] * 2
+    assert re.search(r"store/x: 10 rows, .*'query/7': nothing", caplog.messages[0])
     assert ids(client, "store/x") == list(range(10))
     assert (tmp_path / "evaluations").read_text() == "x"
     assert "written before by run 'query/7'" in repr(written)
@@ -372,4 +378,3 @@ def test_no_token_travels_with_a_task(make_server: Any, tmp_path: Path, spark: S
     for task in (put, get):
         assert b"canary" not in pickle.dumps(task)
         assert "canary" not in repr(task)
-    assert "canary" not in os.environ.get("PENSTOCK_TOKEN", "")

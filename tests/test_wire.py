@@ -119,8 +119,10 @@ def wrong_for(hint: Any) -> list[Any]:
     optional = origin in (Union, UnionType)
     if optional:
         return [value for value in wrong_for(next(arg for arg in args if arg is not NoneType)) if value is not None]
-    everything = [None, True, 3, 0.5, "text", [7], {"a": 1}]
+    everything = [None, True, 3, 0.5, "text", [None], {"a": 1}]
     taken = {str: (str,), int: (int,), float: (int, float), bool: (bool,), tuple: (), dict: (dict,), Literal: ()}
+    if origin is tuple:  # a list of what its elements can't be is none
+        return [value for value in everything if not isinstance(value, list)] + [[each] for each in wrong_for(args[0])]
     ok = taken[hint if hint in taken else origin]
     more: dict[Any, list[Any]] = {int: [-1, 2**63, 10**400], float: [10**400]}
     return [value for value in everything if type(value) not in ok] + more.get(hint, [])

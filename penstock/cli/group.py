@@ -59,10 +59,10 @@ class InOrder(click.Group):
 @click.version_option(penstock.__version__, message="penstock %(version)s")
 @shared
 def cli() -> None:
-    """Store datasets of Arrow batches in a Flight server, and read them back.
+    """Store datasets of Arrow batches in a Flight server, append to topics, and read both back.
 
-    Paths name things at the server: store/demo/trips is a dataset, store/demo/ a folder, write/ID a write that is
-    under way.
+    Paths name things at the server: store/demo/trips is a dataset, store/demo/ a folder, topic/orders a topic, write/ID
+    a write that is under way.
     """
 
 

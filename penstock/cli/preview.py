@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 import pyarrow as pa
 import pyarrow.types as types
@@ -20,11 +23,14 @@ _LONGEST_CELL = 40
 _GAP = 2  # spaces between columns
 
 
-def show(client: Client, path: str, rows: int | None, columns: list[str] | None, filter: str | None) -> None:
+def show(client: Client, path: str, rows: int | None, asked: Mapping[str, Any]) -> None:
     """The first rows of a dataset, and how many there are; all of those that were asked for, if they were."""
-    total = client.call("describe", {"path": path})["rows"]
+    if "start" in asked:
+        total = client.info(path, **{**asked, "filter": None}).rows
+    else:
+        total = client.call("describe", {"path": path})["rows"]
     limit = min(ROWS if rows is None else rows, total)
-    table = client.get(path, limit=limit, columns=columns, filter=filter).read_all()
+    table = client.get(path, limit=limit, **asked).read_all()
     hidden: list[str] = []
     for start in range(0, max(1, table.num_rows), _GRID_ROWS):  # the heads alone if there is no row
         if start:

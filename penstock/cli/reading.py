@@ -40,10 +40,10 @@ class Files:
         if names.count(STDIN) > 1:
             raise InvalidRequest("stdin (-) can be read once")
         self._names = names
-        self._sizes = [_size(name) for name in names]
+        self._sizes = [size_of(name) for name in names]
         self._kinds = [kind or (None if name == STDIN else by_extension(name)) for name in names]
         self._at = self._batches = 0
-        self._source = _open(names[0], self._kinds[0], None)
+        self._source = open_source(names[0], self._kinds[0], None)
         self.schema = self._source.schema
 
     @property
@@ -59,9 +59,9 @@ class Files:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for at, name in enumerate(self._names):
             if at:
-                self._source = _open(name, self._kinds[at], self.schema)
+                self._source = open_source(name, self._kinds[at], self.schema)
                 self._at, self._batches = at, 0
-            with _faults_of(name):
+            with faults_of(name):
                 for batch in self._source.batches:
                     self._batches += 1
                     if not batch.schema.equals(self.schema):
@@ -71,9 +71,9 @@ class Files:
                     yield batch
 
 
-def _open(name: str, kind: str | None, like: pa.Schema | None) -> Source:
+def open_source(name: str, kind: str | None, like: pa.Schema | None) -> Source:
     """Open one file. Text is read as the types of `like`, so that a column is the same in all files."""
-    with _faults_of(name):
+    with faults_of(name):
         if name == STDIN:
             stdin = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _HEAD)
             file, head = pa.PythonFile(stdin, "r"), stdin.peek()
@@ -153,11 +153,11 @@ def _position(file: Any) -> Callable[[int], float]:
     return lambda _: 1.0 if file.closed or not size else file.tell() / size
 
 
-def _size(name: str) -> int:
+def size_of(name: str) -> int:
     """Bytes of a file; refuses early what couldn't be read later."""
     if name == STDIN:
         return 0
-    with _faults_of(name):
+    with faults_of(name):
         if os.path.isdir(name):
             raise InvalidRequest("it is a folder: name the files in it")
         return os.stat(name).st_size
@@ -169,8 +169,19 @@ def _unlike(expected: pa.Schema, found: pa.Schema) -> str:
     return next(f"{b}, not {a}" for a, b in zip(expected, found, strict=True) if not a.equals(b))
 
 
+def head_of_stdin() -> bytes:
+    """What has come of stdin, at least a byte unless it is empty; it will be read again."""
+    stdin: Any = sys.stdin.buffer
+    if hasattr(stdin, "peek"):
+        return bytes(stdin.peek())
+    at = stdin.tell()  # no pipe, but a text in its place
+    head = bytes(stdin.read(_HEAD))
+    stdin.seek(at)
+    return head
+
+
 @contextmanager
-def _faults_of(name: str) -> Iterator[None]:
+def faults_of(name: str) -> Iterator[None]:
     """What is wrong with a file, told with its name: the client would take it for the server's."""
     name = "stdin" if name == STDIN else name
     try:

@@ -62,7 +62,7 @@ def example(*lines: str) -> str:
 def completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The paths at the server that begin so; nothing where it doesn't answer at once."""
     folder, slash, _name = incomplete.rpartition("/")
-    found = ["store/", "write/"]
+    found = ["store/", "topic/", "write/"]
     if slash:
         found = []
         with contextlib.suppress(Exception), _session(context).connect(timeout=1.0, retry_for=0.0) as client:

@@ -82,3 +82,13 @@ def progress(what: str, total: float | None, *, wanted: bool = True) -> Iterator
     with rich.Progress(name, *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(printable(what), total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def moved(as_json: bool, what: str, found: dict[str, Any], began: float) -> None:
+    """What was moved, and how fast."""
+    seconds = time.monotonic() - began
+    if as_json:
+        lines({**found, "seconds": round(seconds, 3)})
+    else:
+        rate = readable.size(found["bytes"] / max(seconds, 1e-6))
+        click.echo(f"{what}: {found['rows']:,} rows, {readable.size(found['bytes'])} in {seconds:.2f} s ({rate}/s)")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock import paths, schemas
-from penstock.bodies import AbortWrite, FinishWrite, OpenedWrite, OpenWrite, Target
+from penstock.bodies import AbortWrite, CreateTopic, FinishWrite, OpenedWrite, OpenWrite, Target
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server.access import Call
+from penstock.flight_server.consuming import Desk
 from penstock.flight_server.limits import Limits, Streams, check, draining
+from penstock.flight_server.put import mode_at
+from penstock.queue import keys
 from penstock.queue.ledger import Ledger
 from penstock.queue.sweep import Sweeper
+from penstock.queue.topics import Topic, Topics
 from penstock.tickets import Signer, WriteTicket
 
 
@@ -27,6 +31,8 @@ class Actions:
     sweeper: Sweeper
     report: Callable[[], dict[str, Any]]
     advertised: str | None
+    topics: Topics
+    desk: Desk
 
     def run(self, call: Call, name: str, body: bytes) -> dict[str, Any]:
         """Carry out an action."""
@@ -42,14 +48,14 @@ class Actions:
             raise draining()
         asked = OpenWrite.decode(body)
         path = paths.parse(asked.path)
-        if path.kind != "store":
-            raise InvalidRequest(f"{path} can't be written to: expected store/…")
+        if path.kind == "write":
+            raise InvalidRequest(f"{path} can't be written to: expected store/… or topic/…")
         schema = None if asked.schema is None else schemas.from_json(asked.schema)
         if schema is not None:
             check(len(schema), self.most.columns, "columns", "columns")
             schemas.check_names(schema)
         write = self.ledger.open_write(
-            str(path), mode=asked.mode, run=asked.run, schema=schema, most_datasets=self.most.datasets
+            str(path), mode=mode_at(path, asked.mode), run=asked.run, schema=schema, most_datasets=self.most.datasets
         )
         ticket = self.signer.sign(WriteTicket(write.id, write.opener)).decode()
         summary = self.ledger.summary(write.id)
@@ -59,7 +65,7 @@ class Actions:
         """write.finish."""
         asked = FinishWrite.decode(body)
         write = self.signer.open_write(asked.ticket.encode()).put
-        summary = self.ledger.finish(write, [attempt.replace("-", "") for attempt in asked.attempts])
+        summary = self.ledger.finish(write, [attempt.replace("-", "") for attempt in asked.attempts], run=asked.run)
         self.sweeper.soon()
         return summary.to_json()
 
@@ -70,12 +76,33 @@ class Actions:
         self.sweeper.soon()
         return summary.to_json()
 
+    def create(self, call: Call, body: bytes) -> dict[str, Any]:
+        """topic.create."""
+        call.must_be_known()
+        asked = CreateTopic.decode(body)
+        path = paths.parse(asked.path)
+        if path.kind != "topic":
+            raise InvalidRequest(f"{path} can't be a topic: expected topic/…")
+        schema = schemas.from_json(asked.schema)
+        check(len(schema), self.most.columns, "columns", "columns")
+        if asked.key is not None:
+            keys.check(str(path), schema, asked.key)
+        return described(
+            self.topics.create(
+                str(path), schema, key=asked.key, shards=asked.shards,
+                keep_seconds=asked.keep_seconds, keep_bytes=asked.keep_bytes,
+            )
+        )  # fmt: skip
+
     def delete(self, call: Call, body: bytes) -> dict[str, Any]:
         """delete."""
         call.must_be_known()
         path = paths.parse(Target.decode(body).path)
         if path.kind == "write":
             answer = self.ledger.abort(path.key).to_json()
+        elif path.kind == "topic":
+            topic = self.topics.remove(str(path))
+            answer = {"path": topic.path, "rows": topic.rows, "bytes": topic.bytes, "parts": topic.part_count}
         else:
             gone = self.ledger.delete(str(path))
             answer = {"path": gone.path, "rows": gone.rows, "bytes": gone.bytes, "parts": gone.part_count}
@@ -88,6 +115,9 @@ class Actions:
         path = paths.parse(Target.decode(body).path)
         if path.kind == "write":
             return {"kind": "write", **self.ledger.summary(path.key).to_json()}
+        if path.kind == "topic":
+            topic = self.topics.topic(str(path))
+            return {**described(topic), "consumers": [asdict(each) for each in self.desk.consumers.of(topic)]}
         found = self.ledger.dataset(str(path))
         return {
             "kind": "dataset", "path": found.path, "rows": found.rows, "bytes": found.bytes, "parts": found.part_count,
@@ -106,14 +136,45 @@ _TABLE: dict[str, tuple[str, Callable[[Actions, Call, bytes], dict[str, Any]]]] 
         Actions.open,
     ),
     "write.finish": (
-        "Make exactly these attempts the dataset: {ticket, attempts} -> the write's summary.",
+        "Make exactly these attempts the dataset, once per run: {ticket, attempts, run} -> the write's summary.",
         Actions.finish,
     ),
     "write.abort": ("End a write with nothing to show for it: {ticket} -> the write's summary.", Actions.abort),
-    "delete": ("Delete a dataset, or abort a write: {path} -> what it was.", Actions.delete),
-    "describe": ("All that is known of a dataset or a write: {path}.", Actions.describe),
+    "topic.create": (
+        "Make a topic before its first row: {path, schema, key, shards, keep_seconds, keep_bytes} -> what it is.",
+        Actions.create,
+    ),
+    "consumer.attach": (
+        "Read a topic as a consumer from now on: {path, journal, consumer, session, initial, position} -> its journal.",
+        lambda actions, call, body: actions.desk.attach(call, body),
+    ),
+    "consumer.offsets": (
+        "Where a topic begins and ends, and a batch from a start on: {path, start, since, max_rows, …} -> offsets.",
+        lambda actions, call, body: actions.desk.offsets(call, body),
+    ),
+    "consumer.commit": (
+        "What lies below is done for good: {path, journal, consumer, session, position} -> where it stands.",
+        lambda actions, call, body: actions.desk.commit(call, body),
+    ),
+    "consumer.detach": (
+        "This consumer won't come again: {path, journal, consumer, session} -> {}.",
+        lambda actions, call, body: actions.desk.detach(call, body),
+    ),
+    "delete": ("Delete a dataset or a topic, or abort a write: {path} -> what it was.", Actions.delete),
+    "describe": ("All that is known of a dataset, a topic or a write: {path}.", Actions.describe),
     "health": ("Version, state and store of the server: {}.", Actions.health),
 }
+
+
+def described(topic: Topic) -> dict[str, Any]:
+    """All that is known of a topic."""
+    return {
+        "kind": "topic", "path": topic.path, "journal": topic.journal, "epoch": topic.epoch, "rows": topic.rows,
+        "bytes": topic.bytes, "parts": topic.part_count, "changed": topic.changed, "key": topic.key,
+        "keep_seconds": topic.keep_seconds, "keep_bytes": topic.keep_bytes,
+        "shards": [{"shard": each.number, "first": each.first, "next": each.next} for each in topic.shards],
+        "schema": list(schemas.to_json(topic.schema)),
+    }  # fmt: skip
 
 
 def sentences() -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.flight as flight
 from penstock import filters, projection
 from penstock.flight_server.access import Call
 from penstock.flight_server.funnel import funnelled
+from penstock.flight_server.ranges import all_columns
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
 from penstock.tickets import ReadTicket, Signer
@@ -31,45 +33,88 @@ def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer, moved:
     """
     ticket = signer.open_read(raw, now=time.time())  # 1.
     first = store.open(ticket.get[0])  # 2.
-    if len(ticket.get) == 1 and (ticket.limit, ticket.schema, ticket.filter) == (None, None, None):
+    if len(ticket.get) == 1 and ticket.is_of_whole_parts:
         moved(first.rows, first.bytes)
         return flight.RecordBatchStream(first.reader(ticket.columns))  # 3.
     whole = _schema(ticket, first)
     schema = projection.select(whole, ticket.columns)
-    parts = chain((first,), map(store.open, ticket.get[1:]))
+    cut = _cut(ticket, chain((first,), map(store.open, ticket.get[1:])))
     if ticket.filter is not None:
-        kept = _kept(ticket.filter, whole, ticket, parts, moved)
-        return flight.GeneratorStream(schema, funnelled(call, kept))
-    return flight.GeneratorStream(schema, funnelled(call, _streams(ticket, schema, parts, moved)))
+        return flight.GeneratorStream(schema, funnelled(call, _kept(ticket.filter, whole, ticket, cut, moved)))
+    return flight.GeneratorStream(schema, funnelled(call, _streams(ticket, schema, cut, moved)))
 
 
 def _schema(ticket: ReadTicket, first: OpenPart) -> pa.Schema:
-    if ticket.schema is None:
-        return first.schema
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ticket.schema)))
+    held = first.schema
+    if ticket.schema is not None:
+        held = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ticket.schema)))
+    return held if ticket.skip is None and ticket.shard is None and ticket.since is None else all_columns(held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The rows of a part that its ticket names, and what the server knows of them."""
+
+    part: OpenPart
+    skip: int
+    rows: int
+    shard: int | None
+    offset: int | None
+    since: float | None
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """These rows, in this schema: columns that came later are null, the server's own are added. No copy."""
+        held = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
+        at = self.skip
+        for batch in projection.rows_of(self.part.reader(held), self.skip, self.rows):
+            yield pa.RecordBatch.from_arrays([self._column(field, batch, at) for field in schema], schema=schema)
+            at += batch.num_rows
+
+    def is_all(self) -> bool:
+        """Whether these are all rows of the part."""
+        return (self.skip, self.rows) == (0, self.part.rows)
+
+    def _column(self, field: pa.Field, batch: pa.RecordBatch, at: int) -> pa.Array:
+        index = batch.schema.get_field_index(field.name)
+        if index >= 0:
+            return batch.column(index)
+        if field.name == "_offset" and self.offset is not None:
+            start = self.offset + at - self.skip
+            return pa.arange(start, start + batch.num_rows)  # type: ignore[attr-defined]  # the stubs lack it
+        if field.name == "_shard" and self.shard is not None:
+            return pa.repeat(pa.scalar(self.shard, field.type), batch.num_rows)
+        if field.name == "_time" and self.since is not None:
+            return pa.repeat(pa.scalar(round(self.since * 1e6), field.type), batch.num_rows)
+        return pa.nulls(batch.num_rows, field.type)
+
+
+def _cut(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
+    skip, left, offset = ticket.skip or 0, ticket.rows, ticket.offset
+    if ticket.filter is None and left is None:
+        left = ticket.limit
+    for number, part in enumerate(parts):
+        rows = part.rows - skip if left is None else min(left, part.rows - skip)
+        yield _Cut(part, skip, rows, ticket.shard, offset, ticket.since[number] if ticket.since else None)
+        offset = None if offset is None else offset + rows
+        left = None if left is None else left - rows
+        skip = 0
 
 
 def _streams(
-    ticket: ReadTicket, schema: pa.Schema, parts: Iterable[OpenPart], moved: Moved
+    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], moved: Moved
 ) -> Iterator[flight.RecordBatchStream | pa.Table]:
-    """Each part as a stream that C++ runs; the one in which the limit falls, and widened ones, batch by batch."""
-    left = ticket.limit
-    for part in parts:
-        moved(part.rows if left is None else min(left, part.rows), part.bytes)
-        if ticket.schema is None and (left is None or part.rows <= left):
-            yield flight.RecordBatchStream(part.reader(ticket.columns))
+    """Each part as a stream that C++ runs; what is cut, widened or given more columns, batch by batch."""
+    as_it_is = (ticket.schema, ticket.shard, ticket.since) == (None, None, None)
+    for cut in cuts:
+        moved(cut.rows, cut.part.bytes)
+        if as_it_is and cut.is_all():
+            yield flight.RecordBatchStream(cut.part.reader(ticket.columns))
         else:
-            held = [name for name in schema.names if part.schema.get_field_index(name) >= 0]
-            batches: Iterable[pa.RecordBatch] = projection.widened(part.reader(held), schema)
-            for batch in batches if left is None else projection.first_rows(batches, left):
+            for batch in cut.batches(schema):
                 yield pa.Table.from_batches([batch])  # a bare batch would leave without its dictionaries
-        if left is not None:
-            left -= min(left, part.rows)
 
 
-def _kept(
-    text: str, whole: pa.Schema, ticket: ReadTicket, parts: Iterable[OpenPart], moved: Moved
-) -> Iterator[pa.Table]:
+def _kept(text: str, whole: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut], moved: Moved) -> Iterator[pa.Table]:
     """The rows that a filter keeps, at most the ticket's limit.
 
     A part is filtered at once. The few rows that are left of several leave together: 1 % of 8 MiB in a message of its
@@ -79,9 +124,8 @@ def _kept(
     names = wanted.needed(whole, ticket.columns)
     needed = projection.select(whole, names)
     left, waiting, size = ticket.limit, [], 0
-    for part in parts:
-        held = [name for name in names if part.schema.get_field_index(name) >= 0]
-        found = wanted.kept(pa.Table.from_batches(projection.widened(part.reader(held), needed), needed))
+    for cut in cuts:
+        found = wanted.kept(pa.Table.from_batches(cut.batches(needed), needed))
         found = found.select(ticket.columns or names).slice(0, left)
         moved(found.num_rows, found.nbytes)
         left = None if left is None else left - found.num_rows

@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,8 @@ from penstock.errors import InvalidRequest, LimitExceeded, Unavailable
 from penstock.store.open import parse_bytes
 
 log = logging.getLogger("penstock")
+_REASONS = 10_000
+"""Attempts that were cut and are remembered, until somebody asks why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ def draining() -> Unavailable:
 @dataclass(slots=True)
 class _Watched:
     peer: str
+    attempt: str
     began: float
     waiting: float | None = None
     """Since when the peer has been waited for; None while the server itself is at work."""
@@ -152,8 +156,10 @@ class Watch:
         self._limits = limits
         self._every = every
         self._now = now
-        self._lock = threading.Lock()  # _by_id
+        self._lock = threading.Lock()  # _by_id, _reasons
         self._by_id: dict[int, _Watched] = {}
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+        """Attempt -> why it was cut, of the last ones."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
 
@@ -168,12 +174,12 @@ class Watch:
             self._thread.join()
 
     @contextmanager
-    def put(self, peer: str) -> Iterator[Callable[[bool], None]]:
+    def put(self, peer: str, attempt: str) -> Iterator[Callable[[bool], None]]:
         """While a put runs; gives what is told when it begins to wait for the peer, and when something has come.
 
         A put that was ended fails with the reason.
         """
-        watched = _Watched(peer, self._now())
+        watched = _Watched(peer, attempt, self._now())
         with self._lock:
             self._by_id[id(watched)] = watched
 
@@ -190,11 +196,21 @@ class Watch:
             with self._lock:
                 del self._by_id[id(watched)]
 
+    def tell(self, attempt: str) -> None:
+        """Refuse an attempt that was cut, with the reason: on a connection that is shut nothing could be said."""
+        with self._lock:
+            reason = self._reasons.get(attempt)
+        if reason is not None:
+            raise LimitExceeded(reason)
+
     def _run(self) -> None:
         while not self._stop.wait(self._every):
             now = self._now()
             with self._lock:
                 late = [put for put in self._by_id.values() if put.reason is None and self._is_late(put, now)]
+                self._reasons.update((put.attempt, put.reason or "") for put in late)
+                while len(self._reasons) > _REASONS:
+                    self._reasons.popitem(last=False)
             for put in late:
                 log.warning("%s: %s", put.peer, put.reason)
                 cut(put.peer)
@@ -203,9 +219,15 @@ class Watch:
         if put.waiting is None:
             return False
         if now - put.waiting > self._limits.put_idle:
-            put.reason = f"a put sent nothing for {self._limits.put_idle:,} s (serve --limit put_idle=…)"
+            put.reason = (
+                f"a put sent nothing for {self._limits.put_idle:,} s, the most that this server waits: send smaller "
+                "batches (in Spark, spark.sql.execution.arrow.maxRecordsPerBatch), or serve --limit put_idle=…"
+            )
         elif now - put.began > self._limits.put_time:
-            put.reason = f"a put took more than {self._limits.put_time:,} s (serve --limit put_time=…)"
+            put.reason = (
+                f"a put took more than {self._limits.put_time:,} s, the most that this server gives it: "
+                "put less at once (in Spark, more partitions), or serve --limit put_time=…"
+            )
         return put.reason is not None
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import filters, paths, projection, readable
+from penstock import filters, paths, projection
 from penstock.bodies import Summary
 from penstock.errors import InvalidRequest, Lost, NotFound
+from penstock.flight_server.columns import check_columns
+from penstock.flight_server.ranges import Ranges, entry
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Dataset, Folder, HeldPart
 from penstock.tickets import ReadTicket, Signer
@@ -33,10 +35,14 @@ class Lister:
     ticket_life: float
     location: str | None
     local: str | None
+    ranges: Ranges
 
     def info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         """A dataset's schema, size and endpoints, each a run of parts; their bytes now stay for a ticket's life."""
         command = _command(descriptor)
+        if command.path.startswith("topic/"):
+            return self.ranges.info(command, descriptor)
+        _no_range(command)
         expires = time.time() + self.ticket_life
         dataset, parts = self.ledger.snapshot(command.path, ticketed_until=expires)
         if dataset.lost:
@@ -61,6 +67,8 @@ class Lister:
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema:
         """What `info` would say of the columns, with no ticket given out."""
         command = _command(descriptor)
+        if command.path.startswith("topic/"):
+            return self.ranges.schema(command)
         dataset = self.ledger.dataset(command.path)
         _check(dataset, command)
         return projection.select(dataset.schema, command.columns)
@@ -73,6 +81,9 @@ class Lister:
             for write in [self.ledger.summary(folder.key)] if folder.key else self.ledger.writes():
                 yield _flight(_write_entry(write), _NO_SCHEMA)
             return
+        if folder is not None and folder.kind == "topic":
+            yield from self._topics(str(folder))
+            return
         below = str(folder) if folder else "store/"
         found: list[Dataset] | list[Dataset | Folder] = (
             self.ledger.folder(below) if command.folders else self.ledger.datasets(below)
@@ -81,6 +92,11 @@ class Lister:
             found = [self.ledger.dataset(below)]  # the path itself, or the error that nothing is there
         for item in found:
             yield _flight(self._entry(item), item.schema if isinstance(item, Dataset) else _NO_SCHEMA)
+
+    def _topics(self, folder: str) -> Iterator[flight.FlightInfo]:
+        topics = self.ranges.topics
+        for topic in topics.below(folder) or ([topics.topic(folder)] if not folder.endswith("/") else []):
+            yield _flight(entry(topic), topic.schema)
 
     def _endpoint(self, dataset: Dataset, run: _Run, command: ReadCommand, expires: float) -> flight.FlightEndpoint:
         narrower = not run.parts[0].schema.equals(dataset.schema)
@@ -164,19 +180,14 @@ def _runs(wanted: Iterable[tuple[HeldPart, int]]) -> Iterator[_Run]:
 def _check(dataset: Dataset, command: ReadCommand) -> None:
     """Refuse columns and a filter that don't fit, before a ticket is given for them."""
     if command.columns is not None:
-        _check_columns(dataset, command.columns)
+        check_columns(dataset.path, dataset.schema, command.columns)
     if command.filter is not None:
         filters.parse(command.filter, dataset.schema).check(dataset.schema, command.columns)
 
 
-def _check_columns(dataset: Dataset, columns: tuple[str, ...]) -> None:
-    if not columns or len(set(columns)) < len(columns):
-        raise InvalidRequest(f"columns {list(columns)}: expected one or more names of {dataset.path}, each once")
-    known = dict.fromkeys(dataset.schema.names)
-    for name in columns:
-        if name not in known:
-            hint = readable.near(name, known)
-            raise InvalidRequest(f"{dataset.path} has no column {name[:80]!r}; {hint}")
+def _no_range(command: ReadCommand) -> None:
+    if (command.start, command.end, command.since, command.journal) != (None, None, None, None):
+        raise InvalidRequest(f"{command.path} is a dataset and has no offsets: start and end are for topic/…")
 
 
 def _command(descriptor: flight.FlightDescriptor) -> ReadCommand:
@@ -186,8 +197,10 @@ def _command(descriptor: flight.FlightDescriptor) -> ReadCommand:
     else:
         command = ReadCommand.decode(descriptor.command)
         path = paths.parse(command.path)
-    if path.kind != "store":
-        raise InvalidRequest(f"{path} can't be read as rows: expected store/… (describe tells about a write)")
+    if path.kind == "write":
+        raise InvalidRequest(
+            f"{path} can't be read as rows: expected store/… or topic/… (describe tells about a write)"
+        )
     return replace(command, path=str(path))
 
 

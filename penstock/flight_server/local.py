@@ -136,7 +136,7 @@ class LocalDoor:
         lengths: list[int] = []
         try:
             ticket = self._signer.open_read(raw, now=time.time())
-            for name in ticket.get if ticket.schema is None else ():  # else the rows are to be widened
+            for name in ticket.get if ticket.is_of_parts_as_they_lie else ():
                 opened = self._store.open(name).descriptor()
                 if opened is None:  # in memory
                     return [], []

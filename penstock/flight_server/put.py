@@ -7,10 +7,12 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from itertools import chain
 
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import paths, readable, steps
@@ -19,13 +21,16 @@ from penstock.flight_server import limits
 from penstock.flight_server.access import Call
 from penstock.flight_server.limits import Limits
 from penstock.flight_server.upload import Upload
+from penstock.queue import keys
+from penstock.queue.appender import Appender, SmallPut
 from penstock.queue.ledger import Ledger
+from penstock.queue.topics import Topics
 from penstock.queue.writes import Attempt, Write
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from penstock.tickets import Signer
-from penstock.wire import PutCommand, Receipt
+from penstock.wire import Mode, PutCommand, Receipt
 
 _IN_FLIGHT = 2
 """Parts of one put that are being stored while the next is received: 2 threads made 1.3 GB/s of 1's 0.4, 3 made 1.0."""
@@ -44,6 +49,8 @@ class Putter:
     most: Limits
     pool: Executor
     watch: limits.Watch
+    topics: Topics
+    appender: Appender
 
     def put(
         self,
@@ -57,56 +64,67 @@ class Putter:
 
         1. The write: the ticket's, or one of this put's own.
         2. The stream's parts, durable and unseen; its trailer says that it is whole.
-        3. One transaction: the attempt is recorded, and a write of its own is finished with it.
+        3. One transaction: the attempt is recorded, or compared with what is recorded under its name; a write of its
+        own is finished with it.
+        A put to a topic that is smaller than a part takes 2. and 3. together with others: `appender.commit`.
         Abandoned or refused at any step, its parts are deleted. After a crash, or when nobody knows whether 3. will
         have happened after one, they stay, and the next start deletes them if no row names them.
         """
         command = _command(descriptor)
-        write, own = self._write(call, command)  # 1.
+        own = command.ticket is None
+        if own:
+            command = _of_its_own(call, command)
+        write = None if own and _is_topic(command.path) else self._write(command)  # 1.
+        if not own:
+            self.watch.tell(command.attempt)
         if command.ready:
             say(READY)
-        with self.watch.put(peer) as waits:
+        with self.watch.put(peer, command.attempt) as waits:
             try:
                 upload = Upload(reader, self.most, waits)
-                done = self._done(write, command, own)
-                if done is not None:
-                    upload.drain()
-                    return done
-                attempt = self._accept(command.attempt, upload)  # 2.
+                parts = upload.parts()
+                if write is None:
+                    first, second = next(parts, []), next(parts, None)
+                    if second is None:
+                        return self._publish(command, upload, first)
+                    parts, write = chain([first, second], parts), self._write(command)
+                if own and write.state == "finished":  # its run is done: the second time changes nothing
+                    upload.drain(parts)
+                    return self.ledger.finished_receipt(write)
+                attempt = self._accept(write.path, command.attempt, upload, parts)  # 2.
                 steps.passed("put.durable")
                 return self._record(write, attempt, own)  # 3.
             except BaseException:
-                if own:
+                if own and write is not None:
                     self._give_up(write)
                 raise
 
-    def _write(self, call: Call, command: PutCommand) -> tuple[Write, bool]:
+    def _write(self, command: PutCommand) -> Write:
         if command.ticket is not None:
-            return self.ledger.touch(self.signer.open_write(command.ticket.encode()).put), False
-        if command.path is None:
-            raise InvalidRequest("a put needs a path, or the ticket of an open write")
-        call.must_be_known()
-        path = paths.parse(command.path)
-        if path.kind != "store":
-            raise InvalidRequest(f"{path} can't be put to: expected store/…")
+            return self.ledger.touch(self.signer.open_write(command.ticket.encode()).put)
+        assert command.path is not None
         return self.ledger.open_write(
-            str(path), mode=command.mode or "error", run=command.run, own=True, most_datasets=self.most.datasets
-        ), True
+            command.path, mode=command.mode or "error", run=command.run, own=True, most_datasets=self.most.datasets
+        )
 
-    def _done(self, write: Write, command: PutCommand, own: bool) -> Receipt | None:
-        """The receipt of an attempt, or of a run, that is done already: the second time changes nothing."""
-        if own and write.state == "finished":
-            return self.ledger.finished_receipt(write)
-        return self.ledger.receipt(write.id, command.attempt)
+    def _publish(self, command: PutCommand, upload: Upload, batches: list[pa.RecordBatch]) -> Receipt:
+        """A put to a topic that fits one part shares its fsync and its transaction with others'."""
+        upload.check_whole()
+        size = sum(batch.nbytes for batch in batches)
+        assert command.path is not None
+        put = SmallPut(command.path, command.run, command.attempt, upload.schema, batches, upload.rows, size)
+        return self.appender.append(put)
 
-    def _accept(self, attempt: str, upload: Upload) -> Attempt:
+    def _accept(self, path: str, attempt: str, upload: Upload, parts: Iterator[list[pa.RecordBatch]]) -> Attempt:
         """Store the parts of a stream, the next one received while two are written."""
         # The name has a random piece: an attempt that comes twice, or a stolen id, can't touch another's bytes
         prefix = f"{attempt.replace('-', '')}-{secrets.token_hex(4)}"
         stored: list[Part] = []
         running: deque[Future[Part]] = deque()
+        shards: list[int] = []
         try:
-            for number, batches in enumerate(upload.parts()):
+            for number, (shard, batches) in enumerate(self._sharded(path, attempt, parts)):
+                shards.append(shard)
                 if len(running) == _IN_FLIGHT:
                     stored.append(running.popleft().result())
                 running.append(self.pool.submit(self.store.write, f"{prefix}-{number:06}", upload.schema, batches))
@@ -119,7 +137,14 @@ class Putter:
             if isinstance(error, StoreFull):
                 raise self._with_outlook(error) from error
             raise
-        return Attempt(attempt, upload.schema, upload.rows, tuple(stored))
+        return Attempt(attempt, upload.schema, upload.rows, tuple(stored), tuple(shards) if _is_topic(path) else ())
+
+    def _sharded(
+        self, path: str, attempt: str, parts: Iterator[list[pa.RecordBatch]]
+    ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+        if not _is_topic(path):
+            return ((0, batches) for batches in parts)
+        return keys.sharded(parts, self.topics.layout(path), attempt.replace("-", ""))
 
     def _record(self, write: Write, attempt: Attempt, own: bool) -> Receipt:
         try:
@@ -137,7 +162,7 @@ class Putter:
             raise
         steps.passed("put.recorded")
         if attempt.parts and not self.ledger.names(attempt.parts[0].name):
-            self.store.discard(part.name for part in attempt.parts)  # the attempt came twice at once; the other is it
+            self.store.discard(part.name for part in attempt.parts)  # the attempt came again; the first is it
         return receipt
 
     def _with_outlook(self, full: StoreFull) -> StoreFull:
@@ -156,6 +181,30 @@ class Putter:
                 self.ledger.abort(write.id, opener=write.opener)
         except PenstockError as error:  # the first error is the one to tell; what stays open ends at the next start
             log.warning("write/%s stays open: %s", write.id, error)
+
+
+def _of_its_own(call: Call, command: PutCommand) -> PutCommand:
+    """The command of a put that is a write of its own, if there may be one at its path."""
+    if command.path is None:
+        raise InvalidRequest("a put needs a path, or the ticket of an open write")
+    call.must_be_known()
+    path = paths.parse(command.path)
+    if path.kind not in ("store", "topic"):
+        raise InvalidRequest(f"{path} can't be put to: expected store/… or topic/…")
+    return replace(command, path=str(path), mode=mode_at(path, command.mode))
+
+
+def mode_at(path: paths.Path, mode: Mode | None) -> Mode:
+    """How a write to this path is meant: a topic takes rows at its end, and nothing else."""
+    if path.kind != "topic":
+        return mode or "error"
+    if mode == "overwrite":
+        raise InvalidRequest(f"{path} is a topic, which only grows: leave the mode out, or delete it first")
+    return "append"
+
+
+def _is_topic(path: str | None) -> bool:
+    return path is not None and path.startswith("topic/")
 
 
 def _command(descriptor: flight.FlightDescriptor) -> PutCommand:

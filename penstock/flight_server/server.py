@@ -16,14 +16,19 @@ from penstock.errors import InvalidRequest, Unavailable
 from penstock.flight_server import get, limits
 from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
 from penstock.flight_server.actions import Actions, sentences
+from penstock.flight_server.consuming import Desk
 from penstock.flight_server.funnel import Frameless, funnel, funnelled
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.put import Putter
+from penstock.flight_server.ranges import Ranges
 from penstock.flight_server.settings import Settings
+from penstock.queue.appender import Appender
+from penstock.queue.consumers import Consumers
 from penstock.queue.ledger import Ledger
 from penstock.queue.sweep import Sweeper
+from penstock.queue.topics import Topics
 from penstock.store.payloads import SplitPayloadStore
 from penstock.tickets import Signer
 
@@ -43,9 +48,20 @@ class PenstockServer(flight.FlightServerBase):
         self._local = LocalDoor(store, self._signer, self.metrics)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
         self._gauges()
-        self._putter = Putter(ledger, store, self._signer, settings.limits, self._pool, self._watch)
+        topics, self._appender = Topics(ledger, store), Appender(ledger, store)
+        self._putter = Putter(
+            ledger, store, self._signer, settings.limits, self._pool, self._watch, topics, self._appender
+        )
         self._actions = Actions(
-            ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health, settings.advertise
+            ledger,
+            self._signer,
+            settings.limits,
+            self.streams,
+            self._sweeper,
+            self._health,
+            settings.advertise,
+            topics,
+            Desk(topics, Consumers(ledger, topics)),
         )
         try:
             super().__init__(
@@ -60,8 +76,9 @@ class PenstockServer(flight.FlightServerBase):
                 "--listen grpc://127.0.0.1:PORT chooses another"
             ) from failed
         self.url = settings.reached_at(self.port)
-        self._lister = Lister(ledger, self._signer, settings.ticket_life, self.url, self._local.name)
-        for owned in (self._watch, self._sweeper, self._local):
+        ranges = Ranges(topics, self._signer, settings.ticket_life, self.url)
+        self._lister = Lister(ledger, self._signer, settings.ticket_life, self.url, self._local.name, ranges)
+        for owned in (self._watch, self._sweeper, self._local, self._appender):
             owned.start()
         self.streams.admit()
 
@@ -122,7 +139,7 @@ class PenstockServer(flight.FlightServerBase):
         left = self.streams.drain(deadline)
         if not left:
             self.shutdown()
-        for owned in (self._watch, self._sweeper, self._local):
+        for owned in (self._watch, self._sweeper, self._local, self._appender):
             owned.close()
         self._pool.shutdown(wait=not left)
         return left

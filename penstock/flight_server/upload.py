@@ -62,9 +62,9 @@ class Upload:
                 f"{self._batches} with {self.rows} came: nothing of it was kept"
             )
 
-    def drain(self) -> None:
+    def drain(self, parts: Iterator[list[pa.RecordBatch]]) -> None:
         """Read what is known already, so that the sender gets its answer and not a broken stream."""
-        for _ in self.parts():
+        for _ in parts:
             pass
         self.check_whole()
 

@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS writes(
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS runs ON writes(path, run) WHERE run IS NOT NULL AND state IN ('open', 'finished');
 CREATE INDEX IF NOT EXISTS writes_by_state ON writes(state, touched);
+CREATE INDEX IF NOT EXISTS small_puts ON writes(touched) WHERE own AND state = 'finished' AND path GLOB 'topic/*'
+    AND (run IS NULL OR run GLOB 'put-*');
 CREATE TABLE IF NOT EXISTS attempts(
     id TEXT PRIMARY KEY, write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE,
     schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, parts INTEGER NOT NULL,
@@ -41,6 +43,25 @@ CREATE TABLE IF NOT EXISTS datasets(
     path TEXT PRIMARY KEY, schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
     parts INTEGER NOT NULL, next_seq INTEGER NOT NULL, changed REAL NOT NULL, ticketed REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS topics(
+    path TEXT PRIMARY KEY, journal TEXT NOT NULL, epoch INTEGER NOT NULL, schema INTEGER NOT NULL REFERENCES schemas,
+    key TEXT, keep_seconds REAL NOT NULL, keep_bytes INTEGER, changed REAL NOT NULL, ticketed REAL NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shards(
+    path TEXT NOT NULL REFERENCES topics ON DELETE CASCADE, shard INTEGER NOT NULL, first INTEGER NOT NULL,
+    next INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, shard)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS journal(
+    part TEXT PRIMARY KEY REFERENCES parts(name) ON DELETE CASCADE, shard INTEGER NOT NULL,
+    laid TEXT, path TEXT, first INTEGER, rows INTEGER, bytes INTEGER, since REAL, until REAL
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS journal_in_order ON journal(path, shard, first) WHERE path IS NOT NULL;
+CREATE TABLE IF NOT EXISTS consumers(
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, journal TEXT NOT NULL, session TEXT NOT NULL, initial TEXT NOT NULL,
+    position TEXT NOT NULL, registered REAL NOT NULL, seen REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('live', 'expired', 'detached'))
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS consumers_of_topic ON consumers(path, journal);
 CREATE VIEW IF NOT EXISTS summaries AS SELECT id AS write, path, mode, state, run, opened, touched, rows, bytes, parts,
     (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts FROM writes;
 """

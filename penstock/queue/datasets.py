@@ -25,7 +25,7 @@ def check_path(t: Transaction, write: Write, *, exists: bool) -> None:
     """Whether the write may make or change the dataset at its path, as things stand now."""
     above = [f"store/{key}" for key in paths.parse(write.path).parents]
     found = [path for path in above if schema_at(t, path) is not None]
-    if exists and write.mode != "overwrite" and t.catalog.dataset(write.path).lost:
+    if write.mode != "overwrite" and is_lost(t, write.path):
         raise Lost(
             f"{write.path} can't be {'appended to' if write.mode == 'append' else 'made'}, its rows are lost: "
             "write it again with mode 'overwrite'"
@@ -69,7 +69,8 @@ def take_away(t: Transaction, path: str) -> None:
 
 def is_lost(t: Transaction, path: str) -> bool:
     """Whether a dataset stands at this path, and its rows are gone with the memory of a server that has ended."""
-    return schema_at(t, path) is not None and t.catalog.dataset(path).lost
+    part = "SELECT 1 FROM parts WHERE path = ? AND state = 'visible' AND incarnation NOT IN ('', ?) LIMIT 1"
+    return t.sql.execute(part, (path, t.catalog.incarnation)).fetchone() is not None
 
 
 def forget_runs(t: Transaction, path: str) -> None:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from penstock import steps
 from penstock.bodies import Summary
-from penstock.errors import Lost, NotFound, WriteEnded
-from penstock.queue import datasets
+from penstock.errors import AlreadyExists, Lost, NotFound, WriteEnded
+from penstock.queue import datasets, journal, opening, places
 from penstock.queue.catalog import to_schema
 from penstock.queue.transaction import Transaction
-from penstock.queue.writes import Attempt, Write, merged_schema
+from penstock.queue.writes import Attempt, Write, check_repeated, digest_of, merged_schema
 from penstock.wire import Receipt, State
 
 
 def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
-    """An attempt and its parts, whole and unseen; one that is recorded already gets its first receipt."""
+    """An attempt and its parts, whole and unseen; the same again gets its first receipt, other rows are refused."""
     write = t.catalog.write(write_id)
     write.must_be_open("a put")
-    known = t.catalog.receipt(write_id, attempt.id)
+    receipt, known = attempt.receipt(write_id), t.catalog.receipt(write_id, attempt.id)
     if known:
+        check_repeated(known, receipt)
         return known
-    merged_schema(write, datasets.schema_at(t, write.path), [attempt.schema])
-    schema, size = t.schema_id(attempt.schema), sum(part.bytes for part in attempt.parts)
-    digest = _digest([part.digest for part in attempt.parts])
-    row = (attempt.id, write_id, schema, attempt.rows, size, len(attempt.parts), digest)
+    merged_schema(write, places.schema_at(t, write.path), [attempt.schema])
+    schema = t.schema_id(attempt.schema)
+    row = (attempt.id, write_id, schema, receipt.rows, receipt.bytes, receipt.parts, receipt.digest)
     t.sql.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
     t.sql.executemany(
         "INSERT INTO parts(name, attempt, number, rows, bytes, schema, incarnation, state)"
@@ -37,34 +36,54 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
             for number, p in enumerate(attempt.parts)
         ],
     )
+    for part, shard in zip(attempt.parts, attempt.shards, strict=False):
+        journal.lay(t, part.name, shard)
     t.sql.execute(
         "UPDATE writes SET touched = ?, rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
-        (t.now, attempt.rows, size, len(attempt.parts), write_id),
+        (t.now, receipt.rows, receipt.bytes, receipt.parts, write_id),
     )
-    return Receipt(write_id, attempt.id, attempt.rows, size, len(attempt.parts), digest)
+    return receipt
 
 
-def finish(t: Transaction, write_id: str, attempts: Sequence[str]) -> Summary:
+def finish(t: Transaction, write_id: str, attempts: Sequence[str], *, run: str | None = None) -> Summary:
     """The four steps of `Ledger.finish`."""
     write = t.catalog.write(write_id)
     attempts = list(dict.fromkeys(attempts))
-    chosen = _digest(sorted(attempts))
+    chosen = digest_of(sorted(attempts))
     if write.state == "finished":
         if write.chosen != chosen:
             raise WriteEnded(f"write/{write_id} to {write.path} is finished with another list of attempts")
         return t.catalog.summary(write_id)
+    if run is not None and run != write.run:
+        known = _take_run(t, write, run)
+        if known is not None:
+            return t.catalog.summary(known)
     write.must_be_open("finish")
-    held = datasets.schema_at(t, write.path)  # 1.
-    datasets.check_path(t, write, exists=held is not None)
+    held = places.schema_at(t, write.path)  # 1.
+    places.check(t, write, exists=held is not None)
     brought = [_whole_schema(t, write, attempt) for attempt in attempts]
     schema = merged_schema(write, held, brought)
     steps.passed("finish.checked")
     if write.mode == "overwrite" and held is not None:
         datasets.take_away(t, write.path)  # 2.
-    datasets.show(t, write.path, attempts, schema)  # 3.
+    places.show(t, write, attempts, schema)  # 3.
     steps.passed("finish.shown")
     end(t, write_id, "finished", chosen)  # 4.
     return t.catalog.summary(write_id)
+
+
+def _take_run(t: Transaction, write: Write, run: str) -> str | None:
+    """Give the write this run's name; where another one has it already, that one's id, and this one is over."""
+    known = opening.of_run(t, write.path, run)
+    if known is None:
+        if write.state == "open":
+            t.sql.execute("UPDATE writes SET run = ? WHERE id = ?", (run, write.id))
+        return None
+    if known["state"] == "open":
+        raise AlreadyExists(f"run {run!r} of {write.path} is open as write/{known['id']}: finish that one, or abort it")
+    if write.state == "open":
+        end(t, write.id, "aborted")
+    return str(known["id"])
 
 
 def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) -> None:
@@ -101,8 +120,3 @@ def _whole_schema(t: Transaction, write: Write, attempt: str) -> pa.Schema:
             "ended. Write them again"
         )
     return to_schema(row["ipc"])
-
-
-def _digest(words: Sequence[str]) -> str:
-    """Stands for all of them: an attempt's bytes, a finish's list."""
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from penstock.bodies import Summary
-from penstock.errors import WriteEnded
+from penstock.errors import AlreadyExists, WriteEnded
 from penstock.queue import datasets, finishing, opening
 from penstock.queue.catalog import Catalog, to_schema
 from penstock.queue.transaction import Transaction
@@ -27,6 +27,9 @@ IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody touches expires."""
 REMEMBERED = 30 * 24 * 3600.0
 """Seconds for which a finished write is known, and with it its run: a repeat after that writes anew."""
+REPEATED = 3600.0
+"""The same for a put to a topic whose run is the client's own, made for trying again: there may be 1,000 a second."""
+_FORGOTTEN = 10_000  # such puts in one transaction, which others wait for
 
 
 class Ledger(Catalog):
@@ -34,13 +37,13 @@ class Ledger(Catalog):
 
     def __init__(self, database: Database, *, incarnation: str = "", now: Callable[[], float] = time.time) -> None:
         super().__init__(database, incarnation=incarnation)
-        self._now = now
+        self.now = now
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """All of the block or none of it; durable when the block is left. Not to be nested."""
         with self.database.transaction() as sql:
-            yield Transaction(sql, self._now(), self)
+            yield Transaction(sql, self.now(), self)
 
     def open_write(
         self,
@@ -78,17 +81,18 @@ class Ledger(Catalog):
         with self.transaction() as t:
             return finishing.record(t, write_id, attempt)
 
-    def finish(self, write_id: str, attempts: Sequence[str]) -> Summary:
+    def finish(self, write_id: str, attempts: Sequence[str], *, run: str | None = None) -> Summary:
         """Make exactly these attempts the dataset, or add them to it.
 
-        The same list again gets the same answer; another list is refused. In one transaction:
+        The same list again gets the same answer; another list is refused. Where a `run` is named that another write has
+        finished, this one ends with nothing to show, and the answer is that one's. In one transaction:
         1. The write is open, the path is free for its mode, the schemas agree.
         2. What an overwrite replaces is retired, with the time until which tickets hold its bytes.
         3. The listed attempts' parts become visible, in the order of the list.
         4. The other attempts' parts are retired; the write is finished.
         """
         with self.transaction() as t:
-            return finishing.finish(t, write_id, attempts)
+            return finishing.finish(t, write_id, attempts, run=run)
 
     def finish_single(self, write_id: str, attempt: Attempt) -> Receipt:
         """`record` and `finish` in one transaction: for a put that is a write of its own."""
@@ -96,6 +100,21 @@ class Ledger(Catalog):
             receipt = finishing.record(t, write_id, attempt)
             finishing.finish(t, write_id, [attempt.id])
         return receipt
+
+    def published(self, path: str, run: str | None, attempt: str) -> Receipt | None:
+        """The receipt of a put to a topic that is done already, by its attempt or its run."""
+        rows = self.database.rows(
+            "SELECT writes.id, state FROM attempts JOIN writes ON writes.id = attempts.write WHERE attempts.id = ?1"
+            " UNION SELECT id, state FROM writes WHERE path = ?2 AND run = ?3 AND state IN ('open', 'finished')",
+            attempt,
+            path,
+            run,
+        )
+        if not rows:
+            return None
+        if rows[0]["state"] == "open":
+            raise AlreadyExists(f"run {run!r} of {path} is being put by another: use another run, or wait for that one")
+        return self.finished_receipt(self.write(rows[0]["id"]))
 
     def abort(self, write_id: str, *, opener: str | None = None) -> Summary:
         """End a write with nothing to show for it; again does nothing. With `opener`, only the last one may."""
@@ -112,13 +131,19 @@ class Ledger(Catalog):
             return self.summary(write_id)
 
     def expire(self) -> list[str]:
-        """End the writes that were idle for too long, and forget finished ones after a month; the expired ids."""
+        """End the writes that were idle for too long, and forget finished ones after their time; the expired ids."""
         with self.transaction() as t:
             found = t.sql.execute("SELECT id FROM writes WHERE state = 'open' AND touched < ?", (t.now - IDLE,))
             idle = [row["id"] for row in found.fetchall()]
             for write_id in idle:
                 finishing.end(t, write_id, "expired")
             t.sql.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", (t.now - REMEMBERED,))
+            t.sql.execute(
+                "DELETE FROM writes WHERE id IN (SELECT id FROM writes INDEXED BY small_puts WHERE own"
+                " AND state = 'finished'"
+                " AND path GLOB 'topic/*' AND (run IS NULL OR run GLOB 'put-*') AND touched < ? LIMIT ?)",
+                (t.now - REPEATED, _FORGOTTEN),
+            )
         return idle
 
     def snapshot(self, path: str, *, ticketed_until: float) -> tuple[Dataset, list[HeldPart]]:
@@ -160,9 +185,7 @@ class Ledger(Catalog):
         """The names of parts that nothing and nobody reads any more."""
         return [
             row["name"]
-            for row in self.database.rows(
-                "SELECT name FROM parts WHERE state = 'retired' AND free_at <= ?", self._now()
-            )
+            for row in self.database.rows("SELECT name FROM parts WHERE state = 'retired' AND free_at <= ?", self.now())
         ]
 
     def held_by_tickets(self) -> tuple[int, float]:
@@ -170,7 +193,7 @@ class Ledger(Catalog):
         found = self.database.rows(
             "SELECT coalesce(sum(bytes), 0) AS bytes, coalesce(max(free_at), 0) AS until FROM parts"
             " WHERE state = 'retired' AND free_at > ?",
-            self._now(),
+            self.now(),
         )[0]
         return found["bytes"], found["until"]
 

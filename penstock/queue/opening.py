@@ -7,7 +7,7 @@ import uuid
 from dataclasses import replace
 
 from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded
-from penstock.queue import datasets
+from penstock.queue import datasets, places
 from penstock.queue.transaction import Transaction
 from penstock.queue.writes import Write, merged_schema
 from penstock.wire import Mode
@@ -46,8 +46,8 @@ def join(t: Transaction, known: sqlite3.Row, *, mode: Mode, own: bool) -> Write:
 
 def begin(t: Transaction, write: Write, *, own: bool, most_datasets: int) -> None:
     """Note a new write, if its path is free for its mode and its schema is the dataset's."""
-    held = datasets.schema_at(t, write.path)
-    datasets.check_path(t, write, exists=held is not None)
+    held = places.schema_at(t, write.path)
+    places.check(t, write, exists=held is not None)
     if held is None and t.catalog.totals()["datasets"] >= most_datasets:
         raise LimitExceeded(f"the server has {most_datasets:,} datasets, its most (serve --limit datasets=…)")
     if write.schema is not None:

@@ -1,17 +1,27 @@
-"""The sweep: what is retired loses its bytes, what was idle for too long expires, what a crash left is found."""
+"""The sweep: what is retired loses its bytes, what was idle for too long expires, what a crash left is found.
+
+Every minute the journals are tended, too: consumers expire, rows leave, small parts become large ones.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from penstock import steps
 from penstock.errors import PenstockError
+from penstock.queue.compaction import Compactor
+from penstock.queue.consumers import Consumers
 from penstock.queue.ledger import Ledger
+from penstock.queue.retention import drop_lost, retain
+from penstock.queue.topics import Topics
 from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
 _BATCH = 1_000  # parts forgotten in one transaction
+TEND = 60.0
+"""Seconds between looks at the journals: a sweep follows every put."""
 
 
 def free(ledger: Ledger, store: SplitPayloadStore) -> int:
@@ -32,9 +42,10 @@ def free(ledger: Ledger, store: SplitPayloadStore) -> int:
 def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
     """At start, before anybody can put: end the puts that a crash cut, and remove the bytes that no row names.
 
-    How many parts those were.
+    How many parts those were. Rows of topics that went with the memory of the last server leave by name.
     """
     ledger.abort_own()
+    drop_lost(ledger)
     orphans = store.orphans(ledger.part_names())
     store.discard(orphans)
     return len(orphans)
@@ -49,6 +60,9 @@ class Sweeper:
         self._every = every
         self._wake = threading.Event()
         self._stopping = False
+        self._consumers = Consumers(ledger, Topics(ledger))
+        self._compactor = Compactor(ledger, store)
+        self._tended = -TEND
         self._thread = threading.Thread(target=self._run, name="penstock-sweep", daemon=True)
 
     def start(self) -> None:
@@ -83,3 +97,11 @@ class Sweeper:
         freed = free(self._ledger, self._store) + self._store.sweep()
         if freed:
             log.info("swept %d parts", freed)
+        if time.monotonic() - self._tended >= TEND:
+            self._tended = time.monotonic()
+            self._tend()
+
+    def _tend(self) -> None:
+        self._consumers.expire()
+        retain(self._ledger)
+        self._compactor.compact(stop=lambda: self._stopping)

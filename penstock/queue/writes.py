@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from penstock import schemas
 from penstock.bodies import Summary
 from penstock.errors import AlreadyExists, InvalidRequest, WriteEnded
 from penstock.store.medium import Part
-from penstock.wire import Mode, State
+from penstock.wire import Mode, Receipt, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,28 @@ class Attempt:
     schema: pa.Schema
     rows: int
     parts: tuple[Part, ...]
+    shards: tuple[int, ...] = ()
+    """For rows of a topic: which shard each part is for."""
+
+    def receipt(self, write: str) -> Receipt:
+        """What its put is answered."""
+        digest = digest_of([part.digest for part in self.parts])
+        return Receipt(write, self.id, self.rows, sum(part.bytes for part in self.parts), len(self.parts), digest)
+
+
+def check_repeated(known: Receipt, again: Receipt) -> None:
+    """Whether an attempt that comes again brings what is recorded. Its bytes may count otherwise in another medium."""
+    if (known.rows, known.parts, known.digest) != (again.rows, again.parts, again.digest):
+        raise AlreadyExists(
+            f"attempt {known.attempt} of write/{known.write} is recorded with {known.rows:,} rows "
+            f"({known.bytes:,} bytes); the {again.rows:,} rows ({again.bytes:,} bytes) that came now under its name "
+            "are others, and weren't kept: mint a new UUID for each put"
+        )
+
+
+def digest_of(words: Sequence[str]) -> str:
+    """Stands for all of them: an attempt's bytes, a finish's list."""
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +136,7 @@ def merged_schema(write: Write, held: pa.Schema | None, brought: Iterable[pa.Sch
             "(the schema of write.open)"
         )
     result = known[0]
+    together = schemas.grow if write.path.startswith("topic/") else schemas.merge
     for schema in known[1:]:
-        result = schemas.merge(result, schema, write.path)
+        result = together(result, schema, write.path)
     return result

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from penstock import readable
 from penstock.errors import SchemaMismatch
 from penstock.spark_plugin import types
+from penstock.spark_plugin.casting import alike, fields_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -38,38 +39,16 @@ def same_values(wanted: StructType, held: pa.Schema) -> dict[str, str]:
 def _differences(wanted: StructType, held: pa.Schema) -> Iterator[str]:
     for field, arrow in zip(wanted, types.stored(wanted), strict=True):
         if field.name not in held.names:
-            near = difflib.get_close_matches(field.name, held.names, n=1)
-            yield f"no column {field.name!r}, " + (f"did you mean {near[0]!r}?" if near else _names(held))
+            yield f"no column {field.name!r}, {readable.near(field.name, held.names, 'it has')}"
             continue
         own, as_read = types.readable(pa.schema([held.field(field.name)]))
-        if not _same_type(as_read.field(0).type, arrow.type):
+        if not alike(as_read.field(0).type, arrow.type):
             yield f"{field.name} is {own[0].dataType.simpleString()}, asked for {field.dataType.simpleString()}"
         elif not _holds(as_read.field(0), arrow):
             yield f"{field.name} may hold nulls, asked for not null"
 
 
-def _names(held: pa.Schema) -> str:
-    return f"it has {', '.join(held.names[:20])}"
-
-
-def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """The same but for nullability within."""
-    mine, its = _children(one), _children(other)
-    if mine and one.id == other.id and len(mine) == len(its):
-        pairs = zip(mine, its, strict=True)
-        return all(a.name == b.name and _same_type(a.type, b.type) for a, b in pairs)
-    return bool(one.equals(other))
-
-
 def _holds(held: pa.Field, wanted: pa.Field) -> bool:
     """Whether a place that is wanted without nulls has none, at any depth."""
-    children = zip(_children(held.type), _children(wanted.type), strict=True)
+    children = zip(fields_of(held.type), fields_of(wanted.type), strict=True)
     return (wanted.nullable or not held.nullable) and all(_holds(mine, its) for mine, its in children)
-
-
-def _children(kind: pa.DataType) -> list[pa.Field]:
-    if pa.types.is_map(kind):
-        return [kind.key_field, kind.item_field]
-    if pa.types.is_struct(kind):
-        return list(kind)
-    return [kind.value_field] if pa.types.is_list(kind) else []

@@ -1,7 +1,7 @@
 """What Spark takes to its workers: a task, and the text of penstock's modules, as workers needn't have it installed.
 
 Pickling the modules by value breaks on what Python keeps by name (caches, type hints, a lazy import; dataclasses on
-Spark 3.5). Their text doesn't: it is 50 kB, and compiled once by each worker process.
+Spark 3.5). Their text doesn't: it is 65 kB, and compiled once by each worker process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import penstock
 
 
-def arrive(package: str, digest: str, text: bytes, task: bytes) -> Any:
+def arrive(package: str, version: str, digest: str, text: bytes, task: bytes) -> Any:
     """In the worker: the task, once its package can be imported. Pickled by value, so all it needs is in here.
 
-    An installed package is used as it is. Workers are used again: text that another driver brought is replaced.
+    An installed package is used as it is, if it has the driver's version. Workers are used again: text that another
+    driver brought is replaced.
     """
     import importlib.abc
     import importlib.util
@@ -52,6 +53,11 @@ def arrive(package: str, digest: str, text: bytes, task: bytes) -> Any:
         there = importlib.util.find_spec(package)
         if there is None or there.origin is None:  # a folder of that name is no package
             sys.meta_path.insert(0, Luggage())
+        elif (other := importlib.import_module(package).__version__) != version:
+            raise ImportError(
+                f"{there.origin} in this worker is {package} {other}, the driver has {version}: install that for "
+                "Spark's workers too, or none at all, as the driver's travels with its tasks"
+            )
     return pickle.loads(task)  # noqa: S301  # what the driver packed, from whom this very function came
 
 
@@ -59,7 +65,7 @@ def packed(task: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What a `__reduce__` returns for an object that is to arrive as `task`."""
     _arrive_by_value()
     digest, text = _text()
-    return arrive, (penstock.__name__, digest, text, pickle.dumps(task))
+    return arrive, (penstock.__name__, penstock.__version__, digest, text, pickle.dumps(task))
 
 
 class Carried:

@@ -64,8 +64,10 @@ def dressed(array: Any, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_struct(kind):
         return _dressed_struct(array, kind)
-    children = [dressed(array.values, _value_type(kind))] if _is_listed(kind) else []
-    return _over(array, kind, children)
+    values = _values_of(kind)
+    children = None if values is None else [dressed(array.values, values)]
+    buffers = array.buffers()[: kind.num_buffers]
+    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children)
 
 
 def _dressed_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
@@ -73,11 +75,6 @@ def _dressed_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
     children = [dressed(array.field(at), field.type) for at, field in enumerate(kind)]
     valid = _bits(array) if array.offset else array.buffers()[0]
     return pa.Array.from_buffers(kind, len(array), [valid], array.null_count, children=children)
-
-
-def _over(array: pa.Array, kind: pa.DataType, children: Sequence[pa.Array]) -> pa.Array:
-    buffers = array.buffers()[: kind.num_buffers]
-    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children or None)
 
 
 def _bits(array: pa.Array) -> pa.Buffer | None:
@@ -88,13 +85,11 @@ def _bits(array: pa.Array) -> pa.Buffer | None:
     return found
 
 
-def _is_listed(kind: pa.DataType) -> bool:
-    return hasattr(kind, "value_field") or pa.types.is_map(kind)
-
-
-def _value_type(kind: Any) -> pa.DataType:
+def _values_of(kind: Any) -> pa.DataType | None:
     """What `values` of a list are; those of a map are its entries."""
-    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+    if pa.types.is_map(kind):
+        return pa.struct([kind.key_field, kind.item_field])
+    return kind.value_type if hasattr(kind, "value_field") else None
 
 
 # --- casts ---------------------------------------------------------------------------------
@@ -118,7 +113,7 @@ def cast(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     if pa.types.is_struct(held) and pa.types.is_struct(kind):
         return _cast_struct(array, kind, path)
     if pa.types.is_map(held) and pa.types.is_map(kind):
-        return _as_map(_cast_list(as_list(array), pa.list_(entries_of(kind)), path), kind)
+        return dressed(_cast_list(as_list(array), pa.list_(_entries_of(kind)), path), kind)
     if hasattr(held, "value_field") and pa.types.is_list(kind):
         return _cast_list(array, kind, f"{path}[]")
     return _cast_leaf(array, kind, path)
@@ -127,9 +122,8 @@ def cast(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 def _cast_struct(array: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
     names = [field.name for field in kind]
     order = order_of([field.name for field in array.type], names, f"the values of {path}")
-    children = [
-        cast(array.field(at), field.type, f"{path}.{field.name}") for at, field in zip(order, kind, strict=True)
-    ]
+    places = zip(order, kind, strict=True)
+    children = [cast(array.field(at), field.type, f"{path}.{field.name}") for at, field in places]
     if not children:
         return array
     return pa.StructArray.from_arrays(children, names=names, mask=array.is_null() if array.null_count else None)
@@ -184,14 +178,9 @@ def _rounded_down(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def as_list(array: pa.MapArray) -> pa.Array:
     """A map's entries: the same buffers, and all that lists can."""
-    kind = entries_of(array.type)
-    return _over(array, pa.list_(kind), [dressed(array.values, kind)])
+    return dressed(array, pa.list_(_entries_of(array.type)))
 
 
-def entries_of(kind: pa.MapType) -> pa.StructType:
+def _entries_of(kind: pa.MapType) -> pa.StructType:
     """A map's entries under Spark's names, which others may have called as they like."""
     return pa.struct([kind.key_field.with_name("key"), kind.item_field.with_name("value")])
-
-
-def _as_map(array: pa.ListArray, kind: pa.MapType) -> pa.Array:
-    return _over(array, kind, [dressed(array.values, _value_type(kind))])

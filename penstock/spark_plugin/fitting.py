@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
-from penstock.spark_plugin.casting import alike, as_list, cast, dressed, entries_of, fields_of, order_of
+from penstock.spark_plugin.casting import alike, as_list, cast, dressed, fields_of, order_of
 
 _MOST = 2**31 - 1
 """Bytes that a string or binary column can have; the large types have more."""
@@ -21,17 +21,13 @@ def fitted(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.
     A batch is cut only where large types have more than 2 GiB. A null where the schema has none, a column that is
     missing or too many, and a value that the wanted type can't hold, raise with the column's name.
     """
-    flat = [(at, field) for at, field in enumerate(schema) if not field.nullable]
-    deep = [(at, field) for at, field in enumerate(schema) if _is_strict(field.with_nullable(True))]
+    strict = [(at, field) for at, field in enumerate(schema) if _is_strict(field)]
     plan: _Plan | None = None
     for batch in batches:
         if plan is None or not plan.held.equals(batch.schema, check_metadata=True):
             plan = _Plan.of(batch.schema, schema)
         for piece in plan.pieces(batch):
-            for at, field in flat:
-                if piece.column(at).null_count:
-                    raise _has_null(field.name)
-            for at, field in deep:
+            for at, field in strict:
                 _refuse_nulls(piece.column(at), field)
             yield piece
 
@@ -42,22 +38,21 @@ class _Plan:
 
     held: pa.Schema
     wanted: pa.Schema
-    same: bool
     order: list[int]
-    """Where each wanted column is."""
+    """Where each wanted column is; none where batches can stay as they are."""
     casts: frozenset[int]
     """The wanted columns that need other buffers."""
 
     @classmethod
     def of(cls, held: pa.Schema, wanted: pa.Schema) -> _Plan:
         if held.equals(wanted, check_metadata=True):
-            return cls(held, wanted, same=True, order=[], casts=frozenset())
+            return cls(held, wanted, [], frozenset())
         order = order_of(held.names, wanted.names, "the rows")
         casts = {at for at, number in enumerate(order) if not alike(held.field(number).type, wanted.field(at).type)}
-        return cls(held, wanted, same=False, order=order, casts=frozenset(casts))
+        return cls(held, wanted, order, frozenset(casts))
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        if self.same or not self.order:
+        if not self.order:
             yield batch
         elif self.casts and batch.nbytes > _MOST and batch.num_rows > 1:
             half = batch.num_rows // 2
@@ -86,13 +81,9 @@ def _is_strict(field: pa.Field) -> bool:
 def _refuse_nulls(column: pa.Array, field: pa.Field) -> None:
     # What lies beneath a null parent may be anything; to leave it out costs more, and mostly nothing is found anyway
     if _gap(column, field, field.name, exact=False) and (path := _gap(column, field, field.name, exact=True)):
-        raise _has_null(path)
-
-
-def _has_null(path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"column {path} has a null where its schema says that there is none: fill it, or make the column nullable"
-    )
+        raise InvalidRequest(
+            f"column {path} has a null where its schema says that there is none: fill it, or make the column nullable"
+        )
 
 
 def _gap(array: Any, field: pa.Field, path: str, *, exact: bool, beneath: int = 0) -> str | None:
@@ -101,7 +92,8 @@ def _gap(array: Any, field: pa.Field, path: str, *, exact: bool, beneath: int = 
         return path
     kind, step = field.type, "[]"
     if pa.types.is_map(kind):
-        array, kind, step = as_list(array), pa.list_(entries_of(kind)), ""
+        array, step = as_list(array), ""
+        kind = array.type
     strict = [_is_strict(child) for child in fields_of(kind)]
     if not any(strict) or len(array) == 0:  # whose offsets may have no bytes at all
         return None

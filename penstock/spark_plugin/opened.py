@@ -25,8 +25,16 @@ class OpenPut:
     """An open write. It pickles without the token: its ticket is enough for all that is left to do."""
 
     def __init__(
-        self, client: clients.Client, path: str, mode: Mode, run: Run | None, schema: pa.Schema | None
+        self,
+        client: clients.Client,
+        path: str,
+        mode: Mode,
+        run: Run | None,
+        schema: pa.Schema | None,
+        *,
+        ahead: bool = True,
     ) -> None:
+        """With `ahead` the schema is put before the tasks begin: a frame without rows has it, too."""
         self.path = path
         self._client, self._schema = client, schema
         self._began = time.monotonic()
@@ -42,7 +50,7 @@ class OpenPut:
         """What an earlier write of this run has written; then there is nothing left to do."""
         self.finished = self.before
         self._first: list[str] = []
-        if schema is not None and self.finished is None:
+        if ahead and schema is not None and self.finished is None:
             self._first.append(self._without_rows(schema))
 
     @property
@@ -61,11 +69,16 @@ class OpenPut:
 
         With others it is refused, but where another driver has finished this run: then the answer is what that wrote.
         """
+        return self.finish_as(None, receipts)
+
+    def finish_as(self, run: Run | None, receipts: Iterable[Any]) -> Written:
+        """The same, as a run that wasn't known at the start: one that is written already adds nothing."""
         if self.before is not None:
             return self.before
         attempts = [*self._first, *self._attempts(receipts)]
         try:
-            answer = self._answered({"ticket": self._opened.ticket, "attempts": attempts})
+            body = {"ticket": self._opened.ticket, "attempts": attempts}
+            answer = self._answered(body if run is None else body | {"run": run_name(run)})
         except WriteEnded:
             self.before = self._by_another() if self._named and self.finished is None else None
             if self.before is None:

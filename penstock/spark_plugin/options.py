@@ -1,16 +1,16 @@
-"""The options of `format("penstock")`, in one place: what is checked is what the page shows."""
+"""The options of `format("penstock")`, in one place."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock import readable
 from penstock.errors import InvalidRequest
 
-Use = Literal["read", "write"]
+Use = Literal["read", "write", "stream", "sink"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,40 +25,70 @@ class Option:
     """What users of other sources know it as; named to them when they write that."""
 
 
-_BOTH: tuple[Use, ...] = ("read", "write")
+_ALL: tuple[Use, ...] = ("read", "write", "stream", "sink")
+_READS: tuple[Use, ...] = ("read", "stream")
 OPTIONS = (
-    Option("path", "the dataset, such as `store/demo/trips`; `load` and `save` take it, too", "required", _BOTH,
-           ("dbtable",)),
-    Option("url", "the server's address", "`PENSTOCK_URL`, else `grpc://127.0.0.1:8815`", _BOTH,
+    Option("path", "the dataset or topic, such as `store/demo/trips`; `load`, `save` and `start` take it, too",
+           "required", _ALL, ("dbtable", "topic", "subscribe")),
+    Option("url", "the server's address", "`PENSTOCK_URL`, else `grpc://127.0.0.1:8815`", _ALL,
            ("kafka.bootstrap.servers",)),
     Option("token", "the server's token; better by `PENSTOCK_TOKEN`, as Spark Connect logs options",
-           "`PENSTOCK_TOKEN`", _BOTH),
-    Option("ca", "certificates (PEM): a file on the driver's host, or their text", "`PENSTOCK_CA`", _BOTH,
+           "`PENSTOCK_TOKEN`", _ALL),
+    Option("ca", "certificates (PEM): a file on the driver's host, or their text", "`PENSTOCK_CA`", _ALL,
            ("kafka.ssl.truststore.location",)),
     Option("retry_for", "seconds to wait for a server that is busy, restarting or away; tasks and commits wait for 600",
-           "`30`", _BOTH),
-    Option("columns", "only these, separated by commas; `` `a,b` `` is one name", "all", ("read",)),
+           "`30`", _ALL),
+    Option("columns", "only these, separated by commas; `` `a,b` `` is one name", "all", _READS),
     Option("filter", "only rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`", "none", ("read",)),
     Option("pushdown", "`true`: the server evaluates Spark's filters; for a frame that one query uses, once",
            "`false`", ("read",)),
+    Option("startingOffsets",
+           "where to begin in a topic: `earliest`, `latest`, a time such as `2026-11-18T20:00:00Z`, or "
+           'offsets by shard, `{"0": 500}`; a query that has a checkpoint goes on there', "`earliest`", _READS,
+           ("startingTimestamp", "startingOffsetsByTimestamp", "startingPosition")),
+    Option("endingOffsets", "where a batch read of a topic ends: `latest` or offsets by shard", "`latest`", ("read",),
+           ("endingTimestamp", "endingOffsetsByTimestamp")),
+    Option("maxRowsPerTrigger", "about how many rows a batch has at most", "all there are", ("stream",),
+           ("maxOffsetsPerTrigger", "maxRecordsPerFetch")),
+    Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",)),
+    Option("minRowsPerTrigger", "a batch waits for so many rows", "none", ("stream",), ("minOffsetsPerTrigger",)),
+    Option("maxTriggerDelay", "but for so many seconds at most", "`900`", ("stream",)),
+    Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",),
+           ("numFetchPartitions",)),
+    Option("failOnDataLoss", "`false`: rows that are gone before they were read are told of, and the query goes on",
+           "`true`", ("stream",)),
     Option("run", "a name under which this is written once: the same run again writes nothing", "none", ("write",),
            ("txnAppId", "txnVersion")),
 )  # fmt: skip
-_KNOWN = {option.name: option for option in OPTIONS}
+_KNOWN = {option.name.lower(): option for option in OPTIONS}
+_ASYNC = "asyncprogresstracking"
+_SPARKS = ("checkpointlocation", f"{_ASYNC}enabled", f"{_ASYNC}checkpointintervalms",
+           f"_{_ASYNC}overridesinksupportcheck")  # fmt: skip
+"""What Spark hands to a streaming sink of the options that are its own."""
+_CALLS = {"read": ".load('store/…')", "write": ".save('store/…')", "stream": ".load('topic/…')",
+          "sink": ".start('store/…')"}  # fmt: skip
+_WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
 _ELSEWHERE = {name.lower(): option.name for option in OPTIONS for name in option.elsewhere}
 _NAME = r"\s*(?:`((?:[^`]|``)+)`|([^`,\s](?:[^`,]*[^`,\s])?))\s*"
 
 
-def checked(options: Mapping[str, str], use: Use) -> dict[str, str]:
-    """The options for this use, if there is nothing among them that it doesn't know."""
+def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str]:
+    """The options for this use, or one of several, if there is nothing among them that it doesn't know."""
     given = {name.lower(): value for name, value in options.items()}
+    if use == "sink":
+        if given.get(f"{_ASYNC}enabled", "").lower() == "true":
+            raise InvalidRequest(
+                "asyncProgressTracking doesn't repeat an epoch with the same rows, so they can't be written once: "
+                "leave it out"
+            )
+        given = {name: value for name, value in given.items() if name not in _SPARKS}
     if "paths" in given:
         raise InvalidRequest("load: one path at a time; load each and union them")
     for name in given:
-        _check_name(name, use)
+        _check_name(name, use, *others)
     if not given.get("path"):
         raise InvalidRequest(
-            f"the option 'path' is missing: say {'.load' if use == 'read' else '.save'}('store/…'). Spark hands no "
+            f"the option 'path' is missing: say {_CALLS[use]}. Spark hands no "
             "options on from its tables (saveAsTable, INSERT INTO, CREATE TABLE): use load and save"
         )
     return given
@@ -73,41 +103,43 @@ def columns(text: str | None) -> tuple[str, ...] | None:
     return tuple(quoted.replace("``", "`") or plain for quoted, plain in re.findall(_NAME, text))
 
 
-def switch(text: str | None) -> bool:
-    """What `pushdown` says."""
-    if text is not None and text.lower() not in ("true", "false"):
-        raise InvalidRequest(f"the option pushdown={text[:80]!r}: expected true or false")
-    return text is not None and text.lower() == "true"
+def switch(given: Mapping[str, str], name: str, default: bool) -> bool:
+    """What an option says that is true or false."""
+    text = given.get(name.lower(), str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidRequest(f"the option {name}={text[:80]!r}: expected true or false")
+    return text == "true"
 
 
-def seconds(text: str | None, default: float) -> float:
-    """The number in `retry_for`."""
+def count(given: Mapping[str, str], name: str) -> int | None:
+    """What an option says that is a number from 1."""
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidRequest(f"the option {name}={text[:80]!r}: expected a whole number from 1")
+    return int(text)
+
+
+def seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    """What an option says that is a time."""
+    text = given.get(name.lower())
     try:
         found = default if text is None else float(text)
     except ValueError:
         found = -1.0
     if not 0 <= found < 1e6:
-        raise InvalidRequest(f"the option retry_for={str(text)[:80]!r}: expected a number of seconds, from 0")
+        raise InvalidRequest(f"the option {name}={str(text)[:80]!r}: expected a number of seconds, from 0")
     return found
 
 
-def table() -> str:
-    """The options as the page has them."""
-    heads = ("option", "for", "what it says", "default", "known elsewhere as")
-    rows = [
-        (f"`{option.name}`", ", ".join(option.uses), option.meaning, option.default,
-         ", ".join(f"`{name}`" for name in option.elsewhere))
-        for option in OPTIONS
-    ]  # fmt: skip
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
-
-
-def _check_name(name: str, use: Use) -> None:
+def _check_name(name: str, use: Use, *others: Use) -> None:
     if name not in _KNOWN:
-        near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, _KNOWN, n=1)
-        ours = ", ".join(option.name for option in OPTIONS if use in option.uses)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {ours}"
+        ours = [option.name for option in OPTIONS if use in option.uses]
+        hint = f"did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else readable.near(name, ours)
         raise InvalidRequest(f"penstock has no option '{name[:80]}'; {hint}")
-    if use not in _KNOWN[name].uses:
-        other = " and ".join(_KNOWN[name].uses)
-        raise InvalidRequest(f"the option '{name}' is for a {other}, this is a {use}: leave it out")
+    if not {use, *others} & {*_KNOWN[name].uses}:
+        other = " and ".join(_WORDS[each] for each in _KNOWN[name].uses)
+        raise InvalidRequest(
+            f"the option '{_KNOWN[name].name}' is for a {other}, this is a {_WORDS[use]}: leave it out"
+        )

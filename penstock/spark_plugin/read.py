@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,9 +30,17 @@ class DoGet:
     What is deleted or overwritten meanwhile stays readable for the life of the tickets, counted from here.
     """
 
-    def __init__(self, client: clients.Client, path: str, columns: Sequence[str] | None, filter: str | None) -> None:
+    def __init__(
+        self,
+        client: clients.Client,
+        path: str,
+        columns: Sequence[str] | None,
+        filter: str | None,
+        start: clients.Position | None = None,
+        end: Mapping[int, int] | None = None,
+    ) -> None:
         self.path = path
-        info = client.info(path, columns=columns, filter=filter)
+        info = client.info(path, columns=columns, filter=filter, start=start, end=end)
         self.schema: StructType
         """What mapInArrow is told; as exact as the dataset's own."""
         self.schema, self._arrow = types.readable(info.schema)
@@ -83,30 +91,37 @@ def do_get(
     *,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
+    start: clients.Position | None = None,
+    end: Mapping[int, int] | None = None,
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
 ) -> DoGet:
     """Tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
-    Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server.
+    Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. Of a topic, the rows
+    from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time.
     """
-    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter)
+    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter, start, end)
 
 
-def read(
+def read(  # noqa: PLR0913  # two by position, and what each of a read and a server may be told
     spark: SparkSession,
     path: str,
     *,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
+    start: clients.Position | None = None,
+    end: Mapping[int, int] | None = None,
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
 ) -> DataFrame:
     """A dataset as a frame, as it is now: later changes aren't seen, and what is deleted stays readable for 12 hours
-    (the server's --ticket-life). After that evaluating the frame is an error that says so; read again.
+    (the server's --ticket-life). After that evaluating the frame is an error that says so; read again. Of a topic, the
+    rows from `start` up to `end`, offsets by shard, `{0: 500}`; a shard that isn't named is read as far as it goes.
     """
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")
-    return do_get(path, columns=columns, filter=filter, url=url, token=token, ca=ca).rows(spark)
+    get = do_get(path, columns=columns, filter=filter, start=start, end=end, url=url, token=token, ca=ca)
+    return get.rows(spark)

@@ -13,7 +13,7 @@ import contextlib
 import copyreg
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from penstock import client as clients
 from penstock.errors import Internal, PenstockError, SchemaMismatch
-from penstock.spark_plugin import asked, carry, options, types
+from penstock.spark_plugin import asked, carry, options, sink, stream, types
+from penstock.spark_plugin.offsets import a_range
 from penstock.spark_plugin.opened import OpenPut
 from penstock.spark_plugin.pushing import Pushed
 from penstock.spark_plugin.read import pieces
@@ -92,7 +93,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
 
     @_in_short
     def schema(self) -> StructType:
-        given = options.checked(self.options, "read")
+        given = options.checked(self.options, "read", "stream")
         with self._client(given) as client:
             wanted = options.columns(given.get("columns"))
             return types.readable(client.info(given["path"], columns=wanted, filter=given.get("filter")).schema)[0]
@@ -100,11 +101,9 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     @_in_short
     def reader(self, schema: StructType) -> sql.DataSourceReader:
         given = options.checked(self.options, "read")
-        pushing = options.switch(given.get("pushdown")) and _PUSHING in sys.modules
+        pushing = options.switch(given, "pushdown", False) and _PUSHING in sys.modules
         kind = PushingReader if pushing else Reader
-        found = kind(
-            self._client(given), given["path"], schema, given.get("filter"), options.columns(given.get("columns"))
-        )
+        found = kind(self._client(given), given, schema)
         self._planned = True
         return found
 
@@ -116,10 +115,22 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         self._planned = True
         return Writer(put)
 
+    @_in_short
+    def streamReader(self, schema: StructType) -> sql.DataSourceStreamReader:  # noqa: N802  # Spark's name
+        given = options.checked(self.options, "stream")
+        self._planned = True
+        return stream.reader(self._client(given), given, schema)
+
+    @_in_short
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sql.DataSourceStreamWriter:  # noqa: N802
+        given = options.checked(self.options, "sink")
+        self._planned = True
+        return sink.EpochWriter(self._client(given), given["path"], "overwrite" if overwrite else "append", schema)
+
     def _client(self, given: Mapping[str, str]) -> clients.Client:
         here = self.here or _settings_here()
         named = {name: given[name] for name in ("url", "token", "ca") if given.get(name)}
-        waits = options.seconds(given.get("retry_for"), here.retry_for)
+        waits = options.seconds(given, "retry_for", here.retry_for)
         return clients.Client(replace(here, **named, retry_for=waits))  # type: ignore[arg-type]  # names of its fields
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -164,12 +175,10 @@ class Pieces(sql.DataSourceReader):
 class Reader(Pieces):
     """Plans a read: partitions of tickets, about the same bytes each."""
 
-    def __init__(
-        self, client: clients.Client, path: str, schema: StructType, filter: str | None, columns: Sequence[str] | None
-    ) -> None:
-        self._path, self._filter, self._client = path, filter, client
-        self._held = client.info(path, columns=columns).schema
-        asked.check(path, schema, self._held)
+    def __init__(self, client: clients.Client, given: Mapping[str, str], schema: StructType) -> None:
+        self._client, self._given, self._path, self._filter = client, given, given["path"], given.get("filter")
+        self._held = client.info(self._path, columns=options.columns(given.get("columns"))).schema
+        asked.check(self._path, schema, self._held)
         self._held = pa.schema([self._held.field(name) for name in schema.names])
         self._arrow = types.stored(schema)
         """What Spark takes for this schema, to the letter: from 4.2 on it compares."""
@@ -177,7 +186,8 @@ class Reader(Pieces):
 
     @_in_short
     def partitions(self) -> list[sql.InputPartition]:
-        info = self._client.info(self._path, columns=self._held.names or None, filter=self._filter)
+        some = a_range(self._client, self._given)
+        info = self._client.info(self._path, columns=self._held.names or None, filter=self._filter, **some)
         if not info.schema.equals(self._held):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
         get = GetTickets(self._client.settings.for_tasks(info.location), self._arrow)

@@ -6,7 +6,7 @@ import this module with pyarrow alone, so pyspark is imported at the driver, ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -66,8 +66,6 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 }
 """What others store and Spark refuses, as the next type of Spark's that holds every value of it."""
 
-_Turn = Callable[[pa.Field, str], pa.Field]
-
 
 # --- out: what is stored -------------------------------------------------------------------
 
@@ -77,7 +75,7 @@ def storable(schema: pa.Schema) -> pa.Schema:
 
     Not a session's matter: its time zone, its large types, a column's comment. Names, order and nullability stay.
     """
-    return pa.schema([_storable(field, field.name) for field in schema])
+    return pa.schema([_widened(field, field.name) for field in schema])
 
 
 def stored(struct: StructType) -> pa.Schema:
@@ -86,23 +84,10 @@ def stored(struct: StructType) -> pa.Schema:
     return pa.schema([_field(one.name, _arrow(one.dataType, one.name), one.nullable) for one in struct])
 
 
-def _storable(field: pa.Field, path: str) -> pa.Field:
-    kind = field.type
-    if pa.types.is_nested(kind):
-        kind = _rebuilt(kind, _storable, path)
-    elif pa.types.is_timestamp(kind) and kind.tz is not None:
-        kind = pa.timestamp(kind.unit, "UTC")
-    elif (
-        pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or kind in (pa.string_view(), pa.binary_view())
-    ):
-        kind = _WIDER[kind]
-    return _field(field.name, kind, field.nullable, field.metadata)
-
-
 def _arrow(kind: DataType, path: str) -> pa.DataType:
     """Arrow's type for Spark's. By the names of the classes, as no version of Spark has them all."""
     it: Any = kind
-    match _class_of(kind):
+    match "UserDefinedType" if hasattr(kind, "sqlType") else type(kind).__name__:
         case "DecimalType":
             return pa.decimal128(it.precision, it.scale)
         case "CharType" | "VarcharType":
@@ -125,12 +110,6 @@ def _arrow(kind: DataType, path: str) -> pa.DataType:
         case name:
             cure = _CURES.get(name, "cast it to one that Spark hands out, or leave the column out").format(f"`{path}`")
             raise InvalidRequest(f"column {path} is {kind.simpleString()}, which Spark doesn't hand out: {cure}")
-
-
-def _class_of(kind: DataType) -> str:
-    from pyspark.sql.types import UserDefinedType
-
-    return "UserDefinedType" if isinstance(kind, UserDefinedType) else type(kind).__name__
 
 
 def _marked(first: tuple[str, pa.DataType], second: tuple[str, pa.DataType], marker: dict[bytes, bytes]) -> pa.DataType:
@@ -158,7 +137,7 @@ def _widened(field: pa.Field, path: str) -> pa.Field:
     kind = field.type
     while isinstance(kind, pa.BaseExtensionType | pa.DictionaryType):
         kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
-    kind = _rebuilt(kind, _widened, path) if pa.types.is_nested(kind) else _wider(kind, path)
+    kind = _rebuilt(kind, path) if pa.types.is_nested(kind) else _wider(kind, path)
     return _field(field.name, kind, field.nullable, field.metadata)
 
 
@@ -224,15 +203,15 @@ def _has(name: str) -> bool:
 # --- both ----------------------------------------------------------------------------------
 
 
-def _rebuilt(kind: pa.DataType, turn: _Turn, path: str) -> pa.DataType:
-    """The nested type with its fields turned; each kind of list is Spark's list."""
+def _rebuilt(kind: pa.DataType, path: str) -> pa.DataType:
+    """The nested type with its fields widened; each kind of list is Spark's list."""
     if pa.types.is_struct(kind):
         _refuse_twins([field.name for field in kind], path)
-        return pa.struct([turn(field, f"{path}.{field.name}") for field in kind])
+        return pa.struct([_widened(field, f"{path}.{field.name}") for field in kind])
     if pa.types.is_map(kind):
-        return _map(turn(kind.key_field, f"{path}.key"), turn(kind.item_field, f"{path}.value"), path)
+        return _map(_widened(kind.key_field, f"{path}.key"), _widened(kind.item_field, f"{path}.value"), path)
     if hasattr(kind, "value_field"):
-        return pa.list_(turn(kind.value_field, f"{path}[]").with_name("element"))
+        return pa.list_(_widened(kind.value_field, f"{path}[]").with_name("element"))
     raise _unreadable(kind, path)  # unions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +21,8 @@ from penstock.wire import Mode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
 
 
 class DoPut(OpenPut):
@@ -126,6 +129,8 @@ def write(
             with shown(path, put.so_far, wanted=progress):
                 put.finish(df.mapInArrow(put, put.schema))
         assert put.finished is not None
+        if put.before is not None:
+            log.info("%s: nothing more was written", put.before)
         return put.finished
 
 

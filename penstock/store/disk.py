@@ -69,7 +69,7 @@ class DiskMedium:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        return Part(name, written.rows, written.bytes, f"{written.bytes:x}-{written.crc:08x}")
+        return Part(name, written.rows, written.bytes, written.digest)
 
     def open(self, name: str) -> MappedPart:
         """The part, checked against its checksums once and again whenever its file has changed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import OpenPart, Part
 
@@ -43,7 +44,7 @@ class MemoryMedium:
                 self._parts[name] = held
         if not room:
             return self._spill.write(name, schema, table.to_batches())
-        return Part(name, held.rows, held.bytes, f"{held.bytes:x}-{name}")
+        return Part(name, held.rows, held.bytes, records.write(None, schema, table.to_batches()).digest)
 
     def open(self, name: str) -> OpenPart:
         with self._lock:

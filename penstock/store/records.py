@@ -42,9 +42,14 @@ class Written:
     """Length of the stream, without table and tail."""
     crc: int
 
+    @property
+    def digest(self) -> str:
+        """Identifies the bytes, whichever medium holds them."""
+        return f"{self.bytes:x}-{self.crc:08x}"
 
-def write(fd: int, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Written:
-    """Write one part to an empty file. The caller makes it durable.
+
+def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Written:
+    """Write one part to an empty file, which the caller makes durable. Without a file it is only measured.
 
     Arrow's buffers go to the file as they are, with no copy in between: the writer hands
     them to `_Gather`, which checksums them and passes them on by writev.
@@ -95,7 +100,7 @@ def verify(view: memoryview) -> Written:
 class _Gather:
     """A file object that keeps the buffers of one record until they can be written together."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int | None) -> None:
         self._fd = fd
         self._buffers: list[pa.Buffer | bytes] = []
         self.closed = False
@@ -120,12 +125,12 @@ class _Gather:
         self.closed = True
 
 
-def _write_all(fd: int, buffers: Iterable[pa.Buffer | bytes]) -> None:
+def _write_all(fd: int | None, buffers: Iterable[pa.Buffer | bytes]) -> None:
     """writev until all is written: a full disk shows as a short write first (100 of 900 bytes)."""
-    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)] if fd is not None else []
     at = 0
     while at < len(left):
-        done = os.writev(fd, left[at : at + _IOV_MAX])
+        done = os.writev(fd, left[at : at + _IOV_MAX])  # type: ignore[arg-type]  # without a file nothing is left
         while at < len(left) and done >= len(left[at]):
             done -= len(left[at])
             at += 1

@@ -1,0 +1,86 @@
+"""The actions of a topic's consumers: where it stands, who reads, how far each has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import paths
+from penstock.bodies import AskOffsets, AttachConsumer, Consuming
+from penstock.errors import InvalidRequest
+from penstock.flight_server.access import Call
+from penstock.flight_server.ranges import must_be, offsets
+from penstock.queue.consumers import Consumers
+from penstock.queue.topics import Topic, Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where consumers ask and report."""
+
+    topics: Topics
+    consumers: Consumers
+
+    def attach(self, call: Call, body: bytes) -> dict[str, Any]:
+        """consumer.attach."""
+        call.must_be_known()
+        asked = AttachConsumer.decode(body)
+        topic = self._topic(asked.path, asked.journal)
+        initial = offsets(topic, asked.initial, topic.earliest())
+        position = offsets(topic, asked.position, initial)
+        self.consumers.attach(topic, asked.consumer, asked.session, initial=initial, position=position)
+        return {"journal": topic.journal, "epoch": topic.epoch}
+
+    def offsets(self, call: Call, body: bytes) -> dict[str, Any]:
+        """consumer.offsets."""
+        call.must_be_known()
+        asked = AskOffsets.decode(body)
+        topic = self._topic(asked.path, asked.journal)
+        if asked.consumer is not None and asked.session is not None:
+            self.consumers.heard(topic, asked.consumer, asked.session)
+        begin = topic.earliest() if asked.since is None else self.topics.at(topic, asked.since)
+        start = offsets(topic, asked.start, begin)
+        until = offsets(topic, asked.until, topic.latest())
+        behind = self.topics.behind(topic, start)
+        return {
+            "journal": topic.journal,
+            "epoch": topic.epoch,
+            "key": topic.key,
+            "first": _named(topic.earliest()),
+            "next": _named(topic.latest()),
+            "start": _named(start),
+            "end": _named(self.topics.ahead(topic, start, until, rows=asked.max_rows, size=asked.max_bytes)),
+            "rows": behind.rows,
+            "bytes": behind.bytes,
+            "oldest": behind.oldest,
+        }
+
+    def commit(self, call: Call, body: bytes) -> dict[str, Any]:
+        """consumer.commit."""
+        call.must_be_known()
+        asked = Consuming.decode(body)
+        topic = self._topic(asked.path, asked.journal)
+        moved = self.consumers.commit(
+            topic, asked.consumer, asked.session, offsets(topic, asked.position, dict.fromkeys(topic.latest(), 0))
+        )
+        return {"position": _named(moved)}
+
+    def detach(self, call: Call, body: bytes) -> dict[str, Any]:
+        """consumer.detach."""
+        call.must_be_known()
+        asked = Consuming.decode(body)
+        self.consumers.detach(self._topic(asked.path, asked.journal), asked.consumer, asked.session)
+        return {}
+
+    def _topic(self, text: str, journal: str | None) -> Topic:
+        path = paths.parse(text)
+        if path.kind != "topic":
+            raise InvalidRequest(f"{path} has no offsets: expected topic/…")
+        topic = self.topics.topic(str(path))
+        must_be(topic, journal)
+        return topic
+
+
+def _named(position: Mapping[int, int]) -> dict[str, int]:
+    return {str(shard): offset for shard, offset in position.items()}

@@ -1,0 +1,174 @@
+"""Consumers of topics: who reads, how far each has come for good, and which session of it may say so.
+
+A consumer is a UUID that its reader minted with its first offset, and keeps in its own checkpoint. Its position is
+what it has committed: rows below may go when the topic's retention says so, rows from there on may not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.errors import Fenced, Lost, NotFound
+from penstock.queue.ledger import Ledger
+from penstock.queue.topics import Topic, Topics
+from penstock.queue.transaction import Transaction
+
+log = logging.getLogger("penstock")
+UNSEEN = 7 * 24 * 3600.0
+"""Seconds after which a consumer that nobody has seen holds no rows any more."""
+_SEEN = 60.0
+"""A consumer that only asks is noted so often, as each note is an fsync."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One reader of a topic, and how much lies before it."""
+
+    consumer: str
+    state: str
+    position: dict[int, int]
+    seen: float
+    lag_rows: int
+    lag_bytes: int
+    lag_seconds: float
+    """The age of the oldest row that it hasn't committed."""
+
+
+class Consumers:
+    """Registers consumers in the ledger, moves their positions, and forgets the ones that are gone."""
+
+    def __init__(self, ledger: Ledger, topics: Topics) -> None:
+        self._ledger, self._topics = ledger, topics
+
+    def attach(
+        self, topic: Topic, consumer: str, session: str, *, initial: Mapping[int, int], position: Mapping[int, int]
+    ) -> None:
+        """A session of a consumer begins; the one before may say nothing any more.
+
+        A consumer that isn't known is registered where this session stands.
+        """
+        with self._ledger.transaction() as t:
+            row = _row(t, topic, consumer)
+            if row is None:
+                t.sql.execute(  # REPLACE, as the topic may have been made again since, and its failOnDataLoss be false
+                    "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'live')",
+                    (consumer, topic.path, topic.journal, session, _text(initial), _text(position), t.now, t.now),
+                )
+                return
+            _is_back(topic, row)
+            t.sql.execute(
+                "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", (session, t.now, consumer)
+            )
+
+    def commit(self, topic: Topic, consumer: str, session: str, position: Mapping[int, int]) -> dict[int, int]:
+        """What lies below is done for good; a position never goes back. Where the consumer stands then."""
+        with self._ledger.transaction() as t:
+            row = self._of_session(t, topic, consumer, session)
+            held = _position(row["position"])
+            moved = {shard: max(held.get(shard, 0), position.get(shard, 0)) for shard in topic.latest()}
+            beyond = {shard: offset for shard, offset in moved.items() if offset > topic.latest()[shard]}
+            if beyond:
+                raise Lost(f"{topic.path} ends before {beyond}: these offsets aren't of this journal")
+            _is_back(topic, row)
+            t.sql.execute(
+                "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE id = ?",
+                (_text(moved), t.now, consumer),
+            )
+        return moved
+
+    def heard(self, topic: Topic, consumer: str, session: str) -> None:
+        """The session asks for something: it is alive, and still the one."""
+        with self._ledger.database.lock:
+            rows = self._ledger.database.rows("SELECT * FROM consumers WHERE id = ?", consumer)
+            lately = rows and rows[0]["state"] == "live" and self._ledger.now() - rows[0]["seen"] < _SEEN
+            if lately and rows[0]["session"] == session:
+                return
+            with self._ledger.transaction() as t:
+                _is_back(topic, self._of_session(t, topic, consumer, session))
+                t.sql.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", (t.now, consumer))
+
+    def detach(self, topic: Topic, consumer: str, session: str) -> None:
+        """This consumer won't come again, and holds nothing any more."""
+        with self._ledger.transaction() as t:
+            self._of_session(t, topic, consumer, session)
+            t.sql.execute("UPDATE consumers SET state = 'detached', seen = ? WHERE id = ?", (t.now, consumer))
+
+    def of(self, topic: Topic) -> list[Consumer]:
+        """The consumers of a topic, the one that is furthest behind first."""
+        rows = self._ledger.database.rows(
+            "SELECT * FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
+        )
+        found = [self._consumer(topic, row) for row in rows]
+        return sorted(found, key=lambda each: -each.lag_rows)
+
+    def expire(self) -> list[str]:
+        """Let go of the consumers that nobody has seen for UNSEEN seconds, loudly; forget them after as long again."""
+        with self._ledger.transaction() as t:
+            t.sql.execute("DELETE FROM consumers WHERE journal NOT IN (SELECT journal FROM topics)")
+            gone = t.sql.execute(
+                "UPDATE consumers SET state = 'expired' WHERE state = 'live' AND seen < ? RETURNING id, path",
+                (t.now - UNSEEN,),
+            ).fetchall()
+            t.sql.execute("DELETE FROM consumers WHERE state <> 'live' AND seen < ?", (t.now - 2 * UNSEEN,))
+        for row in gone:
+            log.warning(
+                "consumer %s of %s was not seen for %g days and holds no rows any more: a query that comes back after "
+                "its rows are gone will be told so", row["id"], row["path"], UNSEEN / 86400,
+            )  # fmt: skip
+        return [row["id"] for row in gone]
+
+    def _of_session(self, t: Transaction, topic: Topic, consumer: str, session: str) -> sqlite3.Row:
+        row = _row(t, topic, consumer)
+        if row is None:
+            raise NotFound(
+                f"{topic.path} has no consumer {consumer[:40]}: it has expired or was never attached; start again"
+            )
+        if row["session"] != session:
+            raise Fenced(
+                f"another query reads {topic.path} as consumer {consumer[:40]}: two queries have one checkpoint, or "
+                "this one is the older of them. Stop one, or give it a checkpoint of its own"
+            )
+        return row
+
+    def _consumer(self, topic: Topic, row: sqlite3.Row) -> Consumer:
+        position = _position(row["position"])
+        behind = self._topics.behind(topic, position)
+        age = max(0.0, self._ledger.now() - behind.oldest) if behind.oldest is not None else 0.0
+        return Consumer(row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, age)
+
+
+def floors(t: Transaction, path: str) -> dict[int, int]:
+    """The lowest position of a topic's live consumers in each shard: retention ends there."""
+    found: dict[int, int] = {}
+    query = (
+        "SELECT position FROM consumers JOIN topics ON topics.path = consumers.path"
+        " WHERE consumers.path = ? AND consumers.journal = topics.journal AND state = 'live'"
+    )
+    for row in t.sql.execute(query, (path,)):
+        for shard, offset in _position(row["position"]).items():
+            found[shard] = min(found.get(shard, offset), offset)
+    return found
+
+
+def _is_back(topic: Topic, row: sqlite3.Row) -> None:
+    if row["state"] == "expired":
+        log.warning("consumer %s of %s is back after it had expired", row["id"], topic.path)
+
+
+def _row(t: Transaction, topic: Topic, consumer: str) -> sqlite3.Row | None:
+    found: sqlite3.Row | None = t.sql.execute(
+        "SELECT * FROM consumers WHERE id = ? AND path = ? AND journal = ?", (consumer, topic.path, topic.journal)
+    ).fetchone()
+    return found
+
+
+def _text(position: Mapping[int, int]) -> str:
+    return json.dumps({str(shard): offset for shard, offset in position.items()})
+
+
+def _position(text: str) -> dict[int, int]:
+    return {int(shard): offset for shard, offset in json.loads(text).items()}

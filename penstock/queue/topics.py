@@ -1,0 +1,328 @@
+"""Topics as the server asks for them: what there is, which parts hold a range, what is over."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import readable, schemas
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound
+from penstock.queue import datasets, journal
+from penstock.queue.catalog import below, to_schema
+from penstock.queue.journal import META, check_schema
+from penstock.queue.ledger import Ledger
+from penstock.store.medium import OpenPart
+from penstock.store.payloads import SplitPayloadStore
+
+MOST_SHARDS = 256
+__all__ = ["META", "Behind", "Laid", "Layout", "Shard", "Topic", "Topics", "check_range"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The offsets that can be read: from `first` up to `next`, which isn't there yet."""
+
+    number: int
+    first: int
+    next: int
+    lost: int = 0
+    """Up to here rows were lost with the memory of a server that has ended, if there are any such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What decides which shard a row is for."""
+
+    journal: str
+    key: str | None
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it stands."""
+
+    path: str
+    journal: str
+    epoch: int
+    schema: pa.Schema
+    key: str | None
+    shards: tuple[Shard, ...]
+    rows: int
+    bytes: int
+    part_count: int
+    changed: float
+    keep_seconds: float
+    keep_bytes: int | None
+
+    def earliest(self) -> dict[int, int]:
+        """The oldest row of each shard."""
+        return {shard.number: shard.first for shard in self.shards}
+
+    def latest(self) -> dict[int, int]:
+        """The end of each shard."""
+        return {shard.number: shard.next for shard in self.shards}
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Some rows of a part in the journal."""
+
+    part: str
+    shard: int
+    first: int
+    """The offset of the part's first row."""
+    skip: int
+    """How many of its rows come before the range."""
+    rows: int
+    """How many of them are in it."""
+    bytes: int
+    since: float
+    schema: pa.Schema
+    part_rows: int
+
+    @property
+    def to_its_end(self) -> bool:
+        """Whether the range has the part's last row."""
+        return self.skip + self.rows == self.part_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How much lies between a position and the end."""
+
+    rows: int
+    bytes: int
+    oldest: float | None
+    """When the oldest of these rows was appended."""
+
+
+class Topics:
+    """Reads and changes topics in the ledger."""
+
+    def __init__(self, ledger: Ledger, store: SplitPayloadStore | None = None) -> None:
+        self._ledger, self._store = ledger, store
+
+    def create(
+        self,
+        path: str,
+        schema: pa.Schema,
+        *,
+        shards: int | None = None,
+        key: str | None = None,
+        keep_seconds: float | None = None,
+        keep_bytes: int | None = None,
+    ) -> Topic:
+        """Make an empty topic. Again the same does nothing; a topic that is there with other words is refused."""
+        schemas.check_names(schema)
+        check_schema(path, schema)
+        if key is not None and schema.get_field_index(key) < 0:
+            raise InvalidRequest(
+                f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}"
+            )
+        count = shards if shards is not None else 4 if key is not None else 1
+        if not 1 <= count <= MOST_SHARDS:
+            raise InvalidRequest(f"{path}: expected 1 to {MOST_SHARDS} shards, got {count}")
+        with self._ledger.transaction() as t:
+            if journal.schema_at(t, path) is None:
+                journal.check_path(t, path)
+                journal.create(
+                    t, path, schema, shards=count, key=key,
+                    keep_seconds=journal.KEEP if keep_seconds is None else keep_seconds, keep_bytes=keep_bytes,
+                )  # fmt: skip
+            found = self.topic(path)
+        if (found.key, len(found.shards), found.schema) != (key, count, schema):
+            raise AlreadyExists(
+                f"{path} exists with key {found.key!r}, {len(found.shards)} shards and {len(found.schema)} columns: "
+                "delete it first, or choose another path"
+            )
+        return found
+
+    def topic(self, path: str) -> Topic:
+        """A topic by path."""
+        found = self.find(path)
+        if found is None:
+            raise NotFound(f"no topic at {path}: penstock ls topic/ shows what there is; the first put makes one")
+        return found
+
+    def find(self, path: str) -> Topic | None:
+        """The same, None where there is none."""
+        rows = self._ledger.database.rows(f"{_TOPICS} WHERE topics.path = ?", path)
+        return self._topic(rows[0]) if rows else None
+
+    def layout(self, path: str) -> Layout | None:
+        """What a put needs to know of a topic, without a look at all of its parts."""
+        rows = self._ledger.database.rows(
+            "SELECT journal, key, (SELECT count(*) FROM shards WHERE shards.path = topics.path) AS shards"
+            " FROM topics WHERE path = ?", path,
+        )  # fmt: skip
+        return Layout(rows[0]["journal"], rows[0]["key"], rows[0]["shards"]) if rows else None
+
+    def below(self, folder: str) -> list[Topic]:
+        """The topics below a folder's path, or all."""
+        first, end = below(folder)
+        query = f"{_TOPICS} WHERE topics.path >= ? AND topics.path < ? ORDER BY topics.path"
+        return [self._topic(row) for row in self._ledger.database.rows(query, first, end)]
+
+    def at(self, topic: Topic, moment: float) -> dict[int, int]:
+        """For each shard the first offset that was appended at this time or later."""
+        return {shard.number: self._at(topic, shard, moment) for shard in topic.shards}
+
+    def _at(self, topic: Topic, shard: Shard, moment: float) -> int:
+        query = (
+            "SELECT part, first, since FROM journal WHERE path = ? AND shard = ? AND until >= ? ORDER BY first LIMIT 1"
+        )
+        while found := self._ledger.database.rows(query, topic.path, shard.number, moment):
+            part, first = found[0]["part"], found[0]["first"]
+            if found[0]["since"] >= moment or self._store is None:
+                return int(first)
+            try:
+                return int(first) + _rows_before(self._store.open(part), moment)
+            except Lost:
+                if self._ledger.database.rows("SELECT 1 FROM journal WHERE part = ?", part):
+                    return int(first)  # who reads there is told what is lost
+        return shard.next
+
+    def range(
+        self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], *, ticketed_until: float
+    ) -> list[Laid]:
+        """The parts with the rows from `start` up to `end`, shard by shard; their bytes stay until that time.
+
+        Rows that are gone, or that never were, are an error that says what is left: never fewer rows.
+        """
+        with self._ledger.database.lock:
+            now = self.topic(topic.path)
+            if now.journal != topic.journal:
+                raise Lost(f"{topic.path} was deleted and made again meanwhile: read again")
+            found = [
+                laid
+                for shard in now.shards
+                for laid in self._in_shard(now, shard, start.get(shard.number, shard.first), end.get(shard.number))
+            ]
+            row = self._ledger.database.rows("SELECT ticketed FROM topics WHERE path = ?", topic.path)
+            if found and row[0]["ticketed"] < ticketed_until:  # who waits for rows that aren't there holds none
+                with self._ledger.transaction() as t:
+                    t.sql.execute("UPDATE topics SET ticketed = ? WHERE path = ?", (ticketed_until + 60, topic.path))
+            return found
+
+    def _in_shard(self, topic: Topic, shard: Shard, start: int, end: int | None) -> Iterator[Laid]:
+        end = shard.next if end is None else end
+        check_range(topic, shard, start, end)
+        if start == end:  # nothing of the part around it
+            return
+        query = (
+            "SELECT part, first, journal.rows, journal.bytes, since, ipc FROM journal JOIN parts ON parts.name = part"
+            " JOIN schemas ON schemas.id = parts.schema"
+            " WHERE journal.path = ?1 AND journal.shard = ?2 AND first + journal.rows > ?3 AND first < ?4 AND"
+            " first >= (SELECT coalesce(max(first), 0) FROM journal WHERE path = ?1 AND shard = ?2 AND first <= ?3)"
+            " ORDER BY first"
+        )
+        for row in self._ledger.database.rows(query, topic.path, shard.number, start, end):
+            skip = max(0, start - row["first"])
+            rows = min(row["rows"], end - row["first"]) - skip
+            size = row["bytes"] * rows // max(1, row["rows"])
+            schema = to_schema(row["ipc"])
+            yield Laid(row["part"], shard.number, row["first"], skip, rows, size, row["since"], schema, row["rows"])
+
+    def behind(self, topic: Topic, position: Mapping[int, int]) -> Behind:
+        """What lies from a position on to the end."""
+        rows = size = 0
+        oldest: float | None = None
+        for shard in topic.shards:
+            start = max(position.get(shard.number, shard.first), shard.first)
+            found = self._ledger.database.rows(
+                "SELECT coalesce(sum(CAST(bytes AS REAL) * (first + rows - max(first, ?3)) / max(rows, 1)), 0) AS size,"
+                " min(since) AS oldest FROM journal WHERE path = ?1 AND shard = ?2 AND first + rows > ?3",
+                topic.path, shard.number, start,
+            )[0]  # fmt: skip
+            rows += shard.next - start
+            size += int(found["size"])
+            if found["oldest"] is not None:
+                oldest = found["oldest"] if oldest is None else min(oldest, found["oldest"])
+        return Behind(rows, size, oldest)
+
+    def ahead(
+        self,
+        topic: Topic,
+        start: Mapping[int, int],
+        until: Mapping[int, int] | None = None,
+        *,
+        rows: int | None = None,
+        size: int | None = None,
+    ) -> dict[int, int]:
+        """Where a batch from `start` on ends that has about so many rows or bytes at most, and at least one row.
+
+        Each shard gives in proportion to what it has before `until`.
+        """
+        ends = {shard: min(end, (until or {}).get(shard, end)) for shard, end in topic.latest().items()}
+        left = {each.number: max(0, ends[each.number] - start.get(each.number, each.first)) for each in topic.shards}
+        first, total = topic.earliest(), sum(left.values())
+        most = total if rows is None else min(total, max(1, rows))
+        if size is not None and total:
+            behind = self.behind(topic, start)
+            per_row = behind.bytes / max(1, behind.rows)
+            most = min(most, max(1, int(size / max(per_row, 1e-9))))
+        end = {}
+        for shard, has in left.items():  # what is left to give, by what is left to have: adds up to exactly `most`
+            share = most * has // total if total else 0
+            most, total = most - share, total - has
+            end[shard] = start.get(shard, first[shard]) + share
+        return end
+
+    def remove(self, path: str) -> Topic:
+        """Delete a topic; its bytes stay for as long as tickets name them."""
+        with self._ledger.transaction() as t:
+            found = self.topic(path)
+            journal.remove(t, path)
+            datasets.forget_runs(t, path)
+        return found
+
+    def _topic(self, row: sqlite3.Row) -> Topic:
+        shards = self._ledger.database.rows("SELECT * FROM shards WHERE path = ? ORDER BY shard", row["path"])
+        return Topic(
+            row["path"], row["journal"], row["epoch"], to_schema(row["ipc"]), row["key"],
+            tuple(Shard(each["shard"], each["first"], each["next"], each["lost"]) for each in shards),
+            row["rows"], row["bytes"], row["parts"], row["changed"], row["keep_seconds"], row["keep_bytes"],
+        )  # fmt: skip
+
+
+_TOPICS = (
+    "SELECT topics.*, ipc, (SELECT coalesce(sum(next - first), 0) FROM shards WHERE shards.path = topics.path) AS rows,"
+    " (SELECT coalesce(sum(bytes), 0) FROM journal WHERE journal.path = topics.path) AS bytes,"
+    " (SELECT count(*) FROM journal WHERE journal.path = topics.path) AS parts"
+    " FROM topics JOIN schemas ON schemas.id = topics.schema"
+)
+
+
+def _rows_before(part: OpenPart, moment: float) -> int:
+    """How many rows of a compacted part were appended before the first one that was at this time or later."""
+    times: Any = part.reader(["_time"]).read_all()["_time"]
+    found = pc.index(pc.greater_equal(times.cast(pa.int64()), round(moment * 1e6)), True).as_py()
+    return int(found) if found >= 0 else part.rows
+
+
+def check_range(topic: Topic, shard: Shard, start: int, end: int) -> None:
+    """Refuse a range that isn't there whole."""
+    left = f"of shard {shard.number} the offsets {shard.first} to {shard.next} are left"
+    if start < shard.first:
+        gone = min(end, shard.first) - start
+        raise Lost(
+            f"{topic.path}: {gone:,} rows from offset {start} on are gone, {_why_gone(topic, shard, start)}: {left}"
+        )
+    if end > shard.next or start > end:
+        raise InvalidRequest(f"{topic.path} has no offsets {start} to {end}: {left}")
+
+
+def _why_gone(topic: Topic, shard: Shard, start: int) -> str:
+    kept = f"they are kept for {topic.keep_seconds / 3600:g} h"
+    if topic.keep_bytes is not None:
+        kept += f" and up to {readable.size(topic.keep_bytes)}"
+    if start >= shard.lost:
+        return kept
+    memory = "lost with the memory of a server that has ended"
+    return memory if shard.lost == shard.first else f"the ones before {shard.lost} {memory}; of the others, {kept}"

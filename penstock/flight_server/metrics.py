@@ -21,6 +21,17 @@ _HELP = {
     "penstock_store_bytes": ("gauge", "Bytes that parts take in the store, unseen and retired ones included."),
     "penstock_quarantined_parts": ("gauge", "Parts that were found corrupt and are kept in quarantine/."),
     "penstock_ledger": ("gauge", "What the ledger counts."),
+    "penstock_append_seconds": (
+        "histogram",
+        "How long a group of small puts to topics took: its fsync, its change of the ledger.",
+    ),
+    "penstock_appended_puts_total": ("counter", "Small puts to topics that were committed, in however many groups."),
+    "penstock_topic_rows": ("gauge", "Rows that can be read, by topic."),
+    "penstock_topic_bytes": ("gauge", "Bytes of these rows, by topic."),
+    "penstock_topic_oldest_seconds": ("gauge", "Age of the oldest of these rows, by topic."),
+    "penstock_consumer_lag_rows": ("gauge", "Rows that a live consumer hasn't committed."),
+    "penstock_consumer_lag_bytes": ("gauge", "Bytes of these rows."),
+    "penstock_consumer_lag_seconds": ("gauge", "Age of the oldest of these rows."),
 }
 
 
@@ -30,7 +41,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # _counts, _times
         self._counts: dict[tuple[str, str], float] = defaultdict(float)
-        self._times: dict[str, list[float]] = defaultdict(lambda: [0.0] * (len(_BUCKETS) + 2))
+        self._times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(_BUCKETS) + 2))
         self._gauges: list[tuple[str, Callable[[], Mapping[str, float]]]] = []
 
     def gauge(self, name: str, ask: Callable[[], Mapping[str, float]]) -> None:
@@ -53,7 +64,13 @@ class Metrics:
         with self._lock:
             if code:
                 self._counts["penstock_errors_total", f'verb="{verb}",code="{code}"'] += 1
-            times = self._times[verb]
+            self._counts["penstock_calls_total", f'verb="{verb}"'] += 1
+        self.took("penstock_call_seconds", f'verb="{verb}"', seconds)
+
+    def took(self, name: str, labels: str, seconds: float) -> None:
+        """Add to a histogram of times."""
+        with self._lock:
+            times = self._times[name, labels]
             times[bisect_left(_BUCKETS, seconds)] += 1
             times[-1] += seconds
 
@@ -61,9 +78,9 @@ class Metrics:
         """The page."""
         with self._lock:
             samples = [(name, labels, value) for (name, labels), value in self._counts.items()]
-            times = {verb: list(values) for verb, values in self._times.items()}
+            times = {key: list(values) for key, values in self._times.items()}
         samples += [(name, labels, value) for name, ask in self._gauges for labels, value in ask().items()]
-        samples += [sample for verb, values in times.items() for sample in _histogram(verb, values)]
+        samples += [sample for key, values in times.items() for sample in _histogram(*key, values)]
         lines: list[str] = []
         for name, (kind, help_text) in _HELP.items():
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
@@ -71,20 +88,19 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _histogram(verb: str, times: list[float]) -> Iterable[tuple[str, str, float]]:
-    """Calls by how long they took, each bucket with the ones below it; last the seconds of all."""
+def _histogram(name: str, labels: str, times: list[float]) -> Iterable[tuple[str, str, float]]:
+    """What was done, by how long it took, each bucket with the ones below it; last the seconds of all."""
     *counts, seconds = times
     for bound, up_to in zip((*map("{:g}".format, _BUCKETS), "+Inf"), accumulate(counts), strict=True):
-        yield "penstock_call_seconds_bucket", f'verb="{verb}",le="{bound}"', up_to
-    yield "penstock_call_seconds_count", f'verb="{verb}"', sum(counts)
-    yield "penstock_call_seconds_sum", f'verb="{verb}"', seconds
-    yield "penstock_calls_total", f'verb="{verb}"', sum(counts)
+        yield f"{name}_bucket", f'{labels},le="{bound}"', up_to
+    yield f"{name}_count", labels, sum(counts)
+    yield f"{name}_sum", labels, seconds
 
 
 def _family(name: str) -> str:
     for ending in ("_bucket", "_count", "_sum"):
-        if name == f"penstock_call_seconds{ending}":
-            return "penstock_call_seconds"
+        if name.endswith(f"_seconds{ending}"):
+            return name.removesuffix(ending)
     return name
 
 

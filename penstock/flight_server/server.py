@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest, Unavailable
 from penstock.flight_server import get, limits
 from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
 from penstock.flight_server.actions import Actions, sentences
-from penstock.flight_server.consuming import Desk
+from penstock.flight_server.consuming import Desk, journal_gauges
 from penstock.flight_server.funnel import Frameless, funnel, funnelled
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
@@ -47,8 +47,9 @@ class PenstockServer(flight.FlightServerBase):
         self._sweeper = Sweeper(ledger, store)
         self._local = LocalDoor(store, self._signer, self.metrics)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
-        self._gauges()
-        topics, self._appender = Topics(ledger, store), Appender(ledger, store)
+        topics, self._appender = Topics(ledger, store), Appender(ledger, store, self._appended)
+        consumers = Consumers(ledger, topics)
+        self._gauges(topics, consumers)
         self._putter = Putter(
             ledger, store, self._signer, settings.limits, self._pool, self._watch, topics, self._appender
         )
@@ -61,7 +62,7 @@ class PenstockServer(flight.FlightServerBase):
             self._health,
             settings.advertise,
             topics,
-            Desk(topics, Consumers(ledger, topics)),
+            Desk(topics, consumers),
         )
         try:
             super().__init__(
@@ -156,12 +157,20 @@ class PenstockServer(flight.FlightServerBase):
             **self._ledger.totals(),
         }
 
-    def _gauges(self) -> None:
+    def _gauges(self, topics: Topics, consumers: Consumers) -> None:
         self.metrics.gauge("penstock_open_streams", lambda: {"": self.streams.open_streams})
         self.metrics.gauge("penstock_store_bytes", lambda: {"": self._store.used})
         self.metrics.gauge("penstock_quarantined_parts", lambda: {"": len(self._store.medium.quarantined())})
         totals = self._ledger.totals
         self.metrics.gauge("penstock_ledger", lambda: {f'of="{name}"': value for name, value in totals().items()})
+
+        for name, ask in journal_gauges(topics, consumers).items():
+            self.metrics.gauge(name, ask)
+
+    def _appended(self, step: str, seconds: float, puts: int) -> None:
+        self.metrics.took("penstock_append_seconds", f'step="{step}"', seconds)
+        if step == "ledger":
+            self.metrics.count("penstock_appended_puts_total", amount=puts)
 
     def _went_out(self, rows: int, size: int) -> None:
         self.metrics.moved("out", rows, size)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -30,6 +31,14 @@ GROUP_BYTES = 8 << 20
 """About how much one group has at most; what comes meanwhile is the next one's."""
 
 
+Took = Callable[[str, float, int], None]
+"""Told of each step of a group how long it took, and for how many puts."""
+
+
+def _untold(step: str, seconds: float, puts: int) -> None:
+    """Nobody counts."""
+
+
 @dataclass(slots=True)
 class SmallPut:
     """A put that came whole and fits into memory: a write of its own, of one attempt."""
@@ -44,7 +53,7 @@ class SmallPut:
     answer: Future[Receipt] = field(default_factory=Future)
 
 
-def commit(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut]) -> None:
+def commit(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], took: Took = _untold) -> None:
     """Answer each put: all of them are durable, or that one isn't.
 
     1. Puts that are known already get their first receipt; of the others, those that don't fit are refused.
@@ -57,21 +66,21 @@ def commit(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut]) -
     fresh, twins = _first_of_each(fresh)
     try:
         if fresh:
-            receipts = _keep(ledger, store, fresh)
+            receipts = _keep(ledger, store, fresh, took)
             steps.passed("append.committed")
             for put, receipt in zip(fresh, receipts, strict=True):  # 4.
                 put.answer.set_result(receipt)
     except WriteEnded:  # a topic was made anew between 2. and 3.: its shards may be others
-        commit(ledger, store, fresh)
+        commit(ledger, store, fresh, took)
     except Exception as error:
         if len(fresh) == 1 or isinstance(error, Unavailable):
             for put in fresh:
                 put.answer.set_exception(error)
         else:  # one of them is at fault, and the others aren't to pay for it
             for put in fresh:
-                commit(ledger, store, [put])
+                commit(ledger, store, [put], took)
     if twins:
-        commit(ledger, store, twins)
+        commit(ledger, store, twins, took)
 
 
 def _is_fresh(ledger: Ledger, put: SmallPut) -> bool:
@@ -109,7 +118,7 @@ def _first_of_each(puts: Iterable[SmallPut]) -> tuple[list[SmallPut], list[Small
     return first, rest
 
 
-def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut]) -> list[Receipt]:
+def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], took: Took) -> list[Receipt]:
     topics = Topics(ledger)
     layouts: dict[str, Layout | None] = {path: topics.layout(path) for path in {put.path for put in puts}}
     rows: dict[tuple[str, int, pa.Schema], list[pa.RecordBatch]] = {}
@@ -118,13 +127,14 @@ def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut]) ->
         full = [batch for batch in put.batches if batch.num_rows]
         for shard, batches in keys.sharded([full] if full else [], layouts[put.path], put.attempt):
             rows.setdefault((put.path, shard, put.schema), []).extend(batches)
-    group = uuid.uuid4().hex
+    group, began = uuid.uuid4().hex, time.perf_counter()
     laid: list[tuple[str, int, pa.Schema, Part]] = []
     try:
         for number, ((path, shard, schema), batches) in enumerate(rows.items()):
             part = store.write(f"{group}-{number:06}", schema, list(together(batches)))  # 2.
             laid.append((path, shard, schema, part))
         steps.passed("append.durable")
+        durable = time.perf_counter()
         with ledger.transaction() as t:  # 3.
             receipts = [_finished(t, put) for put in puts]
             for path, shard, schema, part in laid:
@@ -135,6 +145,8 @@ def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut]) ->
     except BaseException:
         store.discard(part.name for *_, part in laid)
         raise
+    took("fsync", durable - began, len(puts))
+    took("ledger", time.perf_counter() - durable, len(puts))
     return receipts
 
 
@@ -177,8 +189,8 @@ def together(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class Appender:
     """One thread that commits what waits, group after group."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore) -> None:
-        self._ledger, self._store = ledger, store
+    def __init__(self, ledger: Ledger, store: SplitPayloadStore, took: Took = _untold) -> None:
+        self._ledger, self._store, self._took = ledger, store, took
         self._waiting: queue.SimpleQueue[SmallPut | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock-append", daemon=True)
 
@@ -202,7 +214,7 @@ class Appender:
         while not ended:
             group, ended = self._group()
             try:
-                commit(self._ledger, self._store, group)
+                commit(self._ledger, self._store, group, self._took)
             except BaseException as error:  # nobody may wait for ever for a thread that is gone
                 log.exception("a group of puts failed")
                 for put in group:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Fenced, Lost, NotFound
 from penstock.queue.ledger import Ledger
-from penstock.queue.topics import Topic, Topics
+from penstock.queue.topics import Behind, Topic, Topics
 from penstock.queue.transaction import Transaction
 
 log = logging.getLogger("penstock")
@@ -105,6 +105,10 @@ class Consumers:
         found = [self._consumer(topic, row) for row in rows]
         return sorted(found, key=lambda each: -each.lag_rows)
 
+    def age(self, behind: Behind) -> float:
+        """Of the oldest row of them, in seconds; 0 where there is none."""
+        return 0.0 if behind.oldest is None else max(0.0, self._ledger.now() - behind.oldest)
+
     def expire(self) -> list[str]:
         """Let go of the consumers that nobody has seen for UNSEEN seconds, loudly; forget them after as long again."""
         with self._ledger.transaction() as t:
@@ -137,8 +141,7 @@ class Consumers:
     def _consumer(self, topic: Topic, row: sqlite3.Row) -> Consumer:
         position = _position(row["position"])
         behind = self._topics.behind(topic, position)
-        age = max(0.0, self._ledger.now() - behind.oldest) if behind.oldest is not None else 0.0
-        return Consumer(row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, age)
+        return Consumer(row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind))
 
 
 def floors(t: Transaction, path: str) -> dict[int, int]:

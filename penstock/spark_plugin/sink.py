@@ -49,7 +49,7 @@ class EpochWriter(_Base):
         if mode == "overwrite" and path.startswith("topic/"):
             raise InvalidRequest(
                 f"{path} is a topic, whose rows don't change, and outputMode('complete') replaces all of them: use "
-                "outputMode('append') or ('update'), or write to store/…"
+                "outputMode('append'), or write to store/…"
             )
         self._client, self._path, self._mode, self._schema = client, path, mode, schema
         self._put: OpenPut | None = None

@@ -18,6 +18,7 @@ from penstock.cli.look import ls, show
 from penstock.cli.move import get, put, rm
 from penstock.cli.serve import serve
 from penstock.cli.session import example, shared
+from penstock.cli.top import top
 
 _EPILOG = """\b
 Exit codes
@@ -66,7 +67,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, put, ls, show, get, rm, call, doctor):
+for command in (serve, put, ls, show, get, rm, top, call, doctor):
     cli.add_command(command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from penstock import paths, schemas
@@ -117,7 +117,7 @@ class Actions:
             return {"kind": "write", **self.ledger.summary(path.key).to_json()}
         if path.kind == "topic":
             topic = self.topics.topic(str(path))
-            return {**described(topic), "consumers": [asdict(each) for each in self.desk.consumers.of(topic)]}
+            return {**described(topic), **self.desk.read_by(topic)}
         found = self.ledger.dataset(str(path))
         return {
             "kind": "dataset", "path": found.path, "rows": found.rows, "bytes": found.bytes, "parts": found.part_count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock import paths
@@ -21,6 +21,11 @@ class Desk:
 
     topics: Topics
     consumers: Consumers
+
+    def read_by(self, topic: Topic) -> dict[str, Any]:
+        """A topic's consumers, and the age of its oldest row."""
+        oldest = self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None
+        return {"oldest": oldest, "consumers": [asdict(each) for each in self.consumers.of(topic)]}
 
     def attach(self, call: Call, body: bytes) -> dict[str, Any]:
         """consumer.attach."""

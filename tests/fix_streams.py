@@ -18,7 +18,7 @@ from penstock.flight_server.server import PenstockServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 LIMIT = 60
 IN = "topic/in"

@@ -334,7 +334,8 @@ class TestTwoQueriesOnOneCheckpoint:
         for query, end in zip(queries, ends, strict=True):
             query.planned(query.initial(), end)
             query.committed(end)
-        assert {each["consumer"]: each["position"] for each in topic.consumers()} == {e.consumer: e.shards for e in ends}
+        found = {each["consumer"]: each["position"] for each in topic.consumers()}
+        assert found == {end.consumer: end.shards for end in ends}
 
 
 class TestAServerThatWasPutBack:

@@ -65,12 +65,12 @@ class StreamReader(StreamPieces):
         return found
 
     def _infos(self, begin: Offset, end: Offset) -> Iterator[Info]:
-        """The tickets of a batch. For more tasks a shard is cut into ranges, if it has no order that is to be kept."""
+        """The tickets of a batch. For more tasks its shards are cut into ranges, if they have no order to keep."""
         ranges = {shard: (begin.shards[shard], until) for shard, until in end.shards.items()}
         ranges = {shard: (first, until) for shard, (first, until) in ranges.items() if first < until}
         if not ranges:
             return
-        cuts = 1 if self._way.is_ordered() else -(-self._tasks // len(ranges))
+        cuts = 1 if self._way.is_ordered() else self._tasks  # small tickets of several shards are one task's
         for cut in range(cuts):
             some = {
                 int(s): (a + (b - a) * cut // cuts, a + (b - a) * (cut + 1) // cuts) for s, (a, b) in ranges.items()

@@ -39,6 +39,8 @@ from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from tests.doubles import Clock, Crash, crash_at
 
+pytestmark = pytest.mark.faults  # 14 s of crashes
+
 PATH = "topic/x"
 NARROW = pa.schema([pa.field("n", pa.int64(), nullable=False), ("key", pa.int64())])
 WIDE = NARROW.append(pa.field("more", pa.string()))

@@ -1,4 +1,4 @@
-"""The whole way of a table, in and out, with a server of its own, then Spark's: `make demo`."""
+"""The whole way of a table, in and out, with a server of its own, then Spark's, then a stream's: `make demo`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ZONES = [
     "Museum", "North Station", "Old Town", "Park", "River Bend", "South Gate", "Stadium", "Town Hall", "University",
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
-SPARK = Path(__file__).with_name("demo_spark.py")
+SPARK, STREAM = Path(__file__).with_name("demo_spark.py"), Path(__file__).with_name("demo_stream.py")
 START_LIMIT = 20.0  # seconds
 
 
@@ -185,8 +185,9 @@ def main() -> None:
                 raise SystemExit("out.parquet isn't trips.parquet")
             in_python(url, table)
             say(f"{rates(url, table)}\n")
-            if code := subprocess.run([sys.executable, SPARK], check=False).returncode:
-                raise SystemExit(code)
+            for script in (SPARK, STREAM):
+                if code := subprocess.run([sys.executable, script], check=False).returncode:
+                    raise SystemExit(code)
     finally:
         out.unlink(missing_ok=True)
         shutil.rmtree(folder)

@@ -60,12 +60,12 @@ def missing() -> str | None:
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
+def session(master: str = "local[2]") -> Iterator[SparkSession]:
     """A Spark in this process, on two cores, with this Python for its workers too."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").appName("penstock-demo").config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master(master).appName("penstock-demo").config("spark.ui.enabled", "false")
     with tempfile.TemporaryFile("w+") as log:
         try:
             with _stderr_in(log.fileno()):

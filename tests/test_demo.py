@@ -45,6 +45,8 @@ def demo(folder: Path, **environment: str) -> str:
 @pytest.mark.timeout(300)  # under a minute alone; Spark starts in it, beside other tests
 def test_the_demo_shows_the_whole_way_with_spark_and_clears_up(tmp_path: Path) -> None:
     needs_spark()
+    from pyspark.sql import SparkSession
+
     said = demo(tmp_path)
 
     assert "$ penstock get store/demo/trips -n 5\n" in said
@@ -55,6 +57,10 @@ def test_the_demo_shows_the_whole_way_with_spark_and_clears_up(tmp_path: Path) -
     assert 10_000 < int(rows["read filtered"].replace(",", "")) < 40_000
     assert "make run-flight" in said
     assert "WARN" not in said
+    if hasattr(SparkSession, "dataSource"):
+        assert re.search(r"kill -9.*\n", said)
+        assert re.search(r"^ *published +landed +lost +doubled ", said, re.MULTILINE)
+        assert re.search(r"^ *300,000 +300,000 +0 +0 +1 ", said, re.MULTILINE)
 
 
 @pytest.mark.process

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from penstock import client as clients
 from penstock.errors import Internal, PenstockError, SchemaMismatch
-from penstock.spark_plugin import asked, carry, options, sink, stream, types
+from penstock.spark_plugin import asked, carry, options, types
 from penstock.spark_plugin.offsets import a_range
 from penstock.spark_plugin.opened import OpenPut
 from penstock.spark_plugin.pushing import Pushed
@@ -43,6 +43,8 @@ except ImportError as missing:
         f"penstock.DataSource needs Spark 4.0 or newer, this is {pyspark.__version__}: "
         "use penstock.read(spark, path) and penstock.write(df, path), which work here too"
     ) from missing
+
+from penstock.spark_plugin import sink, stream  # which are of classes that were looked for above
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -76,13 +76,14 @@ class Target(Body):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(Body):
-    """topic.create: an empty topic."""
+    """topic.create: an empty topic; where it is there already, the `keep_…` that are given are its own from now on."""
 
     path: str
     schema: SchemaJson
     key: str | None = None
     """The column whose rows of one value keep their order, in one shard."""
     shards: int | None = None
+    """How many; 4 with a key and 1 without if nothing is said."""
     keep_seconds: float | None = None
     """For how long rows stay, read or not; 24 hours if nothing is said."""
     keep_bytes: int | None = None
@@ -117,7 +118,7 @@ class AttachConsumer(Body):
     session: str
     initial: dict[str, Any] | None = None
     position: dict[str, Any] | None = None
-    """Where it stands, if the server doesn't know it."""
+    """Where it stands, if the server doesn't know it: not beyond the topic's end."""
 
 
 @dataclass(frozen=True, slots=True)

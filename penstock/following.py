@@ -58,7 +58,7 @@ def place(call: Call, path: str, where: Mapping[int, int] | datetime | None) -> 
 class Follower(Iterator[pa.RecordBatch]):
     """The rows of a topic as they come, each once, those of a shard in their order. `next` waits for some.
 
-    An error ends nothing: the next `next` goes on behind the rows that were given last.
+    An error ends nothing, nor does Ctrl-C: the next `next` goes on behind the rows that were given last.
     """
 
     def __init__(
@@ -78,6 +78,20 @@ class Follower(Iterator[pa.RecordBatch]):
         return self
 
     def __next__(self) -> pa.RecordBatch:
+        try:
+            self._come()
+            if not self._stopped:
+                batch, shard, behind = self._held.popleft()
+                self.position[shard] = behind
+                return batch
+        except BaseException:
+            self._found.clear()  # what is on its way was given to nobody: the next question begins at `position`
+            self._held.clear()
+            raise
+        raise StopIteration
+
+    def _come(self) -> None:
+        """Wait until rows are held, or `stop`."""
         patient_until: float | None = None
         while not (self._held or self._stopped):
             try:
@@ -92,11 +106,6 @@ class Follower(Iterator[pa.RecordBatch]):
                         f"{self._asked.path} can't be followed for {self._patience:g} s now: {away}"
                     ) from away
                 self._wait(getattr(away, "retry_after", None) or 0.0)
-        if self._stopped:
-            raise StopIteration
-        batch, shard, behind = self._held.popleft()
-        self.position[shard] = behind
-        return batch
 
     def stop(self) -> None:
         """End the loop behind the batch that it is at, from whatever thread; one that waits ends within a moment."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pyarrow as pa
 
 import penstock
+from penstock.cli import top
 from penstock.flight_server.server import PenstockServer
 from tests.fix_cli import Run
 
@@ -30,6 +33,17 @@ def test_a_look_has_topics_consumers_and_writes(here: Run, server: PenstockServe
     assert consumer[:3] == ["c1", "topic/orders", "3"]
     assert consumer[-1] == "live"
     assert "store/x" in text
+
+
+def test_a_consumers_name_is_nothing_that_a_terminal_obeys() -> None:
+    lag = {"lag_rows": 0, "lag_bytes": 0, "lag_seconds": 0.0, "committed_per_s": None}
+    consumer = {"consumer": "a\x1b[2J\nb", **lag, "seen": time.time(), "state": "live"}
+    facts = {"rows": 3, "rows_per_s": None, "bytes": 9, "oldest": None}
+    page = {"topics": [{"path": "topic/x", **facts, "consumers": [consumer]}], "writes": []}
+
+    (line,) = (line for line in top._text(page) if line.endswith("live"))
+
+    assert line.split()[:2] == ["a\\x1b[2J\\nb", "topic/x"]
 
 
 def test_two_looks_tell_how_fast_it_grows(here: Run, server: PenstockServer) -> None:

@@ -208,6 +208,58 @@ def test_a_line_that_is_no_object_of_json_is_named(here: Run, client: Client, tm
     assert ("a.jsonl: line 3" in done.err, client.info("topic/x").rows) == (True, 0)
 
 
+NO_UTF8 = [
+    (b'{"n": 1, "s": "caf\xe9"}', r"s isn't text in UTF-8, got 'caf\\udce9'"),
+    (b'{"n": 1, "s": "\xed\xa0\x80"}', r"s isn't text in UTF-8"),
+    (b'{"n": 1, "s": "\\ud800"}', r"s isn't text in UTF-8, got '\\ud800'"),
+    (b'{"n": 1, "s": 7, "d": "\xff"}', r"d isn't text in UTF-8"),
+    (b'{"n": 1, "s": 7, "new": "\xff"}', r"new isn't text in UTF-8"),
+    (b'{"n": 1, "caf\xe9": 7}', r"caf\\udce9 isn't text in UTF-8, got '7'"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), NO_UTF8, ids=ascii)
+@pytest.mark.parametrize("exact", [False, True], ids=["plain", "exact"])
+def test_text_that_is_not_utf8_is_named_by_line_and_column_and_the_rows_before_it_are_put(
+    here: Run, client: Client, tmp_path: Path, line: bytes, said: str, exact: bool
+) -> None:
+    """Arrow's own reader takes any bytes for text, and the server would refuse the batch."""
+    columns = [("n", pa.int64()), ("s", pa.string())] + [("d", pa.date32())] * exact
+    good = [b'{"n": 1, "s": "\xc3\xa9\\u00e9"}'] * 37
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*good, line, *good]))
+    create(client, pa.schema(columns))
+    done = here("put", "topic/x", str(tmp_path / "a.jsonl"))
+    assert (done.code, client.info("topic/x").rows) == (app.USAGE, 0)
+    assert re.search(rf"a\.jsonl: line 38: {said}", done.err), done.err
+    done = here("put", "topic/x", "-", stdin=b"\n".join([*good, line, *good]))
+    assert done.code == app.USAGE
+    assert re.search(rf"stdin: line 38: {said}.* 37 rows are in topic/x", done.err), done.err
+    assert client.get("topic/x").read_all()["s"].to_pylist() == ["éé"] * 37
+
+
+@pytest.mark.parametrize(("line", "said"), NO_UTF8, ids=ascii)
+def test_text_that_is_not_utf8_makes_no_topic_but_of_the_lines_before_it(
+    here: Run, client: Client, line: bytes, said: str
+) -> None:
+    done = here("put", "topic/x", "-", stdin=b'{"n": 1, "s": "a"}\n' + line)
+    assert done.code == app.USAGE
+    assert re.search(rf"stdin: line 2: {said}.* 1 rows are in topic/x", done.err), done.err
+    assert client.get("topic/x").read_all().to_pydict() == {"n": [1], "s": ["a"]}
+
+
+@pytest.mark.parametrize("path", ["topic/x", "store/x"])
+def test_a_file_with_text_that_is_not_utf8_makes_nothing_and_its_row_is_named(
+    here: Run, client: Client, tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"n": 1, "s": "a"}\n' * 5 + b'{"n": 1, "s": "caf\xe9"}\n')
+    done = here("put", path, str(tmp_path / "a.jsonl"))
+    assert (done.code, "a.jsonl: row 6: 's' isn't text in UTF-8" in done.err) == (app.USAGE, True), done.err
+    (tmp_path / "a.jsonl").write_bytes(b'{"n\xe9": 1}\n')
+    done = here("put", path, str(tmp_path / "a.jsonl"))
+    assert (done.code, "a.jsonl can't be read: 'utf-8'" in done.err) == (app.USAGE, True), done.err
+    assert len(client.list("topic/")) == len(client.list("store/")) == 0
+
+
 def test_a_value_of_csv_is_named_by_its_row(here: Run, client: Client, tmp_path: Path) -> None:
     create(client, ORDERS)
     done = here("put", "topic/x", file_of(tmp_path, "id,total", "1,2", "2,2.555", "3,x", name="a.csv"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import Client, connect
-from penstock.errors import InvalidRequest, Lost, NotFound, Unavailable
+from penstock.errors import Internal, InvalidRequest, Lost, NotFound, Unavailable
 from penstock.flight_server.server import PenstockServer
 from penstock.following import Follower
 from tests.fix_server import process_server
@@ -266,6 +268,38 @@ class TestFollowing:
         assert first(follower, 300) == list(range(300))
         assert next(breaks) > 150
 
+    @pytest.mark.parametrize("before", [True, False], ids=["before-rows", "behind-rows"])
+    @pytest.mark.parametrize("fault", ["ctrl-c", "internal"])
+    def test_no_row_is_skipped_behind_ctrl_c_or_an_error(
+        self, client: Client, small_endpoints: None, monkeypatch: pytest.MonkeyPatch, fault: str, before: bool
+    ) -> None:
+        """Whichever endpoint it was that was being fetched."""
+        for number in range(12):
+            client.put("topic/x", rows(number))
+        follower = client.follow("topic/x", start={})
+        honest, streams = follower._fetch, itertools.count()
+
+        def broken(ticket: bytes) -> Iterator[pa.RecordBatch]:
+            breaks = next(streams) % 2
+            if breaks and before:
+                fail(fault)
+            yield from honest(ticket)
+            if breaks:
+                fail(fault)
+
+        monkeypatch.setattr(follower, "_fetch", broken)
+        assert in_spite_of(follower, 12) == list(range(12))
+        assert next(streams) > 4
+
+    def test_no_row_is_skipped_by_ctrl_c_between_two_batches_that_have_come(
+        self, client: Client, small_endpoints: None
+    ) -> None:
+        for number in range(12):
+            client.put("topic/x", rows(number))
+        follower = client.follow("topic/x", start={})
+        follower._held = _Interrupted()
+        assert in_spite_of(follower, 12) == list(range(12))
+
     def test_a_server_that_is_away_for_too_long_is_an_error_and_the_loop_may_go_on_later(
         self, make_server: Callable[..., PenstockServer]
     ) -> None:
@@ -277,6 +311,47 @@ class TestFollowing:
                 next(follower)
             assert follower.position == {0: 1}
             assert first(follower, 1) == [2]
+
+
+@pytest.fixture
+def small_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint is three puts at most."""
+    monkeypatch.setattr("penstock.flight_server.ranges._RUN_PARTS", 3)
+
+
+def fail(how: str) -> None:
+    if how == "internal":
+        raise Internal("broken")
+    signal.raise_signal(signal.SIGINT)
+
+
+def in_spite_of(follower: Follower, count: int) -> list[int]:
+    """The ids of so many rows, which count from 0, from a follower that is asked again whatever it raises."""
+    found: list[int] = []
+    faults = 0
+    while len(found) < count:
+        before = dict(follower.position)
+        try:
+            found += first(follower, 1)
+        except (KeyboardInterrupt, Internal):
+            faults += 1
+            assert follower.position == before
+        assert found == list(range(len(found)))
+    assert faults
+    return found
+
+
+class _Interrupted(deque[Any]):
+    """Ctrl-C comes every other time, when a batch is out and with nobody yet."""
+
+    taken = 0
+
+    def popleft(self) -> Any:
+        batch = super().popleft()
+        self.taken += 1
+        if self.taken % 2:
+            signal.raise_signal(signal.SIGINT)
+        return batch
 
 
 @contextmanager

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
 
+import pyarrow.flight as flight
 import pytest
 
-from penstock.errors import Fenced, Lost, NotFound
+from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound
+from penstock.flight_server.server import PenstockServer
+from penstock.queue import consumers as module
 from penstock.queue.consumers import UNSEEN, Consumers
 from penstock.queue.retention import retain
 from tests.fix_topics import TOPIC, Reach
+from tests.plain import at, call, put, refused, trips
 
 DAY = 24 * 3600.0
 
@@ -85,8 +91,8 @@ def test_the_lag_is_what_lies_before_it(consumers: Consumers, reach: Reach) -> N
 
 
 def test_who_is_furthest_behind_is_first(consumers: Consumers, reach: Reach) -> None:
-    for name, at in (("a", 9), ("b", 2), ("d", 6)):
-        consumers.attach(reach.topic(), name, "s", initial={}, position={0: at})
+    for name, place in (("a", 9), ("b", 2), ("d", 6)):
+        consumers.attach(reach.topic(), name, "s", initial={}, position={0: place})
     assert [each.consumer for each in consumers.of(reach.topic())] == ["b", "c", "d", "a"]
 
 
@@ -158,3 +164,169 @@ def test_a_consumer_goes_on_in_a_topic_that_was_made_again(consumers: Consumers,
     reach.put(1)
     consumers.attach(reach.topic(), "c", "one", initial={}, position={0: 0})
     assert position(consumers, reach) == {0: 0}
+
+
+# --- where one may stand ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("initial", "place"), [({0: 0}, {0: 11}), ({0: 11}, {0: 0}), ({0: 0}, {0: 2**63 - 1})], ids=str
+)
+def test_one_that_stands_beyond_the_end_isnt_registered(
+    initial: dict[int, int], place: dict[int, int], consumers: Consumers, reach: Reach
+) -> None:
+    """It would be owed less than no rows, and each of its commits would be refused."""
+    with pytest.raises(Lost, match=r"topic/x ends before shard 0: \d+ of 10"):
+        consumers.attach(reach.topic(), "far", "s", initial=initial, position=place)
+    assert [each.consumer for each in consumers.of(reach.topic())] == ["c"]
+    consumers.attach(reach.topic(), "far", "s", initial={0: 10}, position={0: 10})
+    assert [each.lag_rows for each in consumers.of(reach.topic())] == [6, 0]
+
+
+def test_a_place_beyond_the_end_that_the_ledger_has_is_no_lag(consumers: Consumers, reach: Reach) -> None:
+    """As a ledger has it that was put back to an older state, or one of before there was a bound."""
+    with reach.ledger.transaction() as t:
+        t.sql.execute("UPDATE consumers SET position = ?", (f'{{"0": {2**70}}}',))
+    (consumer,) = consumers.of(reach.topic())
+    assert (consumer.lag_rows, consumer.lag_bytes, consumer.lag_seconds) == (0, 0, 0)
+
+
+# --- one name, one topic ---------------------------------------------------------------------
+
+
+def test_a_name_that_reads_another_topic_is_refused_and_stays_there(consumers: Consumers, reach: Reach) -> None:
+    reach.put(1, path="topic/y")
+    with pytest.raises(AlreadyExists, match=r"consumer c reads topic/x.*detach it there first"):
+        consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 0})
+    assert position(consumers, reach) == {0: 4}
+    assert consumers.of(reach.topic("topic/y")) == []
+    consumers.commit(reach.topic(), "c", "one", {0: 5})
+
+
+@pytest.mark.parametrize("way", ["detached", "its topic is gone"])
+def test_a_name_that_reads_nothing_any_more_is_free(way: str, consumers: Consumers, reach: Reach) -> None:
+    reach.put(1, path="topic/y")
+    if way == "detached":
+        consumers.detach(reach.topic(), "c", "one")
+    else:
+        reach.topics.remove(TOPIC)
+    consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 1})
+    (found,) = consumers.of(reach.topic("topic/y"))
+    assert (found.state, found.position) == ("live", {0: 1})
+
+
+# --- how many there are ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(consumers: Consumers, reach: Reach) -> Iterator[Consumers]:
+    """As many as a topic may have."""
+    with mock.patch.object(module, "MOST", 3):
+        for name in ("d", "e"):
+            consumers.attach(reach.topic(), name, "s", initial={}, position={0: 0})
+        yield consumers
+
+
+FULL = r"topic/x has 3 live consumers, its most: .*consumer.detach.*nobody has seen for 7 days"
+
+
+def test_one_consumer_too_many_is_refused_with_the_cure(three: Consumers, reach: Reach) -> None:
+    with pytest.raises(LimitExceeded, match=FULL):
+        three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    three.attach(reach.topic(), "c", "two", initial={}, position={0: 0})  # one of them, in a new session
+    reach.put(1, path="topic/y")
+    three.attach(reach.topic("topic/y"), "g", "s", initial={}, position={0: 0})
+    three.detach(reach.topic(), "d", "s")
+    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    assert {each.consumer for each in three.of(reach.topic()) if each.state == "live"} == {"c", "e", "f"}
+
+
+@pytest.mark.parametrize(
+    "say",
+    [*SAYINGS[:2], lambda consumers, reach, _: consumers.attach(reach.topic(), "c", "n", initial={}, position={})],
+    ids=["commit", "heard", "attach"],
+)
+def test_one_that_comes_back_counts_again(say: Callable[..., object], three: Consumers, reach: Reach) -> None:
+    three.detach(reach.topic(), "c", "one")
+    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    with pytest.raises(LimitExceeded, match=FULL):
+        say(three, reach, "one")
+    three.detach(reach.topic(), "f", "s")
+    say(three, reach, "one")
+
+
+def test_of_those_that_were_detached_the_last_ones_are_kept(three: Consumers, reach: Reach) -> None:
+    """Else a reader with a new name for each run would leave thousands, for two weeks."""
+    for number in range(20):
+        reach.clock.now += 1
+        three.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
+        three.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
+    by_state = {each.consumer: each.state for each in three.of(reach.topic())}
+    assert {name for name, state in by_state.items() if state == "live"} == {"c", "e", "n19"}
+    assert {name for name, state in by_state.items() if state == "detached"} == {"n16", "n17", "n18"}
+
+
+# --- over the wire ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(bare: flight.FlightClient) -> dict[str, Any]:
+    """Who reads a topic of two rows."""
+    put(bare, at(TOPIC), [trips(1, 2)])
+    journal = call(bare, "describe", path=TOPIC)["journal"]
+    return {"path": TOPIC, "journal": journal, "consumer": "c", "session": "s"}
+
+
+NAMES = {
+    "empty": "",
+    "too long": "c" * 81,
+    "escape": "c\x1b[2J",
+    "new line": "c\n",
+    "quote": 'c"} 1',
+    "space": "a b",
+    "foreign digit": "\u0663",
+    "slash": "a/b",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=list(NAMES))
+@pytest.mark.parametrize("field", ["consumer", "session"])
+@pytest.mark.parametrize("action", ["attach", "offsets", "commit", "detach"])
+def test_names_are_short_and_plain(
+    action: str, field: str, name: str, bare: flight.FlightClient, reader: dict[str, Any]
+) -> None:
+    """They are labels of metrics, and are shown in logs and terminals as they are."""
+    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
+        call(bare, f"consumer.{action}", **reader | {field: name})
+    assert call(bare, "describe", path=TOPIC)["consumers"] == []
+
+
+def test_names_of_every_plain_kind_are_taken(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
+    reader |= {"consumer": "Ab.9_-" + "c" * 74, "session": "."}
+    call(bare, "consumer.attach", **reader)
+    assert call(bare, "consumer.commit", **reader, position={"0": 2})["position"] == {"0": 2}
+
+
+@pytest.mark.parametrize(
+    ("shard", "offset"),
+    [("0", 2**63), ("0", 2**70), ("0", 10**4000), ("9" * 5000, 1), ("00", 1), ("\u0660", 1), ("+0", 1)],
+    ids=["2^63", "2^70", "4,001 digits", "shard of 5,000 digits", "00", "foreign digit", "sign"],
+)
+@pytest.mark.parametrize("action", ["attach", "offsets", "commit"])
+def test_a_place_that_can_be_none_is_refused_and_breaks_nothing(
+    action: str, shard: str, offset: int, bare: flight.FlightClient, server: PenstockServer, reader: dict[str, Any]
+) -> None:
+    call(bare, "consumer.attach", **reader)
+    given = {"start" if action == "offsets" else "position": {shard: offset}}
+    with refused("invalid", "topic/x has no place", "expected an offset for each of the shards 0 to 0"):
+        call(bare, f"consumer.{action}", **reader, **given)
+    (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
+    assert consumer["lag_rows"] == 2
+    assert 'penstock_consumer_lag_rows{topic="topic/x",consumer="c"} 2' in server.metrics.text()
+
+
+def test_a_place_beyond_the_end_is_refused_over_the_wire(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
+    for field in ("initial", "position"):
+        with refused("lost", "ends before shard 0: 3 of 2"):
+            call(bare, "consumer.attach", **reader, **{field: {"0": 3}})
+    assert call(bare, "describe", path=TOPIC)["consumers"] == []

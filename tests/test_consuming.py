@@ -369,6 +369,13 @@ class TestAServerThatWasPutBack:
         with pytest.raises(Lost, match=r"ends before this query's place \(shard 0: 12 of 10\).*put back to an older"):
             topic.query().latest(replace(ahead, initial=ahead.shards))
 
+    def test_told_to_go_on_the_query_waits_for_its_place(self, topic: Reading) -> None:
+        query = topic.query()
+        ahead = replace(query.latest(query.initial()), shards={"0": 12, "1": 5})
+        self.forget(topic)
+        assert topic.query(fail_on_loss=False).latest(ahead) == ahead
+        assert topic.position() == {"0": 10, "1": 5}
+
 
 class TestRowsThatAreGone:
     @pytest.fixture

@@ -226,4 +226,4 @@ def test_the_totals_are_those_of_the_rows(ledger: Ledger) -> None:
     ledger.open_write("store/c")
     ledger.delete("store/a")
     totals = ledger.totals()
-    assert totals == {"datasets": 1, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}
+    assert totals == {"datasets": 1, "topics": 0, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}

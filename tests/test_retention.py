@@ -563,7 +563,7 @@ def rows_of(reach: Reach, table: str) -> int:
 
 def test_small_puts_are_forgotten_after_an_hour_and_their_rows_stay(reach: Reach) -> None:
     reach.put(1, attempt="a" * 32)
-    reach.put(2, run="put-0123")
+    reach.put(2, run=f"put-{0:032x}")
     named = reach.put(3, run="orders 7")
     open_one = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
     reach.ledger.finish(reach.ledger.open_write("store/y", schema=TRIPS, own=True).id, [])

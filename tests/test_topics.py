@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -15,6 +17,7 @@ import pytest
 
 from penstock.client import Client, connect
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, SchemaMismatch
+from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
 from penstock.queue import keys
 from penstock.queue.retention import retain
@@ -82,10 +85,96 @@ def test_a_topic_is_made_before_its_first_row(bare: flight.FlightClient) -> None
     assert [shard["shard"] for shard in made["shards"]] == [0, 1, 2]
     assert (made["keep_seconds"], made["keep_bytes"], made["rows"]) == (60, 1_000, 0)
     assert read(bare, TOPIC).equals(TRIPS.empty_table())
-    with refused("exists", "key 'id', 3 shards and 2 columns"):
-        create(bare, key="city", shards=3)
-    with refused("exists"):
-        create(bare, key="id", shards=4)
+    assert create(bare, key="id") == made, "what isn't said is as it is"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key": "city", "shards": 3}, "exists with key 'id', asked for key 'city': that is how its rows lie"),
+        ({"key": "id", "shards": 4}, "exists with number of shards 3, asked for 4"),
+        ({"shards": 1}, "exists with key 'id', asked for no key and number of shards 3, asked for 1"),
+        ({"key": "id", "schema": pa.schema([("id", pa.int32()), ("city", pa.string())])}, "id is int64, got int32"),
+        (
+            {"key": "id", "schema": pa.schema([*TRIPS, ("tip", pa.float64())])},
+            "without tip double that may be null: a put of rows",
+        ),
+    ],
+)
+def test_another_topic_that_is_there_is_refused_with_what_differs(
+    bare: flight.FlightClient, options: dict[str, Any], words: str
+) -> None:
+    made = create(bare, key="id", shards=3, keep_seconds=60)
+    with refused("exists", words):
+        create(bare, **options, keep_seconds=5)
+    found = call(bare, "describe", path=TOPIC)
+    assert {name: found[name] for name in made} == made, "nothing of it is changed, what it keeps included"
+
+
+def test_a_topic_that_is_made_again_after_it_has_grown_is_the_same(bare: flight.FlightClient) -> None:
+    """As a deploy step does, each time: what was put since has brought a column, and nulls."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("city", pa.string())])
+    made = create(bare, schema=schema, key="city")
+    wider = pa.schema([*TRIPS, ("tip", pa.float64())])
+    put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [None], "city": ["b"], "tip": [0.5]}, wider)])
+
+    again = create(bare, schema=schema, key="city")
+
+    assert [column["name"] for column in again["schema"]] == ["id", "city", "tip"]
+    assert (again["journal"], again["rows"]) == (made["journal"], 1)
+    with refused("exists", "lacks must int64"):
+        create(bare, f"{TOPIC}2", schema=pa.schema([*TRIPS, pa.field("must", pa.int64(), nullable=False)]))
+        create(bare, f"{TOPIC}2")
+
+
+def test_what_a_topic_keeps_is_changed_by_what_is_said_of_it(
+    bare: flight.FlightClient, server: PenstockServer, timed: Clock
+) -> None:
+    put(bare, at(TOPIC), [trips(1, 2)])
+    words: list[tuple[dict[str, Any], tuple[float, int | None]]] = [
+        ({}, (86_400, None)),
+        ({"keep_seconds": 60}, (60, None)),
+        ({"keep_bytes": 0}, (60, 0)),
+        ({"keep_bytes": 1_000_000}, (60, 1_000_000)),
+        ({"keep_seconds": 7.5}, (7.5, 1_000_000)),
+    ]
+    for said, kept in words:
+        made = create(bare, **said)
+        assert (made["keep_seconds"], made["keep_bytes"]) == kept
+        found = call(bare, "describe", path=TOPIC)
+        assert (found["keep_seconds"], found["keep_bytes"]) == kept
+    timed.now += 8
+    assert retain(server._ledger) == 2
+
+
+def test_what_a_topic_keeps_is_a_number_from_0(reach: Reach) -> None:
+    reach.create()
+    for path in ("topic/x", "topic/new"):
+        every: list[dict[str, Any]] = [
+            {"keep_seconds": -5.0}, {"keep_seconds": float("nan")}, {"keep_seconds": float("inf")}, {"keep_bytes": -1},
+        ]  # fmt: skip
+        for wrong in every:
+            with pytest.raises(InvalidRequest, match=f"expected a {next(iter(wrong))} from 0, got"):
+                reach.create(path, **wrong)
+    assert reach.topics.find("topic/new") is None
+    assert (reach.topic("topic/x").keep_seconds, reach.topic("topic/x").keep_bytes) == (86_400, None)
+
+
+def test_topics_count_with_datasets(make_server: Callable[..., PenstockServer]) -> None:
+    with flight.connect(make_server(limits=Limits(datasets=2)).url) as bare:
+        create(bare)
+        put(bare, at("store/a"), [trips(1)])
+        with refused("limit", "has 2 datasets and topics, its most", "--limit datasets="):
+            create(bare, "topic/b")
+        with refused("limit", "has 2 datasets and topics"):
+            put(bare, at("store/b"), [trips(1)])
+        with refused("limit", "has 2 datasets and topics"):
+            call(bare, "write.open", path="topic/b")
+        create(bare)  # one that is there
+        health = call(bare, "health")
+        assert (health["datasets"], health["topics"]) == (1, 1)
+        call(bare, "delete", path="store/a")
+        create(bare, "topic/b")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +183,7 @@ def test_a_topic_is_made_before_its_first_row(bare: flight.FlightClient) -> None
         ({"key": "nope"}, "invalid", "no column 'nope' to be its key: there are id, city"),
         ({"shards": 0}, "invalid", "1 to 256 shards"),
         ({"shards": 257}, "invalid", "1 to 256 shards"),
+        ({"keep_seconds": -5}, "invalid", "expected a keep_seconds from 0, got -5"),
         ({"path": "store/x"}, "invalid", "can't be a topic"),
         ({"schema": columns(pa.schema([("_offset", pa.int64())]))}, "invalid", "one that the server adds"),
         ({"schema": columns(pa.schema([("f", pa.float64())])), "key": "f"}, "invalid", "not double"),
@@ -366,6 +456,10 @@ def test_rows_that_are_gone_are_named_and_what_is_left(
         with refused("lost", "rows from offset 1 on are gone", "kept for 24 h", "the offsets 3 to 4 are left"):
             read(bare, TOPIC, start={"0": 1}, **end)
     assert read(bare, TOPIC, since=0)["id"].to_pylist() == [4]
+    with refused("lost", "2 rows from offset 0 on are gone", "the offsets 3 to 4 are left"):
+        read(bare, TOPIC, end={"0": 2})
+    with refused("lost", "0 rows from offset 2 on are gone"):
+        read(bare, TOPIC, start={"0": 2}, end={"0": 1})
 
 
 def test_offsets_of_another_journal_are_refused(bare: flight.FlightClient) -> None:
@@ -518,6 +612,30 @@ def test_a_corrupt_part_is_named_and_kept_and_other_ranges_are_served(
 # --- asked without a server ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("change", "hole", "whole"),
+    [
+        ("DELETE FROM journal WHERE first = 2", "2 to 5 are in none", [(0, 2), (5, 6)]),
+        ("DELETE FROM journal WHERE first = 0", "0 to 2 are in none", [(2, 6)]),
+        ("DELETE FROM journal WHERE first = 5", "5 to 6 are in none", [(0, 5)]),
+        ("DELETE FROM journal", "0 to 6 are in none", []),
+        ("UPDATE journal SET rows = 2 WHERE first = 2", "4 to 5 are in none", [(0, 2), (5, 6)]),
+        ("UPDATE journal SET rows = 4 WHERE first = 2", "5 to 6 are in two", [(0, 2)]),
+    ],
+)
+def test_a_hole_between_parts_is_named_and_never_fewer_rows(
+    reach: Reach, change: str, hole: str, whole: list[tuple[int, int]]
+) -> None:
+    for some in ((0, 1), (2, 3, 4), (5,)):
+        reach.put(*some)
+    with reach.ledger.transaction() as t:
+        t.sql.execute(change)
+    with pytest.raises(Lost, match=f"topic/x: of shard 0 the offsets {hole} of its parts"):
+        reach.ids()
+    for start, end in whole:
+        assert [row[2] for row in reach.read(start={0: start}, end={0: end})] == list(range(start, end))
+
+
 def test_a_batch_is_cut_from_where_it_begins(reach: Reach) -> None:
     reach.create(shards=2)
     for number in range(20):
@@ -548,6 +666,25 @@ def test_how_much_lies_behind_a_position(reach: Reach) -> None:
         assert found.rows == 8 - offset
         assert abs(found.bytes - whole * found.rows / 8) <= 1
         assert found.oldest == (None if offset == 8 else start + 5 * (offset // 2))
+
+
+def test_how_much_lies_behind_a_position_in_many_shards_is_asked_for_once(reach: Reach) -> None:
+    """The metrics ask it of each consumer, of each topic."""
+    reach.create(shards=50)
+    start = reach.clock.now
+    for shard in range(50):
+        reach.put(*range(shard % 4), attempt=f"{shard:08x}" + f"{shard:024x}")
+        reach.clock.now += 1
+    topic = reach.topic()
+    per_row = topic.bytes / topic.rows
+    with mock.patch.object(reach.database, "rows", wraps=reach.database.rows) as asked:
+        found = reach.topics.behind(topic, {shard: shard % 4 for shard in range(40)} | {13: 0, 43: 1, 44: 9})
+        assert asked.call_count == 1
+        assert reach.topics.behind(topic, topic.latest()).oldest is None
+        assert asked.call_count == 1, "where nothing is left, nothing is asked"
+    assert found.rows == 1 + sum(shard % 4 for shard in range(40, 50)) - 1
+    assert found.bytes == pytest.approx(per_row * found.rows, rel=0.2)
+    assert found.oldest == start + 13
 
 
 def test_errors_are_of_their_kinds(client: Client) -> None:

@@ -110,6 +110,10 @@ class Fitter:
             if odd or (column.null_count and not field.nullable):
                 return None
         [batch] = table.combine_chunks().to_batches()
+        try:
+            batch.validate(full=True)  # the reader takes any bytes for text
+        except pa.ArrowInvalid:
+            return None
         return pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
     def _learn(self, names: dict[str, None], lines: Sequence[Line], objects: Sequence[dict[str, Any]]) -> None:
@@ -165,15 +169,27 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _object(line: Line) -> dict[str, Any]:
+    text = line.text.decode("utf-8-sig", "surrogateescape")  # what isn't UTF-8 is told with its column
     try:
-        found = json.loads(line.text, parse_float=Decimal, parse_constant=_no_number, object_pairs_hook=_each_once)
+        found = json.loads(text, parse_float=Decimal, parse_constant=_no_number, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as broken:
         raise InvalidRequest(f"line {line.number} isn't JSON: {str(broken)[:120]}") from broken
     if isinstance(found, list) and line.number == 1:
         raise InvalidRequest("it is one JSON array: expected an object per line (jq -c '.[]' makes them)")
     if not isinstance(found, dict):
         raise InvalidRequest(f"line {line.number} is JSON, but no object: {tables.cut(repr(found), 40)}")
+    if "\\u" in text or not text.isascii():
+        _check_text(line, found)
     return found
+
+
+def _check_text(line: Line, row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as wrong:
+            column, held = (tables.printable(str(said))[:80] for said in (name, value))
+            raise InvalidRequest(f"line {line.number}: {column} isn't text in UTF-8, got '{held}'") from wrong
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -152,7 +152,8 @@ class Pour:
         read = pyarrow.json.ReadOptions(block_size=len(text) + 1)
         try:
             schema = pyarrow.json.read_json(io.BytesIO(text), read_options=read).schema
-        except pa.ArrowException as wrong:
+            _ = schema.names  # which must be UTF-8
+        except (pa.ArrowException, UnicodeDecodeError) as wrong:
             Fitter(self._path, pa.schema([]), grows=True).json(some)  # which knows the line
             raise InvalidRequest(f"these lines are no table: {str(wrong).splitlines()[0]}") from wrong
         _check_types(self._path, schema)

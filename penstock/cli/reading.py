@@ -126,7 +126,28 @@ def _json(file: Any, head: bytes, like: pa.Schema | None) -> Source:
         read_options=pyarrow.json.ReadOptions(block_size=_BLOCK),
         parse_options=pyarrow.json.ParseOptions(explicit_schema=like, unexpected_field_behavior=others),
     )
-    return Source(reader.schema, reader, _position(file))
+    _ = reader.schema.names  # which must be UTF-8
+    return Source(reader.schema, _of_text(reader), _position(file))
+
+
+def _of_text(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of JSON, whose reader takes any bytes for text."""
+    before = 0
+    for batch in batches:
+        if not _is_valid(batch):
+            row = next(at for at in range(batch.num_rows) if not _is_valid(batch.slice(at, 1)))
+            names = (name for name in batch.schema.names if not _is_valid(batch.select([name]).slice(row, 1)))
+            raise InvalidRequest(f"row {before + row + 1}: {next(names)[:80]!r} isn't text in UTF-8")
+        before += batch.num_rows
+        yield batch
+
+
+def _is_valid(batch: pa.RecordBatch) -> bool:
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 _OPENERS: dict[str, Callable[[Any, bytes, pa.Schema | None], Source]] = {

@@ -81,7 +81,8 @@ def _text(page: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
     consumers = [
         (
-            each["consumer"][:12], topic["path"], f"{each['lag_rows']:,}", readable.size(each["lag_bytes"]),
+            tables.printable(each["consumer"][:12]), topic["path"], f"{each['lag_rows']:,}",
+            readable.size(each["lag_bytes"]),
             readable.age(each["lag_seconds"]) if each["lag_rows"] else "", _per_second(each["committed_per_s"]),
             tables.ago(each["seen"]), each["state"],
         )

@@ -90,7 +90,7 @@ class Actions:
         return described(
             self.topics.create(
                 str(path), schema, key=asked.key, shards=asked.shards,
-                keep_seconds=asked.keep_seconds, keep_bytes=asked.keep_bytes,
+                keep_seconds=asked.keep_seconds, keep_bytes=asked.keep_bytes, most_datasets=self.most.datasets,
             )
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ _TABLE: dict[str, tuple[str, Callable[[Actions, Call, bytes], dict[str, Any]]]] 
     ),
     "write.abort": ("End a write with nothing to show for it: {ticket} -> the write's summary.", Actions.abort),
     "topic.create": (
-        "Make a topic before its first row: {path, schema, key, shards, keep_seconds, keep_bytes} -> what it is.",
+        "Make a topic, or change what one keeps: {path, schema, key, shards, keep_seconds, keep_bytes} -> what it is.",
         Actions.create,
     ),
     "consumer.attach": (

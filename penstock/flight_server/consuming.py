@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from penstock.flight_server.access import Call
 from penstock.flight_server.ranges import must_be, offsets
 from penstock.queue.consumers import Consumer, Consumers
 from penstock.queue.topics import Topic, Topics
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Desk:
         """consumer.attach."""
         call.must_be_known()
         asked = AttachConsumer.decode(body)
+        _check_names(asked.consumer, asked.session)
         topic = self._topic(asked.path, asked.journal)
         initial = offsets(topic, asked.initial, topic.earliest())
         position = offsets(topic, asked.position, initial)
@@ -41,6 +45,7 @@ class Desk:
         """consumer.offsets."""
         call.must_be_known()
         asked = AskOffsets.decode(body)
+        _check_names(asked.consumer, asked.session)
         topic = self._topic(asked.path, asked.journal)
         if asked.consumer is not None and asked.session is not None:
             self.consumers.heard(topic, asked.consumer, asked.session)
@@ -65,6 +70,7 @@ class Desk:
         """consumer.commit."""
         call.must_be_known()
         asked = Consuming.decode(body)
+        _check_names(asked.consumer, asked.session)
         topic = self._topic(asked.path, asked.journal)
         moved = self.consumers.commit(
             topic, asked.consumer, asked.session, offsets(topic, asked.position, dict.fromkeys(topic.latest(), 0))
@@ -75,6 +81,7 @@ class Desk:
         """consumer.detach."""
         call.must_be_known()
         asked = Consuming.decode(body)
+        _check_names(asked.consumer, asked.session)
         self.consumers.detach(self._topic(asked.path, asked.journal), asked.consumer, asked.session)
         return {}
 
@@ -85,6 +92,15 @@ class Desk:
         topic = self.topics.topic(str(path))
         must_be(topic, journal)
         return topic
+
+
+def _check_names(consumer: str | None, session: str | None) -> None:
+    """They are shown in logs, tables and metrics as they are."""
+    for what, name in (("consumer", consumer), ("session", session)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{what} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ - ({len(name)} came)"
+            )
 
 
 def _named(position: Mapping[int, int]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from penstock.flight_server.access import Call
 from penstock.flight_server.limits import Limits
 from penstock.flight_server.upload import Upload
 from penstock.queue import keys
-from penstock.queue.appender import Appender, SmallPut
+from penstock.queue.appender import Appender, SmallPut, check_again
 from penstock.queue.ledger import Ledger
 from penstock.queue.topics import Topics
 from penstock.queue.writes import Attempt, Write
@@ -87,7 +87,11 @@ class Putter:
                     first, second = next(parts, []), next(parts, None)
                     if second is None:
                         return self._publish(command, upload, first)
-                    parts, write = chain([first, second], parts), self._write(command)
+                    parts = chain([first, second], parts)
+                    again = self._again(command, upload, parts)
+                    if again is not None:
+                        return again
+                    write = self._write(command)
                 if own and write.state == "finished":  # its run is done: the second time changes nothing
                     upload.drain(parts)
                     return self.ledger.finished_receipt(write)
@@ -112,22 +116,29 @@ class Putter:
         upload.check_whole()
         size = sum(batch.nbytes for batch in batches)
         assert command.path is not None
-        put = SmallPut(command.path, command.run, command.attempt, upload.schema, batches, upload.rows, size)
+        schema = upload.schema.remove_metadata()  # pandas notes its index there, anew for each put
+        batches = [batch.replace_schema_metadata(None) for batch in batches]
+        put = SmallPut(command.path, command.run, command.attempt, schema, batches, upload.rows, size)
         return self.appender.append(put)
 
     def _accept(self, path: str, attempt: str, upload: Upload, parts: Iterator[list[pa.RecordBatch]]) -> Attempt:
         """Store the parts of a stream, the next one received while two are written."""
         # The name has a random piece: an attempt that comes twice, or a stolen id, can't touch another's bytes
         prefix = f"{attempt.replace('-', '')}-{secrets.token_hex(4)}"
+        layout = self.topics.layout(path) if _is_topic(path) else None
+        laid = (
+            keys.sharded(parts, layout, attempt.replace("-", "")) if _is_topic(path) else ((0, some) for some in parts)
+        )
         stored: list[Part] = []
         running: deque[Future[Part]] = deque()
         shards: list[int] = []
+        schema = upload.schema.remove_metadata() if _is_topic(path) else upload.schema
         try:
-            for number, (shard, batches) in enumerate(self._sharded(path, attempt, parts)):
+            for number, (shard, batches) in enumerate(laid):
                 shards.append(shard)
                 if len(running) == _IN_FLIGHT:
                     stored.append(running.popleft().result())
-                running.append(self.pool.submit(self.store.write, f"{prefix}-{number:06}", upload.schema, batches))
+                running.append(self.pool.submit(self.store.write, f"{prefix}-{number:06}", schema, batches))
             while running:
                 stored.append(running.popleft().result())
             upload.check_whole()
@@ -137,14 +148,19 @@ class Putter:
             if isinstance(error, StoreFull):
                 raise self._with_outlook(error) from error
             raise
-        return Attempt(attempt, upload.schema, upload.rows, tuple(stored), tuple(shards) if _is_topic(path) else ())
-
-    def _sharded(
-        self, path: str, attempt: str, parts: Iterator[list[pa.RecordBatch]]
-    ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
         if not _is_topic(path):
-            return ((0, batches) for batches in parts)
-        return keys.sharded(parts, self.topics.layout(path), attempt.replace("-", ""))
+            return Attempt(attempt, schema, upload.rows, tuple(stored))
+        journal = None if layout is None else layout.journal
+        return Attempt(attempt, schema, upload.rows, tuple(stored), tuple(shards), journal)
+
+    def _again(self, command: PutCommand, upload: Upload, parts: Iterator[list[pa.RecordBatch]]) -> Receipt | None:
+        """The receipt of a put of many parts to a topic that is done already."""
+        assert command.path is not None
+        known = self.ledger.published(command.path, None, command.attempt)
+        if known is not None:
+            upload.drain(parts)
+            check_again(self.ledger, known, command.path, upload.rows)
+        return known
 
     def _record(self, write: Write, attempt: Attempt, own: bool) -> Receipt:
         try:

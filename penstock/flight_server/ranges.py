@@ -20,6 +20,8 @@ from penstock.wire import EndpointNote, Entry, ReadCommand
 
 _RUN_BYTES = 32 << 20
 _RUN_PARTS = 64
+_MOST = 2**63
+"""An offset is less: the ledger keeps it in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,14 @@ def all_columns(schema: pa.Schema) -> pa.Schema:
 
 def offsets(topic: Topic, given: Mapping[str, Any] | None, default: Mapping[int, int]) -> dict[int, int]:
     """A position as it comes over the wire, {shard: offset}; shards that aren't in it have the default."""
-    found, known = dict(default), topic.latest()
+    found, known = dict(default), {str(shard.number): shard.number for shard in topic.shards}
     for name, offset in (given or {}).items():
-        if not name.isdecimal() or int(name) not in known or type(offset) is not int or offset < 0:
+        if name not in known or type(offset) is not int or not 0 <= offset < _MOST:
             raise InvalidRequest(
                 f"{topic.path} has no place {name[:20]!r}: {str(offset)[:20]}; expected an offset for each of the "
                 f"shards 0 to {len(topic.shards) - 1}"
             )
-        found[int(name)] = offset
+        found[known[name]] = offset
     return found
 
 

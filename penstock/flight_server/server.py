@@ -47,7 +47,10 @@ class PenstockServer(flight.FlightServerBase):
         self._sweeper = Sweeper(ledger, store)
         self._local = LocalDoor(store, self._signer, self.metrics)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
-        topics, self._appender = Topics(ledger, store), Appender(ledger, store, self._appended)
+        topics, self._appender = (
+            Topics(ledger, store),
+            Appender(ledger, store, self._appended, settings.limits.datasets),
+        )
         consumers = Consumers(ledger, topics)
         self._gauges(topics, consumers)
         self._putter = Putter(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock import projection, steps
-from penstock.errors import AlreadyExists, PenstockError, Unavailable, WriteEnded
-from penstock.queue import journal, keys
+from penstock.errors import AlreadyExists, PenstockError, StoreFull, Unavailable, WriteEnded
+from penstock.queue import journal, keys, opening
 from penstock.queue.journal import check_schema
 from penstock.queue.ledger import Ledger
 from penstock.queue.topics import Layout, Topics
@@ -53,7 +53,13 @@ class SmallPut:
     answer: Future[Receipt] = field(default_factory=Future)
 
 
-def commit(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], took: Took = _untold) -> None:
+def commit(
+    ledger: Ledger,
+    store: SplitPayloadStore,
+    puts: Sequence[SmallPut],
+    took: Took = _untold,
+    most_datasets: int = 1_000_000,
+) -> None:
     """Answer each put: all of them are durable, or that one isn't.
 
     1. Puts that are known already get their first receipt; of the others, those that don't fit are refused.
@@ -66,28 +72,28 @@ def commit(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], t
     fresh, twins = _first_of_each(fresh)
     try:
         if fresh:
-            receipts = _keep(ledger, store, fresh, took)
+            receipts = _keep(ledger, store, fresh, took, most_datasets)
             steps.passed("append.committed")
             for put, receipt in zip(fresh, receipts, strict=True):  # 4.
                 put.answer.set_result(receipt)
     except WriteEnded:  # a topic was made anew between 2. and 3.: its shards may be others
-        commit(ledger, store, fresh, took)
+        commit(ledger, store, fresh, took, most_datasets)
     except Exception as error:
-        if len(fresh) == 1 or isinstance(error, Unavailable):
+        if len(fresh) == 1 or (isinstance(error, Unavailable) and not isinstance(error, StoreFull)):
             for put in fresh:
                 put.answer.set_exception(error)
         else:  # one of them is at fault, and the others aren't to pay for it
             for put in fresh:
-                commit(ledger, store, [put], took)
+                commit(ledger, store, [put], took, most_datasets)
     if twins:
-        commit(ledger, store, twins, took)
+        commit(ledger, store, twins, took, most_datasets)
 
 
 def _is_fresh(ledger: Ledger, put: SmallPut) -> bool:
     try:
         known = ledger.published(put.path, put.run, put.attempt)
         if known is not None and known.attempt == put.attempt:
-            _check_repeated(ledger, put, known)
+            check_again(ledger, known, put.path, put.rows)
     except PenstockError as refused:
         put.answer.set_exception(refused)
         return False
@@ -96,12 +102,13 @@ def _is_fresh(ledger: Ledger, put: SmallPut) -> bool:
     return known is None
 
 
-def _check_repeated(ledger: Ledger, put: SmallPut, known: Receipt) -> None:
-    if ledger.write(known.write).path != put.path:
-        raise AlreadyExists(f"attempt {put.attempt} belongs to another write: mint a new UUID for each put")
-    if known.rows != put.rows:
+def check_again(ledger: Ledger, known: Receipt, path: str, rows: int) -> None:
+    """Refuse an attempt that comes again and is another one."""
+    if ledger.write(known.write).path != path:
+        raise AlreadyExists(f"attempt {known.attempt} belongs to another write: mint a new UUID for each put")
+    if known.rows != rows:
         raise AlreadyExists(
-            f"attempt {put.attempt} is recorded with {known.rows:,} rows; the {put.rows:,} rows that came now under "
+            f"attempt {known.attempt} is recorded with {known.rows:,} rows; the {rows:,} rows that came now under "
             "its name are others, and weren't kept: mint a new UUID for each put"
         )
 
@@ -118,7 +125,9 @@ def _first_of_each(puts: Iterable[SmallPut]) -> tuple[list[SmallPut], list[Small
     return first, rest
 
 
-def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], took: Took) -> list[Receipt]:
+def _keep(
+    ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], took: Took, most_datasets: int
+) -> list[Receipt]:
     topics = Topics(ledger)
     layouts: dict[str, Layout | None] = {path: topics.layout(path) for path in {put.path for put in puts}}
     rows: dict[tuple[str, int, pa.Schema], list[pa.RecordBatch]] = {}
@@ -136,7 +145,7 @@ def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], to
         steps.passed("append.durable")
         durable = time.perf_counter()
         with ledger.transaction() as t:  # 3.
-            receipts = [_finished(t, put) for put in puts]
+            receipts = [_finished(t, put, most_datasets) for put in puts]
             for path, shard, schema, part in laid:
                 found = layouts[path]
                 _show(t, path, shard, schema, part, None if found is None else found.journal)
@@ -150,13 +159,14 @@ def _keep(ledger: Ledger, store: SplitPayloadStore, puts: Sequence[SmallPut], to
     return receipts
 
 
-def _finished(t: Transaction, put: SmallPut) -> Receipt:
+def _finished(t: Transaction, put: SmallPut, most_datasets: int) -> Receipt:
     """The put as a write that was opened, put to and finished at once."""
     write = Write(uuid.uuid4().hex, put.path, "append", put.run, "finished", "", put.schema, t.now, t.now, None)
     held = journal.schema_at(t, put.path)
     merged = merged_schema(write, held, ())
     if held is None:
         journal.check_path(t, put.path)
+        opening.check_room(t, most_datasets)
         journal.create(t, put.path, merged)
     elif not held.equals(merged):
         journal.widen(t, put.path, merged)
@@ -174,23 +184,32 @@ def _show(t: Transaction, path: str, shard: int, schema: pa.Schema, part: Part, 
     t.sql.execute(
         "INSERT INTO parts(name, attempt, number, rows, bytes, schema, incarnation, state)"
         " VALUES (?, ?, 0, ?, ?, ?, ?, 'whole')",
-        (part.name, part.name[:32], part.rows, part.bytes, t.schema_id(schema), t.catalog.incarnation),
+        (part.name, f"group-{part.name}", part.rows, part.bytes, t.schema_id(schema), t.catalog.incarnation),
     )
     journal.lay(t, part.name, shard, topic)
     journal.append(t, path, [part.name])
 
 
 def together(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in as few batches as may cross the wire: 1,000 of one row each took a reader 50 times as long."""
-    for batch in pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches():
+    """The rows in as few batches as may cross the wire: 1,000 of one row each took a reader 50 times as long.
+
+    Dictionaries that don't fit into one, such as 200 values under one-byte indices, stay what they are.
+    """
+    try:
+        found = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+    except pa.ArrowException:
+        found = batches
+    for batch in found:
         yield from projection.sliced(batch)
 
 
 class Appender:
     """One thread that commits what waits, group after group."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore, took: Took = _untold) -> None:
-        self._ledger, self._store, self._took = ledger, store, took
+    def __init__(
+        self, ledger: Ledger, store: SplitPayloadStore, took: Took = _untold, most_datasets: int = 1_000_000
+    ) -> None:
+        self._ledger, self._store, self._took, self._most_datasets = ledger, store, took, most_datasets
         self._waiting: queue.SimpleQueue[SmallPut | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock-append", daemon=True)
 
@@ -214,7 +233,7 @@ class Appender:
         while not ended:
             group, ended = self._group()
             try:
-                commit(self._ledger, self._store, group, self._took)
+                commit(self._ledger, self._store, group, self._took, self._most_datasets)
             except BaseException as error:  # nobody may wait for ever for a thread that is gone
                 log.exception("a group of puts failed")
                 for put in group:

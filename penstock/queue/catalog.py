@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS writes(
 CREATE UNIQUE INDEX IF NOT EXISTS runs ON writes(path, run) WHERE run IS NOT NULL AND state IN ('open', 'finished');
 CREATE INDEX IF NOT EXISTS writes_by_state ON writes(state, touched);
 CREATE INDEX IF NOT EXISTS small_puts ON writes(touched) WHERE own AND state = 'finished' AND path GLOB 'topic/*'
-    AND (run IS NULL OR run GLOB 'put-*');
+    AND (run IS NULL OR run GLOB 'put-????????????????????????????????');
 CREATE TABLE IF NOT EXISTS attempts(
     id TEXT PRIMARY KEY, write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE,
     schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, parts INTEGER NOT NULL,
@@ -169,6 +169,7 @@ class Catalog:
         return dict(
             self.database.rows(
                 "SELECT (SELECT count(*) FROM datasets) AS datasets,"
+                " (SELECT count(*) FROM topics) AS topics,"
                 " (SELECT coalesce(sum(rows), 0) FROM datasets) AS rows,"
                 " (SELECT count(*) FROM writes WHERE state = 'open') AS open_writes,"
                 " (SELECT coalesce(sum(bytes), 0) FROM parts WHERE state = 'visible') AS visible_bytes,"

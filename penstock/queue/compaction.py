@@ -158,7 +158,7 @@ def _replace(t: Transaction, path: str, shard: int, run: Sequence[_Small], part:
     t.sql.execute(
         "INSERT INTO parts(name, attempt, number, rows, bytes, schema, incarnation, state)"
         " VALUES (?, ?, 0, ?, ?, ?, ?, 'visible')",
-        (part.name, part.name[:32], part.rows, part.bytes, run[0].schema, t.catalog.incarnation),
+        (part.name, f"group-{part.name}", part.rows, part.bytes, run[0].schema, t.catalog.incarnation),
     )
     t.sql.execute(
         "INSERT INTO journal(part, shard, path, first, rows, bytes, since, until) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.errors import Fenced, Lost, NotFound
+from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound
 from penstock.queue.ledger import Ledger
 from penstock.queue.topics import Behind, Topic, Topics
 from penstock.queue.transaction import Transaction
@@ -20,6 +20,8 @@ from penstock.queue.transaction import Transaction
 log = logging.getLogger("penstock")
 UNSEEN = 7 * 24 * 3600.0
 """Seconds after which a consumer that nobody has seen holds no rows any more."""
+MOST = 1_000
+"""Live consumers of one topic."""
 _SEEN = 60.0
 """A consumer that only asks is noted so often, as each note is an fsync."""
 
@@ -49,11 +51,17 @@ class Consumers:
     ) -> None:
         """A session of a consumer begins; the one before may say nothing any more.
 
-        A consumer that isn't known is registered where this session stands.
+        A consumer that isn't known is registered where this session stands, if that is within the topic, and if the
+        name is no other topic's.
         """
         with self._ledger.transaction() as t:
             row = _row(t, topic, consumer)
+            _check_room(t, topic, row)
             if row is None:
+                _check_place(topic, initial)
+                _check_place(topic, position)
+                _check_free(t, topic, consumer)
+                _forget_detached(t, topic)
                 t.sql.execute(  # REPLACE, as the topic may have been made again since, and its failOnDataLoss be false
                     "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'live')",
                     (consumer, topic.path, topic.journal, session, _text(initial), _text(position), t.now, t.now),
@@ -70,9 +78,8 @@ class Consumers:
             row = self._of_session(t, topic, consumer, session)
             held = _position(row["position"])
             moved = {shard: max(held.get(shard, 0), position.get(shard, 0)) for shard in topic.latest()}
-            beyond = {shard: offset for shard, offset in moved.items() if offset > topic.latest()[shard]}
-            if beyond:
-                raise Lost(f"{topic.path} ends before {beyond}: these offsets aren't of this journal")
+            _check_place(topic, moved)
+            _check_room(t, topic, row)
             _is_back(topic, row)
             t.sql.execute(
                 "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE id = ?",
@@ -88,7 +95,9 @@ class Consumers:
             if lately and rows[0]["session"] == session:
                 return
             with self._ledger.transaction() as t:
-                _is_back(topic, self._of_session(t, topic, consumer, session))
+                row = self._of_session(t, topic, consumer, session)
+                _check_room(t, topic, row)
+                _is_back(topic, row)
                 t.sql.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", (t.now, consumer))
 
     def detach(self, topic: Topic, consumer: str, session: str) -> None:
@@ -155,6 +164,51 @@ def floors(t: Transaction, path: str) -> dict[int, int]:
         for shard, offset in _position(row["position"]).items():
             found[shard] = min(found.get(shard, offset), offset)
     return found
+
+
+def _check_place(topic: Topic, position: Mapping[int, int]) -> None:
+    """Refuse a place behind the end: its consumer would be owed less than no rows."""
+    ends = topic.latest()
+    beyond = [f"shard {shard}: {at} of {ends[shard]}" for shard, at in position.items() if at > ends.get(shard, at)]
+    if beyond:
+        raise Lost(f"{topic.path} ends before {', '.join(beyond)}: these offsets aren't of this journal")
+
+
+def _check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:
+    """Refuse one live consumer too many: each costs something whenever somebody looks."""
+    if row is not None and row["state"] == "live":
+        return
+    live = t.sql.execute(
+        "SELECT count(*) FROM consumers WHERE path = ? AND journal = ? AND state = 'live'", (topic.path, topic.journal)
+    ).fetchone()[0]
+    if live >= MOST:
+        raise LimitExceeded(
+            f"{topic.path} has {live:,} live consumers, its most: end one that is done (consumer.detach), or wait "
+            f"until the ones expire that nobody has seen for {UNSEEN / 86400:g} days"
+        )
+
+
+def _check_free(t: Transaction, topic: Topic, consumer: str) -> None:
+    """Refuse a name that stands for a place in another topic: the rows from there on are its own to read."""
+    other = t.sql.execute(
+        "SELECT path FROM consumers WHERE id = ? AND path <> ? AND state <> 'detached'"
+        " AND journal IN (SELECT journal FROM topics)",
+        (consumer, topic.path),
+    ).fetchone()
+    if other is not None:
+        raise AlreadyExists(
+            f"consumer {consumer[:40]} reads {other['path']}: a name stands for one place in one topic. Take another "
+            f"for {topic.path}, or detach it there first"
+        )
+
+
+def _forget_detached(t: Transaction, topic: Topic) -> None:
+    """Only the last ones are worth a line."""
+    t.sql.execute(
+        "DELETE FROM consumers WHERE id IN (SELECT id FROM consumers WHERE path = ? AND journal = ?"
+        " AND state = 'detached' ORDER BY seen DESC LIMIT -1 OFFSET ?)",
+        (topic.path, topic.journal, MOST),
+    )
 
 
 def _is_back(topic: Topic, row: sqlite3.Row) -> None:

@@ -45,7 +45,8 @@ def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) 
     for attempt in attempts:
         t.sql.execute(
             "UPDATE parts SET state = 'visible', path = ?1,"
-            " seq = number + (SELECT next_seq FROM datasets WHERE path = ?1) WHERE attempt = ?2",
+            " seq = number + (SELECT next_seq FROM datasets WHERE path = ?1) WHERE attempt = ?2"
+            " AND state = 'whole'",
             (path, attempt),
         )
         t.sql.execute(

@@ -37,7 +37,7 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
         ],
     )
     for part, shard in zip(attempt.parts, attempt.shards, strict=False):
-        journal.lay(t, part.name, shard)
+        journal.lay(t, part.name, shard, attempt.journal)
     t.sql.execute(
         "UPDATE writes SET touched = ?, rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
         (t.now, receipt.rows, receipt.bytes, receipt.parts, write_id),

@@ -74,14 +74,9 @@ def check_path(t: Transaction, path: str) -> None:
         raise AlreadyExists(f"{path} is a folder with topics in it, so it can't be a topic itself")
 
 
-def lay(t: Transaction, part: str, shard: int, topic: str | None = None) -> None:
-    """Note which shard a part is for that isn't shown yet, in which journal: by default the one at its write's path."""
-    t.sql.execute(
-        "INSERT INTO journal(part, shard, laid) VALUES (?1, ?2, coalesce(?3, (SELECT topics.journal FROM parts"
-        " JOIN attempts ON attempts.id = parts.attempt JOIN writes ON writes.id = attempts.write"
-        " JOIN topics ON topics.path = writes.path WHERE parts.name = ?1)))",
-        (part, shard, topic),
-    )
+def lay(t: Transaction, part: str, shard: int, journal: str | None) -> None:
+    """Note which shard a part is for that isn't shown yet, and in which journal; None where there was no topic yet."""
+    t.sql.execute("INSERT INTO journal(part, shard, laid) VALUES (?, ?, ?)", (part, shard, journal))
 
 
 def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
@@ -94,7 +89,9 @@ def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) 
     parts = [
         row["name"]
         for attempt in attempts
-        for row in t.sql.execute("SELECT name FROM parts WHERE attempt = ? ORDER BY number", (attempt,))
+        for row in t.sql.execute(
+            "SELECT name FROM parts WHERE attempt = ? AND state = 'whole' ORDER BY number", (attempt,)
+        )
     ]
     append(t, path, parts)
     t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in attempts])

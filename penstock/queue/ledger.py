@@ -141,7 +141,8 @@ class Ledger(Catalog):
             t.sql.execute(
                 "DELETE FROM writes WHERE id IN (SELECT id FROM writes INDEXED BY small_puts WHERE own"
                 " AND state = 'finished'"
-                " AND path GLOB 'topic/*' AND (run IS NULL OR run GLOB 'put-*') AND touched < ? LIMIT ?)",
+                " AND path GLOB 'topic/*' AND (run IS NULL OR run GLOB 'put-????????????????????????????????')"
+                " AND touched < ? LIMIT ?)",
                 (t.now - REPEATED, _FORGOTTEN),
             )
         return idle

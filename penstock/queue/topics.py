@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,16 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import readable, schemas
-from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound
-from penstock.queue import datasets, journal
+from penstock import readable
+from penstock.errors import InvalidRequest, Lost, NotFound
+from penstock.queue import creating, datasets, journal
 from penstock.queue.catalog import below, to_schema
-from penstock.queue.journal import META, check_schema
+from penstock.queue.journal import META
 from penstock.queue.ledger import Ledger
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
 
-MOST_SHARDS = 256
 __all__ = ["META", "Behind", "Laid", "Layout", "Shard", "Topic", "Topics", "check_range"]
 
 
@@ -117,31 +117,19 @@ class Topics:
         key: str | None = None,
         keep_seconds: float | None = None,
         keep_bytes: int | None = None,
+        most_datasets: int = 1_000_000,
     ) -> Topic:
-        """Make an empty topic. Again the same does nothing; a topic that is there with other words is refused."""
-        schemas.check_names(schema)
-        check_schema(path, schema)
-        if key is not None and schema.get_field_index(key) < 0:
-            raise InvalidRequest(
-                f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}"
-            )
-        count = shards if shards is not None else 4 if key is not None else 1
-        if not 1 <= count <= MOST_SHARDS:
-            raise InvalidRequest(f"{path}: expected 1 to {MOST_SHARDS} shards, got {count}")
+        """Make an empty topic. Again the same changes only what it keeps; one of another kind that is there is refused.
+
+        The same is also what has grown from it: a topic gets columns by what is put.
+        """
+        creating.check(path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
         with self._ledger.transaction() as t:
-            if journal.schema_at(t, path) is None:
-                journal.check_path(t, path)
-                journal.create(
-                    t, path, schema, shards=count, key=key,
-                    keep_seconds=journal.KEEP if keep_seconds is None else keep_seconds, keep_bytes=keep_bytes,
-                )  # fmt: skip
-            found = self.topic(path)
-        if (found.key, len(found.shards), found.schema) != (key, count, schema):
-            raise AlreadyExists(
-                f"{path} exists with key {found.key!r}, {len(found.shards)} shards and {len(found.schema)} columns: "
-                "delete it first, or choose another path"
-            )
-        return found
+            creating.create(
+                t, path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes,
+                most_datasets=most_datasets,
+            )  # fmt: skip
+            return self.topic(path)
 
     def topic(self, path: str) -> Topic:
         """A topic by path."""
@@ -202,7 +190,7 @@ class Topics:
             found = [
                 laid
                 for shard in now.shards
-                for laid in self._in_shard(now, shard, start.get(shard.number, shard.first), end.get(shard.number))
+                for laid in self._in_shard(now, shard, start.get(shard.number), end.get(shard.number))
             ]
             row = self._ledger.database.rows("SELECT ticketed FROM topics WHERE path = ?", topic.path)
             if found and row[0]["ticketed"] < ticketed_until:  # who waits for rows that aren't there holds none
@@ -210,8 +198,10 @@ class Topics:
                     t.sql.execute("UPDATE topics SET ticketed = ? WHERE path = ?", (ticketed_until + 60, topic.path))
             return found
 
-    def _in_shard(self, topic: Topic, shard: Shard, start: int, end: int | None) -> Iterator[Laid]:
+    def _in_shard(self, topic: Topic, shard: Shard, start: int | None, end: int | None) -> Iterator[Laid]:
         end = shard.next if end is None else end
+        if start is None:  # its oldest row, unless what is asked for is all older than that
+            start = shard.first if end >= shard.first else 0
         check_range(topic, shard, start, end)
         if start == end:  # nothing of the part around it
             return
@@ -222,29 +212,34 @@ class Topics:
             " first >= (SELECT coalesce(max(first), 0) FROM journal WHERE path = ?1 AND shard = ?2 AND first <= ?3)"
             " ORDER BY first"
         )
+        reached = start
         for row in self._ledger.database.rows(query, topic.path, shard.number, start, end):
             skip = max(0, start - row["first"])
             rows = min(row["rows"], end - row["first"]) - skip
+            _must_follow(topic, shard, reached, row["first"] + skip)
+            reached += rows
             size = row["bytes"] * rows // max(1, row["rows"])
             schema = to_schema(row["ipc"])
             yield Laid(row["part"], shard.number, row["first"], skip, rows, size, row["since"], schema, row["rows"])
+        _must_follow(topic, shard, reached, end)
 
     def behind(self, topic: Topic, position: Mapping[int, int]) -> Behind:
         """What lies from a position on to the end."""
-        rows = size = 0
-        oldest: float | None = None
-        for shard in topic.shards:
-            start = max(position.get(shard.number, shard.first), shard.first)
-            found = self._ledger.database.rows(
-                "SELECT coalesce(sum(CAST(bytes AS REAL) * (first + rows - max(first, ?3)) / max(rows, 1)), 0) AS size,"
-                " min(since) AS oldest FROM journal WHERE path = ?1 AND shard = ?2 AND first + rows > ?3",
-                topic.path, shard.number, start,
-            )[0]  # fmt: skip
-            rows += shard.next - start
-            size += int(found["size"])
-            if found["oldest"] is not None:
-                oldest = found["oldest"] if oldest is None else min(oldest, found["oldest"])
-        return Behind(rows, size, oldest)
+        starts = {each.number: max(position.get(each.number, each.first), each.first) for each in topic.shards}
+        left = {
+            each.number: each.next - starts[each.number] for each in topic.shards if each.next > starts[each.number]
+        }
+        if not left:
+            return Behind(0, 0, None)
+        query = (
+            "WITH places(shard, start) AS (SELECT CAST(key AS INTEGER), value FROM json_each(?1))"
+            " SELECT coalesce(sum(CAST(bytes AS REAL) * (first + rows - max(first, start)) / max(rows, 1)), 0) AS size,"
+            " min(since) AS oldest FROM places CROSS JOIN journal ON journal.path = ?2 AND journal.shard = places.shard"
+            " AND first + rows > start"
+        )
+        places = json.dumps({shard: starts[shard] for shard in left})
+        found = self._ledger.database.rows(query, places, topic.path)[0]
+        return Behind(sum(left.values()), int(found["size"]), found["oldest"])
 
     def ahead(
         self,
@@ -306,11 +301,22 @@ def _rows_before(part: OpenPart, moment: float) -> int:
     return int(found) if found >= 0 else part.rows
 
 
+def _must_follow(topic: Topic, shard: Shard, reached: int, at: int) -> None:
+    """Refuse a range with a hole in it: never fewer rows, whatever has become of the ledger."""
+    if at != reached:
+        what = "are in none of its parts" if at > reached else "are in two of its parts"
+        first, end = sorted((reached, at))
+        raise Lost(
+            f"{topic.path}: of shard {shard.number} the offsets {first} to {end} {what}: the ledger is damaged there; "
+            f"the ranges before {first} and from {end} on can be read"
+        )
+
+
 def check_range(topic: Topic, shard: Shard, start: int, end: int) -> None:
     """Refuse a range that isn't there whole."""
     left = f"of shard {shard.number} the offsets {shard.first} to {shard.next} are left"
     if start < shard.first:
-        gone = min(end, shard.first) - start
+        gone = max(0, min(end, shard.first) - start)
         raise Lost(
             f"{topic.path}: {gone:,} rows from offset {start} on are gone, {_why_gone(topic, shard, start)}: {left}"
         )

@@ -50,6 +50,8 @@ class Attempt:
     parts: tuple[Part, ...]
     shards: tuple[int, ...] = ()
     """For rows of a topic: which shard each part is for."""
+    journal: str | None = None
+    """And of which journal these shards are; None where there was no topic yet."""
 
     def receipt(self, write: str) -> Receipt:
         """What its put is answered."""

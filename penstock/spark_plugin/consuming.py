@@ -193,8 +193,13 @@ class Consumption:
         offset = known[-1]
         if self._attached == (offset.consumer, offset.journal):
             return
-        about = {"initial": offset.initial, "position": known[0].shards}
-        self._call("consumer.attach", offset, **about)
+        if not self._call("consumer.attach", offset, initial=offset.initial, position=known[0].shards):
+            ends = self._ask()["next"]  # it ends before this place, and that is let pass: the consumer stands there
+            capped = [
+                {shard: min(at, ends.get(shard, at)) for shard, at in each.items()}
+                for each in (offset.initial, known[0].shards)
+            ]
+            self._call("consumer.attach", offset, initial=capped[0], position=capped[1])
         self._attached, self._told = (offset.consumer, offset.journal), None
 
     def _commit(self, offset: Offset) -> None:
@@ -208,12 +213,15 @@ class Consumption:
             self._attach(offset)
         self._told = offset.journal, offset.shards
 
-    def _call(self, name: str, offset: Offset, **more: Any) -> None:
+    def _call(self, name: str, offset: Offset, **more: Any) -> bool:
+        """Whether the server did it; what it hasn't any more is told."""
         about = {"journal": offset.journal, "consumer": offset.consumer, "session": self._session}
         try:
             self._client.call(name, {"path": self.path, **about, **more})
         except Lost as gone:
             self._tell(gone)
+            return False
+        return True
 
     def _ask(self, **about: Any) -> dict[str, Any]:
         asked = {name: value for name, value in about.items() if value is not None}

@@ -38,9 +38,10 @@ class DoGet:
         filter: str | None,
         start: clients.Position | None = None,
         end: Mapping[int, int] | None = None,
+        journal: str | None = None,
     ) -> None:
         self.path = path
-        info = client.info(path, columns=columns, filter=filter, start=start, end=end)
+        info = client.info(path, columns=columns, filter=filter, start=start, end=end, journal=journal)
         self.schema: StructType
         """What mapInArrow is told; as exact as the dataset's own."""
         self.schema, self._arrow = types.readable(info.schema)
@@ -86,13 +87,14 @@ def pieces(endpoints: Sequence[flight.FlightEndpoint], *, filtered: bool) -> Ite
         yield pa.RecordBatch.from_pydict(batch, schema=TICKETS)
 
 
-def do_get(
+def do_get(  # noqa: PLR0913  # as `read`
     path: str,
     *,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
     start: clients.Position | None = None,
     end: Mapping[int, int] | None = None,
+    journal: str | None = None,
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
@@ -100,9 +102,10 @@ def do_get(
     """Tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
     Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. Of a topic, the rows
-    from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time.
+    from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has, is
+    whose offsets they are: a topic that was deleted and made again is refused.
     """
-    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter, start, end)
+    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter, start, end, journal)
 
 
 def read(  # noqa: PLR0913  # two by position, and what each of a read and a server may be told
@@ -113,6 +116,7 @@ def read(  # noqa: PLR0913  # two by position, and what each of a read and a ser
     filter: str | None = None,
     start: clients.Position | None = None,
     end: Mapping[int, int] | None = None,
+    journal: str | None = None,
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
@@ -120,8 +124,11 @@ def read(  # noqa: PLR0913  # two by position, and what each of a read and a ser
     """A dataset as a frame, as it is now: later changes aren't seen, and what is deleted stays readable for 12 hours
     (the server's --ticket-life). After that evaluating the frame is an error that says so; read again. Of a topic, the
     rows from `start` up to `end`, offsets by shard, `{0: 500}`; a shard that isn't named is read as far as it goes.
+    `journal`, which `describe` has, is whose offsets they are: a topic that was deleted and made again is refused.
     """
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")
-    get = do_get(path, columns=columns, filter=filter, start=start, end=end, url=url, token=token, ca=ca)
+    get = do_get(
+        path, columns=columns, filter=filter, start=start, end=end, journal=journal, url=url, token=token, ca=ca
+    )
     return get.rows(spark)

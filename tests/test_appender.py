@@ -28,7 +28,7 @@ from tests.fix_server import ANY_PORT, process_server
 from tests.fix_topics import TOPIC, Reach, small_put
 from tests.plain import TRIPS, at, ids, new_attempt, put, trips
 from tests.test_lifecycle import named_parts
-from tests.watching import files
+from tests.watching import eventually, files
 
 
 def failed(one: SmallPut) -> BaseException:
@@ -344,7 +344,9 @@ def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Pa
             for each in running:
                 each.result(30)
         with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
-            assert files(data / "parts") == named_parts(data)
+            eventually(
+                lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part"
+            )
             seen = ids(bare, TOPIC)
             assert len(seen) == len(set(seen)), "doubled"
             assert answered <= set(seen), "lost"

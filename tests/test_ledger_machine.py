@@ -29,6 +29,8 @@ from penstock.store.database import Database
 from penstock.store.medium import Part
 from tests.doubles import Clock, Crash, crash_at
 
+pytestmark = pytest.mark.faults  # seconds of them
+
 PATHS = ["store/a", "store/a/b", "store/d"]
 DAY = 24 * 3_600
 SCHEMA = pa.schema([("n", pa.int64())])

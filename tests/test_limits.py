@@ -22,6 +22,8 @@ from tests.plain import TRIPS, at, call, code_of, ids, info, names, new_attempt,
 from tests.raw_flight import RawFlight, flight_data
 from tests.watching import descriptors, eventually, files, peak_memory, threads
 
+pytestmark = pytest.mark.faults  # seconds of them
+
 Make = Callable[..., PenstockServer]
 
 

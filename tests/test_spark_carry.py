@@ -18,6 +18,8 @@ from penstock.client import Settings
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.tasks import PutPartition
 
+pytestmark = pytest.mark.faults  # seconds of them
+
 TASK = PutPartition(Settings("grpc://127.0.0.1:1"), "ticket", None)
 
 LOOK = """

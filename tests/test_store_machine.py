@@ -25,6 +25,8 @@ from tests.doubles import Clock, Crash, crash_at
 from tests.shapes import numbers
 from tests.store_contract import as_stream
 
+pytestmark = pytest.mark.faults  # seconds of them
+
 KEYS = st.sampled_from(["a", "a/b", "a/b/c", "b", "B", "a_b"])
 ROWS = st.sampled_from([0, 1, 7, 400])
 LIVES = st.none() | st.sampled_from([0.0, 1.0, 10.0])

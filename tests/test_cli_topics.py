@@ -422,6 +422,7 @@ def test_a_mistake_is_one_clear_line(
     assert sum(entry.rows for entry in client.list("topic/")) == 0
 
 
+@pytest.mark.faults
 @pytest.mark.process
 def test_what_comes_slowly_is_there_before_stdin_ends(server: PenstockServer, client: Client) -> None:
     command = [*PENSTOCK, "--url", str(server.url), "put", "topic/x", "-"]
@@ -768,6 +769,7 @@ def test_ctrl_c_leaves_a_file_that_is_whole(server: PenstockServer, client: Clie
     assert list(tmp_path.glob(".a.arrow.*")) == []
 
 
+@pytest.mark.faults
 @pytest.mark.process
 @pytest.mark.faults
 def test_follow_outlives_a_server_that_is_killed(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ class TestPrinting:
         assert "canary" not in repr(client) + repr(client.settings)
 
 
+@pytest.mark.faults
 class TestTryingAgain:
     def test_settings_pickle_and_connect_elsewhere(self, client: Client) -> None:
         client.put("store/t", TABLE)

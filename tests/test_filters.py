@@ -237,6 +237,7 @@ def test_the_rows_that_sqlite_keeps_are_kept(rows: list[tuple[object, ...]], tex
     assert filters.parse(text, schema).kept(table)["at"].to_pylist() == expected
 
 
+@pytest.mark.faults
 def test_a_filter_is_evaluated_at_the_server_over_all_parts(client: Client) -> None:
     table = pa.table({"id": range(3_000_000), "city": ["Oslo", "Bergen", "Narvik"] * 1_000_000})
     client.put("store/x", table)
@@ -325,6 +326,7 @@ def test_no_filter_ends_the_server(tmp_path: Path) -> None:
         assert server.process.poll() is None
 
 
+@pytest.mark.faults
 def test_few_kept_rows_leave_together(client: Client) -> None:
     client.put("store/x", pa.table({"id": range(6_000_000)}))  # 6 parts
 

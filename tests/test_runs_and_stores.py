@@ -72,6 +72,7 @@ def test_a_full_store_says_when_what_tickets_hold_is_free(make_server: Callable[
         assert any(f"until {end + timedelta(minutes=late):%H:%M} UTC" in str(full.value) for late in range(-1, 3))
 
 
+@pytest.mark.faults
 def test_a_slow_disk_is_not_a_silent_client(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,7 +316,7 @@ class TestFollowing:
 @pytest.fixture
 def small_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint is three puts at most."""
-    monkeypatch.setattr("penstock.flight_server.ranges._RUN_PARTS", 3)
+    monkeypatch.setattr("penstock.flight_server.ranges.RUN_PARTS", 3)
 
 
 def fail(how: str) -> None:

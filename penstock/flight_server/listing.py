@@ -14,16 +14,13 @@ from penstock import filters, paths, projection
 from penstock.bodies import Summary
 from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.flight_server.columns import check_columns
-from penstock.flight_server.ranges import Ranges, entry
+from penstock.flight_server.ranges import RUN_BYTES, RUN_PARTS, Ranges, entry
 from penstock.queue.ledger import Ledger
 from penstock.queue.writes import Dataset, Folder, HeldPart
 from penstock.tickets import ReadTicket, Signer
 from penstock.wire import EndpointNote, Entry, ListCommand, ReadCommand
 
 _NO_SCHEMA = pa.schema([])
-_RUN_BYTES = 32 << 20
-_RUN_PARTS = 64
-"""How much one endpoint has at most, if no single part has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class _Run:
 
     def takes(self, part: HeldPart) -> bool:
         """Whether the next part may join."""
-        small = self.bytes + part.bytes <= _RUN_BYTES and len(self.parts) < _RUN_PARTS
+        small = self.bytes + part.bytes <= RUN_BYTES and len(self.parts) < RUN_PARTS
         return small and part.schema.equals(self.parts[0].schema, check_metadata=True)
 
 

@@ -18,8 +18,9 @@ from penstock.queue.topics import META, Laid, Topic, Topics
 from penstock.tickets import ReadTicket, Signer
 from penstock.wire import EndpointNote, Entry, ReadCommand
 
-_RUN_BYTES = 32 << 20
-_RUN_PARTS = 64
+RUN_BYTES = 32 << 20
+RUN_PARTS = 64
+"""How much one endpoint has at most, of a topic or a dataset, if no single part has more."""
 _MOST = 2**63
 """An offset is less: the ledger keeps it in 64 bits."""
 
@@ -167,7 +168,7 @@ class _Run:
         """Whether the next rows may join."""
         if not self.laid:
             return True
-        small = self.bytes + next_one.bytes <= _RUN_BYTES and len(self.laid) < _RUN_PARTS
+        small = self.bytes + next_one.bytes <= RUN_BYTES and len(self.laid) < RUN_PARTS
         same = self.laid[0].shard == next_one.shard
         return small and same and self.laid[0].schema.equals(next_one.schema, check_metadata=True)
 

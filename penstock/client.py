@@ -7,7 +7,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -17,7 +16,9 @@ import pyarrow.flight as flight
 from penstock import arguments
 from penstock.errors import InvalidRequest, StoreFull, Unavailable
 from penstock.following import Follower, offsets, place
+from penstock.paths import is_topic
 from penstock.projection import first_rows
+from penstock.settings import Settings, read_certificates
 from penstock.streams import Writer, as_batches, batches_of, next_batch, translated
 from penstock.views import Info, Listing
 from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
@@ -26,33 +27,6 @@ DEFAULT_URL = "grpc://127.0.0.1:8815"
 _T = TypeVar("_T")
 Position = Mapping[int, int] | datetime
 """Where in a topic: the next offset of each shard, or when a row was appended."""
-
-
-PATIENCE = 600.0
-"""Seconds that those wait for a server who would lose the work of many with theirs: tasks, and who commits them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to reach a server; pickles, so that another process can connect the same way."""
-
-    url: str
-    token: str | None = field(default=None, repr=False)
-    ca: str | None = None
-    """A file of certificates (PEM), or their text."""
-    timeout: float = 60.0
-    """Seconds for one call that isn't a stream."""
-    stream_timeout: float = 12 * 3600.0
-    """Seconds for one stream."""
-    retry_for: float = 30.0
-    """Seconds during which a server that is busy, restarting or unreachable is tried again."""
-
-    def for_tasks(self, location: str | None) -> Settings:
-        """How others reach the server with nothing but a ticket: no token, certificates as text, time to wait for room
-        (Spark takes four failures of a task for the end of a job).
-        """
-        ca = _read(self.ca).decode() if self.ca else None
-        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, PATIENCE))
 
 
 def connect(
@@ -84,7 +58,7 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        certificates = _read(settings.ca) if settings.ca else None
+        certificates = read_certificates(settings.ca) if settings.ca else None
         try:
             self._flight = flight.connect(settings.url, tls_root_certs=certificates)
         except (pa.ArrowException, flight.FlightError) as wrong:
@@ -174,7 +148,8 @@ class Client:
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
         rows = [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in info.endpoints]
         door = info.local if filter is None else None  # who maps a part would have to filter it
-        batches = batches_of(self.fetch, info.endpoints, local=door, columns=columns, rows=rows, parallel=parallel)
+        names = info.schema.names if is_topic(path) else columns  # a part of a topic may hold more than is shown of it
+        batches = batches_of(self.fetch, info.endpoints, local=door, columns=names, rows=rows, parallel=parallel)
         if filter is not None and limit is not None:
             batches = first_rows(batches, limit)
         return pa.RecordBatchReader.from_batches(info.schema, batches)
@@ -328,13 +303,3 @@ def _rest(reader: flight.FlightStreamReader, batch: pa.RecordBatch | None) -> It
         yield batch
         with translated():
             batch = next_batch(reader)
-
-
-def _read(certificates: str) -> bytes:
-    if certificates.startswith("-----BEGIN"):
-        return certificates.encode()
-    try:
-        with open(certificates, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise InvalidRequest(f"ca {certificates!r}: expected a file of certificates (PEM), {error.strerror}") from error

@@ -30,6 +30,11 @@ class Path:
         return tuple("/".join(names[:depth]) for depth in range(1, len(names)))
 
 
+def is_topic(path: str) -> bool:
+    """Whether what stands there only grows, and its rows have offsets."""
+    return path.startswith("topic/")
+
+
 def check_key(key: str) -> str:
     """The key, if it is one: it never becomes a file name, and yet may not look like a way out of a folder."""
     if not _ALLOWED.fullmatch(key):

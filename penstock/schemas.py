@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.bodies import SchemaJson
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.paths import is_topic
 
 MAX_DEPTH = 63
 """Types within types: with one more, Arrow's IPC neither writes nor reads a batch."""
@@ -42,7 +43,7 @@ def merge(held: pa.Schema, new: pa.Schema, path: str) -> pa.Schema:
         return held
     differences = _differences(held, new)
     if differences:
-        cure = "choose another topic" if path.startswith("topic/") else "replace it with mode 'overwrite'"
+        cure = "choose another topic" if is_topic(path) else "replace it with mode 'overwrite'"
         raise SchemaMismatch(f"{path} has another schema: {'; '.join(differences)}. Cast the rows, or {cure}")
     both = [field.with_nullable(field.nullable or other.nullable) for field, other in zip(held, new, strict=False)]
     return pa.schema([*both, *list(new)[len(held) :]], metadata=held.metadata)

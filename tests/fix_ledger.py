@@ -62,7 +62,7 @@ def names(*attempts: Attempt) -> list[str]:
 def seen(ledger: Ledger, path: str = PATH) -> list[str]:
     """The parts that a reader gets, in order; no dataset reads as none."""
     try:
-        return [part.name for part in ledger.snapshot(path, ticketed_until=0)[1]]
+        return [laid.part for laid in ledger.snapshot(path, ticketed_until=0)[1]]
     except NotFound:
         return []
 

@@ -14,7 +14,8 @@ from penstock.queue import catalog
 from penstock.queue.appender import SmallPut, commit
 from penstock.queue.ledger import Ledger
 from penstock.queue.sweep import free, recover
-from penstock.queue.topics import Topic, Topics
+from penstock.queue.topic import Topic
+from penstock.queue.topics import Topics
 from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
@@ -90,6 +91,7 @@ class Reach:
         """Shard, offset, id and time of each row in a range."""
         found = []
         for laid in self.topics.range(self.topic(path), start or {}, end or {}, ticketed_until=ticketed_until):
+            assert laid.shard is not None
             table = self.store.open(laid.part).reader().read_all()
             assert table.num_rows == laid.part_rows
             times = [laid.since] * table.num_rows

@@ -96,6 +96,23 @@ class TestRanges:
         cut = client.get("topic/x", start={full: 2}, columns=["id", "_shard", "_offset"]).read_all().to_pylist()
         assert cut == [row for row in found if row["_shard"] != full or row["_offset"] >= 2]
 
+    @pytest.mark.parametrize(
+        ("where", "mapped"), [({}, 2), ({"end": {0: 4}}, 2), ({"start": {0: 3}}, 1), ({"start": {0: 1}}, 0)]
+    )
+    def test_parts_from_their_first_row_on_are_mapped_on_the_same_host(
+        self, server: PenstockServer, client: Client, where: dict[str, Any], mapped: int
+    ) -> None:
+        for start in (0, 3):
+            client.put("topic/x", rows(*range(start, start + 3)))
+        found = client.get("topic/x", **where)
+        assert found.schema.names == ["id", "city"]
+        first, end = where.get("start", {}).get(0, 0), where.get("end", {}).get(0, 6)
+        assert ids(found) == list(range(first, end))
+        told = [
+            line.split()[1] for line in server.metrics.text().splitlines() if line.startswith("penstock_maps_total ")
+        ]
+        assert sum(map(float, told)) == mapped
+
     def test_a_time_begins_with_the_put_that_came_then(self, client: Client) -> None:
         client.put("topic/x", rows(1))
         before = client.get("topic/x", columns=["_time"]).read_all()["_time"][0].as_py()
@@ -316,7 +333,7 @@ class TestFollowing:
 @pytest.fixture
 def small_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint is three puts at most."""
-    monkeypatch.setattr("penstock.flight_server.ranges.RUN_PARTS", 3)
+    monkeypatch.setattr("penstock.flight_server.endpoints.RUN_PARTS", 3)
 
 
 def fail(how: str) -> None:

@@ -36,6 +36,7 @@ GROUND = (
     "projection",
     "readable",
     "schemas",
+    "settings",
     "steps",
     "tickets",
     "views",

@@ -302,7 +302,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for path in PATHS:
             if path in self.shown:
                 dataset, parts = self.ledger.snapshot(path, ticketed_until=0)
-                assert [part.name for part in parts] == self.shown[path]
+                assert [laid.part for laid in parts] == self.shown[path]
                 assert (dataset.part_count, dataset.rows) == (len(parts), 5 * len(parts))
                 assert (dataset.bytes, dataset.lost) == (40 * len(parts), self.lost(path))
             else:

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'pen
 from pyspark import cloudpickle
 
 import penstock
-from penstock.client import Settings
+from penstock.settings import Settings
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.tasks import PutPartition
 

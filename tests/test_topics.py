@@ -21,7 +21,7 @@ from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
 from penstock.queue import keys
 from penstock.queue.retention import retain
-from penstock.queue.topics import Layout
+from penstock.queue.topic import Layout
 from tests.doubles import Clock
 from tests.fix_topics import Reach
 from tests.plain import TRIPS, at, attempt_of, call, fetch, ids, info, names, new_attempt, put, read, refused, trips

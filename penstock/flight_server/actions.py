@@ -9,14 +9,14 @@ from typing import Any
 from penstock import paths, schemas
 from penstock.bodies import AbortWrite, CreateTopic, FinishWrite, OpenedWrite, OpenWrite, Target
 from penstock.errors import InvalidRequest, NotFound
+from penstock.flight_server import consuming
 from penstock.flight_server.access import Call
-from penstock.flight_server.consuming import Desk
 from penstock.flight_server.limits import Limits, Streams, check, draining
 from penstock.flight_server.put import mode_at
-from penstock.queue import keys
 from penstock.queue.ledger import Ledger
 from penstock.queue.sweep import Sweeper
-from penstock.queue.topics import Topic, Topics
+from penstock.queue.topic import Topic
+from penstock.queue.topics import Topics
 from penstock.tickets import Signer, WriteTicket
 
 
@@ -32,14 +32,16 @@ class Actions:
     report: Callable[[], dict[str, Any]]
     advertised: str | None
     topics: Topics
-    desk: Desk
+    desk: consuming.Desk
 
     def run(self, call: Call, name: str, body: bytes) -> dict[str, Any]:
         """Carry out an action."""
-        if name not in _TABLE:
-            raise NotFound(f"no action {name[:80]!r}: there are {', '.join(_TABLE)}")
-        _, handler = _TABLE[name]
-        return handler(self, call, body or b'{"v":1}')
+        body = body or b'{"v":1}'
+        if name in consuming.TABLE:
+            return consuming.TABLE[name][1](self.desk, call, body)
+        if name in _TABLE:
+            return _TABLE[name][1](self, call, body)
+        raise NotFound(f"no action {name[:80]!r}: there are {', '.join(name for name, _ in sentences())}")
 
     def open(self, call: Call, body: bytes) -> dict[str, Any]:
         """write.open."""
@@ -85,8 +87,6 @@ class Actions:
             raise InvalidRequest(f"{path} can't be a topic: expected topic/…")
         schema = schemas.from_json(asked.schema)
         check(len(schema), self.most.columns, "columns", "columns")
-        if asked.key is not None:
-            keys.check(str(path), schema, asked.key)
         return described(
             self.topics.create(
                 str(path), schema, key=asked.key, shards=asked.shards,
@@ -144,22 +144,6 @@ _TABLE: dict[str, tuple[str, Callable[[Actions, Call, bytes], dict[str, Any]]]] 
         "Make a topic, or change what one keeps: {path, schema, key, shards, keep_seconds, keep_bytes} -> what it is.",
         Actions.create,
     ),
-    "consumer.attach": (
-        "Read a topic as a consumer from now on: {path, journal, consumer, session, initial, position} -> its journal.",
-        lambda actions, call, body: actions.desk.attach(call, body),
-    ),
-    "consumer.offsets": (
-        "Where a topic begins and ends, and a batch from a start on: {path, start, since, max_rows, …} -> offsets.",
-        lambda actions, call, body: actions.desk.offsets(call, body),
-    ),
-    "consumer.commit": (
-        "What lies below is done for good: {path, journal, consumer, session, position} -> where it stands.",
-        lambda actions, call, body: actions.desk.commit(call, body),
-    ),
-    "consumer.detach": (
-        "This consumer won't come again: {path, journal, consumer, session} -> {}.",
-        lambda actions, call, body: actions.desk.detach(call, body),
-    ),
     "delete": ("Delete a dataset or a topic, or abort a write: {path} -> what it was.", Actions.delete),
     "describe": ("All that is known of a dataset, a topic or a write: {path}.", Actions.describe),
     "health": ("Version, state and store of the server: {}.", Actions.health),
@@ -179,4 +163,4 @@ def described(topic: Topic) -> dict[str, Any]:
 
 def sentences() -> list[tuple[str, str]]:
     """Every action with its sentence, for list_actions."""
-    return [(name, sentence) for name, (sentence, _) in _TABLE.items()]
+    return [(name, sentence) for table in (_TABLE, consuming.TABLE) for name, (sentence, _) in table.items()]

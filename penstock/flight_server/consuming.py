@@ -13,7 +13,8 @@ from penstock.errors import InvalidRequest
 from penstock.flight_server.access import Call
 from penstock.flight_server.ranges import must_be, offsets
 from penstock.queue.consumers import Consumer, Consumers
-from penstock.queue.topics import Topic, Topics
+from penstock.queue.topic import Topic
+from penstock.queue.topics import Topics
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
@@ -92,6 +93,27 @@ class Desk:
         topic = self.topics.topic(str(path))
         must_be(topic, journal)
         return topic
+
+
+TABLE: dict[str, tuple[str, Callable[[Desk, Call, bytes], dict[str, Any]]]] = {
+    "consumer.attach": (
+        "Read a topic as a consumer from now on: {path, journal, consumer, session, initial, position} -> its journal.",
+        Desk.attach,
+    ),
+    "consumer.offsets": (
+        "Where a topic begins and ends, and a batch from a start on: {path, start, since, max_rows, …} -> offsets.",
+        Desk.offsets,
+    ),
+    "consumer.commit": (
+        "What lies below is done for good: {path, journal, consumer, session, position} -> where it stands.",
+        Desk.commit,
+    ),
+    "consumer.detach": (
+        "This consumer won't come again: {path, journal, consumer, session} -> {}.",
+        Desk.detach,
+    ),
+}
+"""The actions' sentences and handlers."""
 
 
 def _check_names(consumer: str | None, session: str | None) -> None:

@@ -13,8 +13,8 @@ import pyarrow.flight as flight
 
 from penstock import filters, projection
 from penstock.flight_server.access import Call
+from penstock.flight_server.columns import with_places
 from penstock.flight_server.funnel import funnelled
-from penstock.flight_server.ranges import all_columns
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
 from penstock.tickets import ReadTicket, Signer
@@ -48,7 +48,7 @@ def _schema(ticket: ReadTicket, first: OpenPart) -> pa.Schema:
     held = first.schema
     if ticket.schema is not None:
         held = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ticket.schema)))
-    return held if ticket.skip is None and ticket.shard is None and ticket.since is None else all_columns(held)
+    return held if ticket.skip is None and ticket.shard is None and ticket.since is None else with_places(held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,9 +126,9 @@ class LocalDoor:
     def _hand_over(self, peer: socket.socket, raw: bytes) -> None:
         with ExitStack() as stack:
             fds, lengths = self._opened(raw, stack)
+            if fds:
+                self._metrics.count("penstock_maps_total", amount=len(fds))
             socket.send_fds(peer, [json.dumps({"v": 1, "bytes": lengths}).encode()], fds)
-        if fds:
-            self._metrics.count("penstock_maps_total", amount=len(fds))
 
     def _opened(self, raw: bytes, stack: ExitStack) -> tuple[list[int], list[int]]:
         """A descriptor for each part of the ticket and the length of its stream; none where do_get is the way."""

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -71,70 +72,71 @@ class Putter:
         have happened after one, they stay, and the next start deletes them if no row names them.
         """
         command = _command(descriptor)
+        write = self._write(call, command)  # 1.
         own = command.ticket is None
-        if own:
-            command = _of_its_own(call, command)
-        write = None if own and _is_topic(command.path) else self._write(command)  # 1.
-        if not own:
-            self.watch.tell(command.attempt)
-        if command.ready:
-            say(READY)
-        with self.watch.put(peer, command.attempt) as waits:
-            try:
+        with self._ended_with_it(write if own else None):
+            if command.ready:
+                say(READY)
+            with self.watch.put(peer, command.attempt) as waits:
                 upload = Upload(reader, self.most, waits)
-                parts = upload.parts()
                 if write is None:
-                    first, second = next(parts, []), next(parts, None)
-                    if second is None:
-                        return self._publish(command, upload, first)
-                    parts = chain([first, second], parts)
-                    again = self._again(command, upload, parts)
-                    if again is not None:
-                        return again
-                    write = self._write(command)
-                if own and write.state == "finished":  # its run is done: the second time changes nothing
-                    upload.drain(parts)
-                    return self.ledger.finished_receipt(write)
-                attempt = self._accept(write.path, command.attempt, upload, parts)  # 2.
-                steps.passed("put.durable")
-                return self._record(write, attempt, own)  # 3.
-            except BaseException:
-                if own and write is not None:
-                    self._give_up(write)
-                raise
+                    return self._append(command, upload)
+                return self._keep(write, command.attempt, upload, upload.parts(), own)
 
-    def _write(self, command: PutCommand) -> Write:
+    def _write(self, call: Call, command: PutCommand) -> Write | None:
+        """The write that the put is of; None for one of its own to a topic, which may not need one."""
         if command.ticket is not None:
-            return self.ledger.touch(self.signer.open_write(command.ticket.encode()).put)
-        assert command.path is not None
+            write = self.ledger.touch(self.signer.open_write(command.ticket.encode()).put)
+            self.watch.tell(command.attempt)
+            return write
+        path = _of_its_own(call, command)
+        return None if path.kind == "topic" else self._own_write(command, path)
+
+    def _own_write(self, command: PutCommand, path: paths.Path) -> Write:
         return self.ledger.open_write(
-            command.path, mode=command.mode or "error", run=command.run, own=True, most_datasets=self.most.datasets
+            str(path), mode=mode_at(path, command.mode), run=command.run, own=True, most_datasets=self.most.datasets
         )
 
-    def _publish(self, command: PutCommand, upload: Upload, batches: list[pa.RecordBatch]) -> Receipt:
-        """A put to a topic that fits one part shares its fsync and its transaction with others'."""
-        upload.check_whole()
-        size = sum(batch.nbytes for batch in batches)
-        assert command.path is not None
-        schema = upload.schema.remove_metadata()  # pandas notes its index there, anew for each put
-        batches = [batch.replace_schema_metadata(None) for batch in batches]
-        put = SmallPut(command.path, command.run, command.attempt, schema, batches, upload.rows, size)
-        return self.appender.append(put)
+    def _append(self, command: PutCommand, upload: Upload) -> Receipt:
+        """A put of its own to a topic: one that fits a part shares its fsync and its transaction with others'."""
+        path = paths.parse(command.path or "")
+        parts = upload.parts()
+        first, second = next(parts, []), next(parts, None)
+        if second is None:
+            upload.check_whole()
+            return self.appender.append(_small(command, str(path), upload, first))
+        parts = chain([first, second], parts)
+        known = self.ledger.published(str(path), None, command.attempt)
+        if known is not None:
+            upload.drain(parts)
+            check_again(self.ledger, known, str(path), upload.rows)
+            return known
+        write = self._own_write(command, path)
+        with self._ended_with_it(write):
+            return self._keep(write, command.attempt, upload, parts, own=True)
+
+    def _keep(
+        self, write: Write, attempt: str, upload: Upload, parts: Iterator[list[pa.RecordBatch]], own: bool
+    ) -> Receipt:
+        if own and write.state == "finished":  # its run is done: the second time changes nothing
+            upload.drain(parts)
+            return self.ledger.finished_receipt(write)
+        found = self._accept(write.path, attempt, upload, parts)  # 2.
+        steps.passed("put.durable")
+        return self._record(write, found, own)  # 3.
 
     def _accept(self, path: str, attempt: str, upload: Upload, parts: Iterator[list[pa.RecordBatch]]) -> Attempt:
         """Store the parts of a stream, the next one received while two are written."""
+        grows = paths.is_topic(path)
+        layout = self.topics.layout(path) if grows else None
+        schema = upload.schema.remove_metadata() if grows else upload.schema
         # The name has a random piece: an attempt that comes twice, or a stolen id, can't touch another's bytes
-        prefix = f"{attempt.replace('-', '')}-{secrets.token_hex(4)}"
-        layout = self.topics.layout(path) if _is_topic(path) else None
-        laid = (
-            keys.sharded(parts, layout, attempt.replace("-", "")) if _is_topic(path) else ((0, some) for some in parts)
-        )
+        prefix = f"{attempt}-{secrets.token_hex(4)}"
         stored: list[Part] = []
         running: deque[Future[Part]] = deque()
         shards: list[int] = []
-        schema = upload.schema.remove_metadata() if _is_topic(path) else upload.schema
         try:
-            for number, (shard, batches) in enumerate(laid):
+            for number, (shard, batches) in enumerate(keys.sharded(parts, layout, attempt)):
                 shards.append(shard)
                 if len(running) == _IN_FLIGHT:
                     stored.append(running.popleft().result())
@@ -148,19 +150,8 @@ class Putter:
             if isinstance(error, StoreFull):
                 raise self._with_outlook(error) from error
             raise
-        if not _is_topic(path):
-            return Attempt(attempt, schema, upload.rows, tuple(stored))
         journal = None if layout is None else layout.journal
-        return Attempt(attempt, schema, upload.rows, tuple(stored), tuple(shards), journal)
-
-    def _again(self, command: PutCommand, upload: Upload, parts: Iterator[list[pa.RecordBatch]]) -> Receipt | None:
-        """The receipt of a put of many parts to a topic that is done already."""
-        assert command.path is not None
-        known = self.ledger.published(command.path, None, command.attempt)
-        if known is not None:
-            upload.drain(parts)
-            check_again(self.ledger, known, command.path, upload.rows)
-        return known
+        return Attempt(attempt, schema, upload.rows, tuple(stored), tuple(shards) if grows else (), journal)
 
     def _record(self, write: Write, attempt: Attempt, own: bool) -> Receipt:
         try:
@@ -190,8 +181,17 @@ class Putter:
         text = f"{full}. {readable.size(size)} are deleted, but held by read tickets until {end} at the latest"
         return StoreFull(text, retry_after=full.retry_after)
 
+    @contextmanager
+    def _ended_with_it(self, write: Write | None) -> Iterator[None]:
+        """A put's own write ends where the put fails, unless another put of the same run finished it or goes on."""
+        try:
+            yield
+        except BaseException:
+            if write is not None:
+                self._give_up(write)
+            raise
+
     def _give_up(self, write: Write) -> None:
-        """End a put's own write, unless another put of the same run has finished it or goes on with it."""
         try:
             if self.ledger.write(write.id).state == "open":
                 self.ledger.abort(write.id, opener=write.opener)
@@ -199,15 +199,23 @@ class Putter:
             log.warning("write/%s stays open: %s", write.id, error)
 
 
-def _of_its_own(call: Call, command: PutCommand) -> PutCommand:
-    """The command of a put that is a write of its own, if there may be one at its path."""
+def _of_its_own(call: Call, command: PutCommand) -> paths.Path:
+    """Where a put is to go that has no ticket, if there may be one."""
     if command.path is None:
         raise InvalidRequest("a put needs a path, or the ticket of an open write")
     call.must_be_known()
     path = paths.parse(command.path)
     if path.kind not in ("store", "topic"):
         raise InvalidRequest(f"{path} can't be put to: expected store/… or topic/…")
-    return replace(command, path=str(path), mode=mode_at(path, command.mode))
+    mode_at(path, command.mode)
+    return path
+
+
+def _small(command: PutCommand, path: str, upload: Upload, batches: list[pa.RecordBatch]) -> SmallPut:
+    """A put that came whole and fits a part. Of its metadata nothing stays: pandas notes its index there, each time."""
+    size = sum(batch.nbytes for batch in batches)
+    batches = [batch.replace_schema_metadata(None) for batch in batches]
+    return SmallPut(path, command.run, command.attempt, upload.schema.remove_metadata(), batches, upload.rows, size)
 
 
 def mode_at(path: paths.Path, mode: Mode | None) -> Mode:
@@ -217,10 +225,6 @@ def mode_at(path: paths.Path, mode: Mode | None) -> Mode:
     if mode == "overwrite":
         raise InvalidRequest(f"{path} is a topic, which only grows: leave the mode out, or delete it first")
     return "append"
-
-
-def _is_topic(path: str | None) -> bool:
-    return path is not None and path.startswith("topic/")
 
 
 def _command(descriptor: flight.FlightDescriptor) -> PutCommand:

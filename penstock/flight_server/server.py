@@ -17,6 +17,7 @@ from penstock.flight_server import get, limits
 from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
 from penstock.flight_server.actions import Actions, sentences
 from penstock.flight_server.consuming import Desk, journal_gauges
+from penstock.flight_server.endpoints import Endpoints
 from penstock.flight_server.funnel import Frameless, funnel, funnelled
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
@@ -46,27 +47,27 @@ class PenstockServer(flight.FlightServerBase):
         self._watch = limits.Watch(settings.limits, every=settings.watch_every)
         self._sweeper = Sweeper(ledger, store)
         self._local = LocalDoor(store, self._signer, self.metrics)
+        self._appender = Appender(ledger, store, self._appended, settings.limits.datasets)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
-        topics, self._appender = (
-            Topics(ledger, store),
-            Appender(ledger, store, self._appended, settings.limits.datasets),
-        )
+        topics = Topics(ledger, store)
         consumers = Consumers(ledger, topics)
-        self._gauges(topics, consumers)
         self._putter = Putter(
             ledger, store, self._signer, settings.limits, self._pool, self._watch, topics, self._appender
         )
         self._actions = Actions(
-            ledger,
-            self._signer,
-            settings.limits,
-            self.streams,
-            self._sweeper,
-            self._health,
-            settings.advertise,
-            topics,
-            Desk(topics, consumers),
-        )
+            ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health, settings.advertise,
+            topics, Desk(topics, consumers),
+        )  # fmt: skip
+        self._gauges(topics, consumers)
+        self._listen(settings)
+        self.url = settings.reached_at(self.port)
+        endpoints = Endpoints(self._signer, settings.ticket_life, self.url)
+        self._lister = Lister(ledger, endpoints, Ranges(topics, endpoints, self._local.name), self._local.name)
+        for owned in (self._watch, self._sweeper, self._local, self._appender):
+            owned.start()
+        self.streams.admit()
+
+    def _listen(self, settings: Settings) -> None:
         try:
             super().__init__(
                 settings.listen,
@@ -79,12 +80,6 @@ class PenstockServer(flight.FlightServerBase):
                 f"the server can't listen at {settings.listen} ({failed}): is the port taken? penstock doctor tells; "
                 "--listen grpc://127.0.0.1:PORT chooses another"
             ) from failed
-        self.url = settings.reached_at(self.port)
-        ranges = Ranges(topics, self._signer, settings.ticket_life, self.url)
-        self._lister = Lister(ledger, self._signer, settings.ticket_life, self.url, self._local.name, ranges)
-        for owned in (self._watch, self._sweeper, self._local, self._appender):
-            owned.start()
-        self.streams.admit()
 
     # --- the verbs --------------------------------------------------------------------------
 

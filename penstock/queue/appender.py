@@ -18,7 +18,8 @@ from penstock.errors import AlreadyExists, PenstockError, StoreFull, Unavailable
 from penstock.queue import journal, keys, opening
 from penstock.queue.journal import check_schema
 from penstock.queue.ledger import Ledger
-from penstock.queue.topics import Layout, Topics
+from penstock.queue.topic import Layout
+from penstock.queue.topics import Topics
 from penstock.queue.transaction import Transaction
 from penstock.queue.writes import Write, merged_schema
 from penstock.store.database import Unsettled

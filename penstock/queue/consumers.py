@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound
 from penstock.queue.ledger import Ledger
-from penstock.queue.topics import Behind, Topic, Topics
+from penstock.queue.topic import Behind, Topic
+from penstock.queue.topics import Topics
 from penstock.queue.transaction import Transaction
 
 log = logging.getLogger("penstock")

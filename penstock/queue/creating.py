@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock import schemas
 from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch
-from penstock.queue import journal, opening
+from penstock.queue import journal, keys, opening
 from penstock.queue.transaction import Transaction
 
 MOST_SHARDS = 256
@@ -26,8 +26,8 @@ def check(
     """Refuse what can be no topic."""
     schemas.check_names(schema)
     journal.check_schema(path, schema)
-    if key is not None and schema.get_field_index(key) < 0:
-        raise InvalidRequest(f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}")
+    if key is not None:
+        keys.check(path, schema, key)
     if shards is not None and not 1 <= shards <= MOST_SHARDS:
         raise InvalidRequest(f"{path}: expected 1 to {MOST_SHARDS} shards, got {shards}")
     for name, value in (("keep_seconds", keep_seconds), ("keep_bytes", keep_bytes)):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidRequest
-from penstock.queue.topics import Layout
+from penstock.queue.topic import Layout
 
 _INTERVAL = pa.month_day_nano_interval()
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

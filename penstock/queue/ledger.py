@@ -19,7 +19,7 @@ from penstock.errors import AlreadyExists, WriteEnded
 from penstock.queue import datasets, finishing, opening
 from penstock.queue.catalog import Catalog, to_schema
 from penstock.queue.transaction import Transaction
-from penstock.queue.writes import Attempt, Dataset, HeldPart, Write
+from penstock.queue.writes import Attempt, Dataset, Laid, Write
 from penstock.store.database import Database
 from penstock.wire import Mode, Receipt
 
@@ -147,7 +147,7 @@ class Ledger(Catalog):
             )
         return idle
 
-    def snapshot(self, path: str, *, ticketed_until: float) -> tuple[Dataset, list[HeldPart]]:
+    def snapshot(self, path: str, *, ticketed_until: float) -> tuple[Dataset, list[Laid]]:
         """A dataset with its parts, whose bytes stay until that time whatever happens to the path."""
         with self.database.lock:
             dataset = self.dataset(path)
@@ -160,7 +160,7 @@ class Ledger(Catalog):
                 "WHERE path = ? AND state = 'visible' ORDER BY seq",
                 path,
             )
-            return dataset, [HeldPart(r["name"], r["rows"], r["bytes"], to_schema(r["ipc"])) for r in parts]
+            return dataset, [Laid(r["name"], r["rows"], r["bytes"], to_schema(r["ipc"]), r["rows"]) for r in parts]
 
     def abort_own(self) -> int:
         """At start: end the writes that were one put's, as the process that served it is gone; how many."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from penstock.paths import is_topic
 from penstock.queue import datasets, journal
 from penstock.queue.transaction import Transaction
 from penstock.queue.writes import Write
@@ -13,12 +14,12 @@ from penstock.queue.writes import Write
 
 def schema_at(t: Transaction, path: str) -> pa.Schema | None:
     """The schema of what stands there; None where nothing does."""
-    return journal.schema_at(t, path) if _is_topic(path) else datasets.schema_at(t, path)
+    return journal.schema_at(t, path) if is_topic(path) else datasets.schema_at(t, path)
 
 
 def check(t: Transaction, write: Write, *, exists: bool) -> None:
     """Whether the write may make or change it."""
-    if not _is_topic(write.path):
+    if not is_topic(write.path):
         datasets.check_path(t, write, exists=exists)
     elif not exists:
         journal.check_path(t, write.path)
@@ -26,8 +27,4 @@ def check(t: Transaction, write: Write, *, exists: bool) -> None:
 
 def show(t: Transaction, write: Write, attempts: Sequence[str], schema: pa.Schema) -> None:
     """The parts of these attempts become its end."""
-    (journal if _is_topic(write.path) else datasets).show(t, write.path, attempts, schema)
-
-
-def _is_topic(path: str) -> bool:
-    return path.startswith("topic/")
+    (journal if is_topic(write.path) else datasets).show(t, write.path, attempts, schema)

@@ -5,101 +5,19 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import readable
-from penstock.errors import InvalidRequest, Lost, NotFound
+from penstock.errors import Lost, NotFound
 from penstock.queue import creating, datasets, journal
 from penstock.queue.catalog import below, to_schema
-from penstock.queue.journal import META
 from penstock.queue.ledger import Ledger
+from penstock.queue.topic import Behind, Layout, Shard, Topic, check_range, must_follow
+from penstock.queue.writes import Laid
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
-
-__all__ = ["META", "Behind", "Laid", "Layout", "Shard", "Topic", "Topics", "check_range"]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The offsets that can be read: from `first` up to `next`, which isn't there yet."""
-
-    number: int
-    first: int
-    next: int
-    lost: int = 0
-    """Up to here rows were lost with the memory of a server that has ended, if there are any such."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What decides which shard a row is for."""
-
-    journal: str
-    key: str | None
-    shards: int
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as it stands."""
-
-    path: str
-    journal: str
-    epoch: int
-    schema: pa.Schema
-    key: str | None
-    shards: tuple[Shard, ...]
-    rows: int
-    bytes: int
-    part_count: int
-    changed: float
-    keep_seconds: float
-    keep_bytes: int | None
-
-    def earliest(self) -> dict[int, int]:
-        """The oldest row of each shard."""
-        return {shard.number: shard.first for shard in self.shards}
-
-    def latest(self) -> dict[int, int]:
-        """The end of each shard."""
-        return {shard.number: shard.next for shard in self.shards}
-
-
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """Some rows of a part in the journal."""
-
-    part: str
-    shard: int
-    first: int
-    """The offset of the part's first row."""
-    skip: int
-    """How many of its rows come before the range."""
-    rows: int
-    """How many of them are in it."""
-    bytes: int
-    since: float
-    schema: pa.Schema
-    part_rows: int
-
-    @property
-    def to_its_end(self) -> bool:
-        """Whether the range has the part's last row."""
-        return self.skip + self.rows == self.part_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """How much lies between a position and the end."""
-
-    rows: int
-    bytes: int
-    oldest: float | None
-    """When the oldest of these rows was appended."""
 
 
 class Topics:
@@ -216,12 +134,14 @@ class Topics:
         for row in self._ledger.database.rows(query, topic.path, shard.number, start, end):
             skip = max(0, start - row["first"])
             rows = min(row["rows"], end - row["first"]) - skip
-            _must_follow(topic, shard, reached, row["first"] + skip)
+            must_follow(topic, shard, reached, row["first"] + skip)
             reached += rows
             size = row["bytes"] * rows // max(1, row["rows"])
-            schema = to_schema(row["ipc"])
-            yield Laid(row["part"], shard.number, row["first"], skip, rows, size, row["since"], schema, row["rows"])
-        _must_follow(topic, shard, reached, end)
+            yield Laid(
+                row["part"], rows, size, to_schema(row["ipc"]), row["rows"],
+                skip=skip, shard=shard.number, first=row["first"], since=row["since"],
+            )  # fmt: skip
+        must_follow(topic, shard, reached, end)
 
     def behind(self, topic: Topic, position: Mapping[int, int]) -> Behind:
         """What lies from a position on to the end."""
@@ -299,36 +219,3 @@ def _rows_before(part: OpenPart, moment: float) -> int:
     times: Any = part.reader(["_time"]).read_all()["_time"]
     found = pc.index(pc.greater_equal(times.cast(pa.int64()), round(moment * 1e6)), True).as_py()
     return int(found) if found >= 0 else part.rows
-
-
-def _must_follow(topic: Topic, shard: Shard, reached: int, at: int) -> None:
-    """Refuse a range with a hole in it: never fewer rows, whatever has become of the ledger."""
-    if at != reached:
-        what = "are in none of its parts" if at > reached else "are in two of its parts"
-        first, end = sorted((reached, at))
-        raise Lost(
-            f"{topic.path}: of shard {shard.number} the offsets {first} to {end} {what}: the ledger is damaged there; "
-            f"the ranges before {first} and from {end} on can be read"
-        )
-
-
-def check_range(topic: Topic, shard: Shard, start: int, end: int) -> None:
-    """Refuse a range that isn't there whole."""
-    left = f"of shard {shard.number} the offsets {shard.first} to {shard.next} are left"
-    if start < shard.first:
-        gone = max(0, min(end, shard.first) - start)
-        raise Lost(
-            f"{topic.path}: {gone:,} rows from offset {start} on are gone, {_why_gone(topic, shard, start)}: {left}"
-        )
-    if end > shard.next or start > end:
-        raise InvalidRequest(f"{topic.path} has no offsets {start} to {end}: {left}")
-
-
-def _why_gone(topic: Topic, shard: Shard, start: int) -> str:
-    kept = f"they are kept for {topic.keep_seconds / 3600:g} h"
-    if topic.keep_bytes is not None:
-        kept += f" and up to {readable.size(topic.keep_bytes)}"
-    if start >= shard.lost:
-        return kept
-    memory = "lost with the memory of a server that has ended"
-    return memory if shard.lost == shard.first else f"the ones before {shard.lost} {memory}; of the others, {kept}"

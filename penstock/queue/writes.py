@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from penstock import schemas
+from penstock import paths, schemas
 from penstock.bodies import Summary
 from penstock.errors import AlreadyExists, InvalidRequest, WriteEnded
 from penstock.store.medium import Part
@@ -75,13 +75,34 @@ def digest_of(words: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPart:
-    """A part as a dataset has it."""
+class Laid:
+    """Some rows of a part, as a dataset or the shard of a topic has them."""
 
-    name: str
+    part: str
     rows: int
+    """How many of the part's are meant, behind those that are skipped."""
     bytes: int
     schema: pa.Schema
+    part_rows: int
+    skip: int = 0
+    shard: int | None = None
+    first: int = 0
+    """The offset of the part's first row, in its shard."""
+    since: float = 0.0
+    """When the part was appended to it."""
+
+    @property
+    def to_its_end(self) -> bool:
+        """Whether the part's last row is among them."""
+        return self.skip + self.rows == self.part_rows
+
+    def cut(self, rows: int) -> Laid:
+        """The first of them."""
+        return replace(self, rows=rows, bytes=self.bytes * rows // max(1, self.rows))
+
+    def goes_with(self, other: Laid) -> bool:
+        """Whether one stream can have both."""
+        return self.shard == other.shard and self.schema.equals(other.schema, check_metadata=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +159,7 @@ def merged_schema(write: Write, held: pa.Schema | None, brought: Iterable[pa.Sch
             "(the schema of write.open)"
         )
     result = known[0]
-    together = schemas.grow if write.path.startswith("topic/") else schemas.merge
+    together = schemas.grow if paths.is_topic(write.path) else schemas.merge
     for schema in known[1:]:
         result = together(result, schema, write.path)
     return result

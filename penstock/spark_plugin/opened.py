@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock import client as clients
 from penstock.bodies import OpenedWrite
+from penstock.client import Client
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
+from penstock.settings import PATIENCE
 from penstock.spark_plugin.tasks import RECEIPTS, PutPartition
 from penstock.views import Written
 from penstock.wire import Mode
@@ -26,7 +27,7 @@ class OpenPut:
 
     def __init__(
         self,
-        client: clients.Client,
+        client: Client,
         path: str,
         mode: Mode,
         run: Run | None,
@@ -99,9 +100,9 @@ class OpenPut:
     def _answered(self, body: dict[str, Any]) -> dict[str, Any]:
         """write.finish, asked again while the server is away or late: the same list is the same finish."""
         settings = self._client.settings
-        patience = max(settings.retry_for, clients.PATIENCE)
+        patience = max(settings.retry_for, PATIENCE)
         give_up = time.monotonic() + patience
-        with clients.Client(replace(settings, retry_for=patience)) as patient:
+        with Client(replace(settings, retry_for=patience)) as patient:
             while True:
                 try:
                     return patient.call("write.finish", body)
@@ -124,7 +125,7 @@ class OpenPut:
     def __getstate__(self) -> dict[str, Any]:
         settings = self._client.settings
         public = replace(settings.for_tasks(self._opened.location), retry_for=settings.retry_for)
-        return {**vars(self), "_client": clients.Client(public)}
+        return {**vars(self), "_client": Client(public)}
 
     def _without_rows(self, schema: pa.Schema) -> str:
         """An attempt that only has a schema: the dataset's, if Spark runs no task. One that doesn't fit ends here."""

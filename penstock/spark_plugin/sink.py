@@ -11,6 +11,7 @@ from pyspark.sql import datasource as sql
 
 from penstock.client import Client
 from penstock.errors import Internal, InvalidRequest, PenstockError
+from penstock.paths import is_topic
 from penstock.spark_plugin import carry, types
 from penstock.spark_plugin.opened import OpenPut
 from penstock.wire import Mode
@@ -46,7 +47,7 @@ class EpochWriter(_Base):
     """Made twice for an epoch: where Spark plans it, and where it commits. Only the first of them opens a write."""
 
     def __init__(self, client: Client, path: str, mode: Mode, schema: StructType) -> None:
-        if mode == "overwrite" and path.startswith("topic/"):
+        if mode == "overwrite" and is_topic(path):
             raise InvalidRequest(
                 f"{path} is a topic, whose rows don't change, and outputMode('complete') replaces all of them: use "
                 "outputMode('append'), or write to store/…"

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from penstock import client as clients
 from penstock.errors import Internal, PenstockError, SchemaMismatch
+from penstock.settings import Settings
 from penstock.spark_plugin import asked, carry, options, types
 from penstock.spark_plugin.offsets import a_range
 from penstock.spark_plugin.opened import OpenPut
@@ -85,7 +86,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     notebook sets later. Options go before.
     """
 
-    here: ClassVar[clients.Settings | None] = None
+    here: ClassVar[Settings | None] = None
     """How the process that registered the class reaches the server."""
     _planned = False
 
@@ -142,13 +143,13 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         return carry.packed(carry.Call(_made, self.here, dict(self.options)))
 
 
-def registered(here: clients.Settings | None) -> type[DataSource]:
+def registered(here: Settings | None) -> type[DataSource]:
     """The class, as the process that registered it reaches the server."""
     found: Any = _Registered("DataSource", (DataSource,), {"here": here})
     return found  # type: ignore[no-any-return]
 
 
-def _made(here: clients.Settings | None, given: dict[str, str]) -> DataSource:
+def _made(here: Settings | None, given: dict[str, str]) -> DataSource:
     return registered(here)(given)
 
 
@@ -159,7 +160,7 @@ def _pickled(kind: type[DataSource]) -> tuple[Any, ...]:
 copyreg.pickle(_Registered, _pickled)  # type: ignore[arg-type]  # what reduces a class is asked for by its metaclass
 
 
-def _settings_here() -> clients.Settings:
+def _settings_here() -> Settings:
     """The environment's; certificates as text, as their file needn't be on Spark's host."""
     with clients.connect() as client:
         return replace(client.settings, ca=client.settings.for_tasks(None).ca)

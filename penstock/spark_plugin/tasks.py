@@ -8,7 +8,8 @@ from itertools import chain
 
 import pyarrow as pa
 
-from penstock.client import Client, Settings
+from penstock.client import Client
+from penstock.settings import Settings
 from penstock.spark_plugin.fitting import fitted
 from penstock.spark_plugin.types import storable
 

@@ -43,6 +43,20 @@ def test_a_position_moves_and_never_goes_back(consumers: Consumers, reach: Reach
     assert position(consumers, reach) == {0: 7}
 
 
+def test_rows_that_a_consumer_passed_as_they_were_gone_are_counted_once(reach: Reach) -> None:
+    for number in range(10):
+        reach.put(number)
+    told: list[tuple[str, int]] = []
+    consumers = Consumers(reach.ledger, reach.topics, lambda path, rows: told.append((path, rows)))
+    consumers.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 2})
+    with reach.ledger.transaction() as t:
+        t.sql.execute("UPDATE shards SET first = 6")
+    consumers.commit(reach.topic(), "c", "one", {0: 4})
+    consumers.commit(reach.topic(), "c", "one", {0: 8})
+    consumers.commit(reach.topic(), "c", "one", {0: 9})
+    assert told == [(TOPIC, 2), (TOPIC, 2)]
+
+
 def test_a_position_beyond_the_end_is_refused(consumers: Consumers, reach: Reach) -> None:
     with pytest.raises(Lost, match="these offsets aren't of this journal"):
         consumers.commit(reach.topic(), "c", "one", {0: 11})

@@ -29,6 +29,10 @@ _HELP = {
     "penstock_topic_rows": ("gauge", "Rows that can be read, by topic."),
     "penstock_topic_bytes": ("gauge", "Bytes of these rows, by topic."),
     "penstock_topic_oldest_seconds": ("gauge", "Age of the oldest of these rows, by topic."),
+    "penstock_gap_rows_total": (
+        "counter",
+        "Rows of a topic that were gone before a consumer had them that went on behind them.",
+    ),
     "penstock_consumer_lag_rows": ("gauge", "Rows that a live consumer hasn't committed."),
     "penstock_consumer_lag_bytes": ("gauge", "Bytes of these rows."),
     "penstock_consumer_lag_seconds": ("gauge", "Age of the oldest of these rows."),

@@ -50,7 +50,7 @@ class PenstockServer(flight.FlightServerBase):
         self._appender = Appender(ledger, store, self._appended, settings.limits.datasets)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
         topics = Topics(ledger, store)
-        consumers = Consumers(ledger, topics)
+        consumers = Consumers(ledger, topics, self._passed)
         self._putter = Putter(
             ledger, store, self._signer, settings.limits, self._pool, self._watch, topics, self._appender
         )
@@ -169,6 +169,9 @@ class PenstockServer(flight.FlightServerBase):
         self.metrics.took("penstock_append_seconds", f'step="{step}"', seconds)
         if step == "ledger":
             self.metrics.count("penstock_appended_puts_total", amount=puts)
+
+    def _passed(self, path: str, rows: int) -> None:
+        self.metrics.count("penstock_gap_rows_total", f'topic="{path}"', rows)
 
     def _went_out(self, rows: int, size: int) -> None:
         self.metrics.moved("out", rows, size)

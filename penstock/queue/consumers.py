@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound
@@ -44,8 +44,11 @@ class Consumer:
 class Consumers:
     """Registers consumers in the ledger, moves their positions, and forgets the ones that are gone."""
 
-    def __init__(self, ledger: Ledger, topics: Topics) -> None:
-        self._ledger, self._topics = ledger, topics
+    def __init__(
+        self, ledger: Ledger, topics: Topics, passed: Callable[[str, int], None] = lambda path, rows: None
+    ) -> None:
+        """`passed` is told how many rows of a topic were gone before a consumer that went on behind them had them."""
+        self._ledger, self._topics, self._passed = ledger, topics, passed
 
     def attach(
         self, topic: Topic, consumer: str, session: str, *, initial: Mapping[int, int], position: Mapping[int, int]
@@ -86,6 +89,9 @@ class Consumers:
                 "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE id = ?",
                 (_text(moved), t.now, consumer),
             )
+        first = topic.earliest()
+        if gone := sum(max(0, min(at, first[shard]) - held.get(shard, at)) for shard, at in moved.items()):
+            self._passed(topic.path, gone)
         return moved
 
     def heard(self, topic: Topic, consumer: str, session: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import uuid
@@ -65,7 +66,7 @@ def penstock(monkeypatch: pytest.MonkeyPatch) -> Run:
             if terminal:
                 patch.setattr(tables, "on_terminal", lambda stream=None: True)
                 patch.setattr(tables, "width", lambda: 100)
-            with CliRunner().isolation(input=stdin) as (out, err, _):
+            with CliRunner().isolation(input=io.BufferedReader(io.BytesIO(stdin))) as (out, err, _):
                 code = app.run(arguments)
             return Ran(code, out.getvalue(), err.getvalue().decode())
 

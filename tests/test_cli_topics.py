@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cli import app, lines, look
+from penstock.cli import app, look, publish
 from penstock.client import Client
 from penstock.flight_server.server import PenstockServer
 from tests.fix_cli import TRIPS, Run
@@ -315,6 +315,31 @@ def test_a_column_that_is_one_of_the_topics_misspelt_is_not_added(
     assert f"has a column '{name}', which topic/x lacks: did you mean '{meant}'?" in done.err
 
 
+@pytest.mark.parametrize("extension", ["csv", "arrows"])
+def test_a_column_that_is_there_twice_is_refused_and_not_read_as_null(
+    here: Run, client: Client, tmp_path: Path, extension: str
+) -> None:
+    client.put("topic/x", pa.table({"id": [1], "city": ["a"]}))
+    file = str(tmp_path / f"a.{extension}")
+    if extension == "csv":
+        file_of(tmp_path, "id,city,city", "2,b,c", name="a.csv")
+    else:
+        WRITE[".arrows"](pa.table([[2], ["b"], ["c"]], names=["id", "city", "city"]), file)
+    done = here("put", "topic/x", file)
+    assert (done.code, client.info("topic/x").rows) == (app.USAGE, 1)
+    assert "'city' is there more than once" in done.err
+
+
+@pytest.mark.parametrize("format_", ["json", "csv"])
+def test_a_column_that_text_cannot_tell_may_be_null(here: Run, client: Client, tmp_path: Path, format_: str) -> None:
+    client.put("topic/x", pa.table({"id": [1], "took": pa.array([5], pa.duration("s"))}))
+    text = ['{"id": 2}', '{"took": null, "id": 3}'] if format_ == "json" else ["took,id", ",2", ",3"]
+    assert here("put", "topic/x", file_of(tmp_path, *text, name=f"a.{format_}")).code == 0
+    assert client.get("topic/x").read_all()["took"].to_pylist() == [timedelta(seconds=5), None, None]
+    done = here("put", "topic/x", file_of(tmp_path, '{"id": 4}', '{"id": 5, "took": "7"}', name="b.json"))
+    assert (done.code, "line 2: took of topic/x is duration[s], got '7'" in done.err) == (app.CONFLICT, True)
+
+
 def test_a_topic_is_not_made_with_a_column_of_no_type(here: Run, client: Client, tmp_path: Path) -> None:
     for arguments in ((file_of(tmp_path, '{"id": 1, "city": null}'),), ("-",)):
         done = here("put", "topic/x", *arguments, stdin=b'{"id": 1, "city": null}\n')
@@ -338,7 +363,7 @@ def test_a_long_file_is_the_same_by_the_fast_way_and_by_the_slow_one(
     here: Run, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain types are read by Arrow itself, piece by piece; one odd value takes its piece the other way."""
-    monkeypatch.setattr("penstock.cli.rows._BLOCK", 1_000)
+    monkeypatch.setattr("penstock.cli.reading._BLOCK", 1_000)
     client.put("topic/x", pa.table({"n": pa.array([], pa.int32()), "s": pa.array([], pa.string())}))
     text = [f'{{"s": "{n}", "n": {n}{".0" if n == 500 else ""}}}' for n in range(1_000)]
     assert here("put", "topic/x", file_of(tmp_path, *text)).code == 0
@@ -479,8 +504,8 @@ def test_ctrl_c_in_the_middle_of_a_put_waits_for_its_answer_once(
 
 
 def test_a_line_without_end_is_refused(here: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_LONGEST", 100)
-    monkeypatch.setattr(lines, "_CHUNK", 60)
+    monkeypatch.setattr(publish, "_LONGEST", 100)
+    monkeypatch.setattr(publish, "_CHUNK", 60)
     done = here("put", "topic/x", "-", stdin=b'{"id": 1}\n{"id": "' + b"x" * 500)
     assert (done.code, "line 2 has more than" in done.err) == (app.USAGE, True)
 

@@ -77,10 +77,9 @@ def _packages() -> Iterator[Finding]:
     yield Finding("ok", "penstock", f"{penstock.__version__}, pyarrow {_version('pyarrow')}")
     for extra, needed in sorted(_extras().items()):
         lacking = [name for name in needed if _version(name) is None]
-        if lacking:
-            yield Finding("note", f"extra {extra}", f"lacks {', '.join(lacking)}: pip install 'penstock[{extra}]'")
-        else:
-            yield Finding("ok", f"extra {extra}", ", ".join(f"{name} {_version(name)}" for name in needed))
+        cure = f"lacks {', '.join(lacking)}: pip install 'penstock[{extra}]'"
+        found = ", ".join(f"{name} {_version(name)}" for name in needed)
+        yield Finding("note" if lacking else "ok", f"extra {extra}", cure if lacking else found)
 
 
 def _extras() -> dict[str, list[str]]:
@@ -102,13 +101,12 @@ def _version(package: str) -> str | None:
 
 def _java() -> Finding:
     home = os.environ.get("JAVA_HOME")
-    program = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    program = str(Path(home, "bin", "java")) if home else shutil.which("java") or "java"
     try:
-        said = subprocess.run([program or "java", "-version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  # the user's own Java
+        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  # the user's own Java
     except (OSError, subprocess.TimeoutExpired):
-        return Finding(
-            "note", "Java", f"none found; only Spark needs it: apt install openjdk-{_JAVA}-jre-headless, or alike"
-        )
+        cure = f"apt install openjdk-{_JAVA}-jre-headless, or alike"
+        return Finding("note", "Java", f"none found; only Spark needs it: {cure}")
     found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)  # 8 called itself 1.8
     version = int(found[1]) if found else 0
     if version < _JAVA:
@@ -125,10 +123,10 @@ def _data_folder() -> Finding:
 
     folder = Path(os.environ.get("PENSTOCK_DATA") or default_data())
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    text = f"{folder}, {readable.size(free)} free"
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Finding("problem", "data folder", f"{folder} can't be written: choose one with serve --data")
+    free = shutil.disk_usage(there).free
+    text = f"{folder}, {readable.size(free)} free"
     if free < _NEEDED_DISK:
         return Finding("problem", "data folder", f"{text}: make room, or choose another with serve --data")
     return Finding("ok", "data folder", text)
@@ -155,10 +153,8 @@ def _port(option: str, url: str, *, ours: bool) -> Finding:
         with socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET):
             return Finding("ok", what, "free")
     except OSError as refused:
-        if ours:
-            return Finding("ok", what, "a penstock server has it")
-        said = f"{refused.strerror}: end what has it, or choose another with serve {option}"
-        return Finding("problem", what, said)
+        cure = f"{refused.strerror}: end what has it, or choose another with serve {option}"
+        return Finding("ok", what, "a penstock server has it") if ours else Finding("problem", what, cure)
 
 
 def _address(url: str) -> tuple[str, int] | None:
@@ -184,16 +180,13 @@ def _server(session: Session, url: str) -> Iterator[Finding]:
             client.list("write/")
             yield Finding("ok", "token", "taken" if client.settings.token else "none needed")
             health = client.call("health")
-            if health["version"] == penstock.__version__:
-                yield Finding("ok", "server", f"{url}: {health['state']}, store {health['store']}")
-            else:
-                said = f"{url} is {health['version']}, this is {penstock.__version__}: use the same"
-                yield Finding("note", "server", said)
+            same = health["version"] == penstock.__version__
+            other = f"{url} is {health['version']}, this is {penstock.__version__}: use the same"
+            said = f"{url}: {health['state']}, store {health['store']}" if same else other
+            yield Finding("ok" if same else "note", "server", said)
             if corrupt := health["quarantined_parts"]:
-                said = (
-                    f"{corrupt} corrupt: reads of what had them fail by name; write those datasets again, see the disk"
-                )
-                yield Finding("problem", "parts", said)
+                cure = "reads of what had them fail by name; write those datasets again, see the disk"
+                yield Finding("problem", "parts", f"{corrupt} corrupt: {cure}")
     except Denied as refused:
         yield Finding("problem", "token", str(refused))
     except PenstockError as away:

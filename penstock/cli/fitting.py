@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import pyarrow.types as types
 from penstock.cli import tables
 from penstock.cli.values import Unfit, column_of, column_of_text
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.schemas import check_names
 
 
 class Line(NamedTuple):
@@ -45,52 +46,64 @@ class Fitter:
         if found is not None:
             self._begun = True
             return found
-        objects = [_object(line) for line in lines]
-        self._learn({name: None for row in objects for name in row}, lines, objects)
-        columns = []
-        for field in self.schema:
-            values = [row.get(field.name) for row in objects]
-            try:
-                column = column_of(values, field.type)
-            except Unfit as wrong:
-                raise self._misfit(f"line {lines[wrong.at].number}", field, wrong.value, wrong.why) from wrong
-            columns.append(column)
-            if not field.nullable and column.null_count:
-                at = values.index(None)
-                said = "lacks" if field.name not in objects[at] else "has null for"
-                raise self._needed(f"line {lines[at].number}", said, field)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        rows = [_object(line) for line in lines]
 
-    def csv(self, batch: pa.RecordBatch, before: int) -> pa.RecordBatch:
-        """Rows of CSV whose columns are text, those that are new excepted; so many rows came before them."""
-        self._learn_typed(batch, f"row {before + 1}")
-        columns = []
-        for field in self.schema:
-            index = batch.schema.get_field_index(field.name)
-            column: Any = pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
-            try:
-                column = column if column.type.equals(field.type) else column_of_text(column, field.type)
-            except Unfit as wrong:
-                raise self._misfit(f"row {before + wrong.at + 1}", field, wrong.value, wrong.why) from wrong
-            columns.append(self._full(column, field, f"row {before + 1}" if index < 0 else None, before))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        def told(name: str) -> tuple[pa.Field, str]:
+            first = next(line.number for line, row in zip(lines, rows, strict=True) if name in row)
+            kind = pa.infer_type([json.loads(line.text).get(name) for line in lines])  # the one of Python's values
+            return pa.field(name, kind), f"line {first}"
 
-    def typed(self, batch: pa.RecordBatch, before: int) -> pa.RecordBatch:
-        """Rows that have types: they must be the topic's, in any order."""
-        self._learn_typed(batch, f"row {before + 1}")
+        self._learn(dict.fromkeys(name for row in rows for name in row), told)
+        return self._fitted(
+            lambda field: column_of([row.get(field.name) for row in rows], field.type),
+            where=lambda at: f"line {lines[at].number}",
+            lacks=lambda at, name: name not in rows[at],
+        )
+
+    def batch(self, batch: pa.RecordBatch, before: int, *, is_text: bool) -> pa.RecordBatch:
+        """Rows of CSV, whose columns are text but for the new ones, or rows that have the topic's types, in any order;
+        so many rows came before them.
+        """
+        names = batch.schema.names
+        check_names(batch.schema)
+        self._learn(names, lambda name: (batch.schema.field(name), f"row {before + 1}"))
+
+        def column(field: pa.Field) -> pa.Array:
+            found = batch.column(field.name) if field.name in names else pa.nulls(batch.num_rows, field.type)
+            if found.type.equals(field.type):
+                return found
+            if is_text:
+                return column_of_text(found, field.type)
+            raise SchemaMismatch(
+                f"{self._path} has another schema: {field.name} is {field.type}, got {found.type}. "
+                "Cast the rows, or choose another topic (JSON and CSV are cast where nothing is lost)"
+            )
+
+        return self._fitted(column, lambda at: f"row {before + at + 1}", lambda _, name: name not in names)
+
+    def _fitted(
+        self, column: Callable[[pa.Field], pa.Array], where: Callable[[int], str], lacks: Callable[[int, str], bool]
+    ) -> pa.RecordBatch:
         columns = []
         for field in self.schema:
-            index = batch.schema.get_field_index(field.name)
-            column: Any = pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
-            if not column.type.equals(field.type):
+            try:
+                found = column(field)
+            except Unfit as wrong:
+                raise self._misfit(where(wrong.at), field, wrong) from wrong
+            if found.null_count and not field.nullable:
+                at = pc.index(found.is_null(), True).as_py()
+                said = "lacks" if lacks(at, field.name) else "has null for"
                 raise SchemaMismatch(
-                    f"{self._path} has another schema: {field.name} is {field.type}, got {column.type}. "
-                    "Cast the rows, or choose another topic (JSON and CSV are cast where nothing is lost)"
+                    f"{where(at)} {said} the column {field.name!r}, which is never null in {self._path}"
                 )
-            columns.append(self._full(column, field, f"row {before + 1}" if index < 0 else None, before))
+            columns.append(found)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    # --- within ------------------------------------------------------------------------------
+    def _misfit(self, where: str, field: pa.Field, wrong: Unfit) -> SchemaMismatch:
+        text = isinstance(wrong.value, str | Decimal)
+        shown = tables.cut(tables.printable(str(wrong.value) if text else json.dumps(wrong.value, default=str)), 80)
+        why = wrong.why and f" ({wrong.why})"
+        return SchemaMismatch(f"{where}: {field.name} of {self._path} is {field.type}, got '{shown}'{why}")
 
     def _at_once(self, lines: Sequence[Line]) -> pa.RecordBatch | None:
         """The same by Arrow's own reader, 10 times as fast, where it is known to do the same: no cast, nothing odd."""
@@ -98,74 +111,47 @@ class Fitter:
             return None
         wanted = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="error")
         text = b"\n".join(line.text for line in lines)
+        read = pyarrow.json.ReadOptions(block_size=len(text) + 1, use_threads=False)
         try:
-            read = pyarrow.json.ReadOptions(block_size=len(text) + 1, use_threads=False)
             table = pyarrow.json.read_json(io.BytesIO(text), read_options=read, parse_options=wanted)
+            [batch] = table.combine_chunks().to_batches()
+            batch.validate(full=True)  # the reader takes any bytes for text
         except (pa.ArrowException, ValueError):
             return None
-        if table.num_rows != len(lines):
-            return None
-        for field, column in zip(self.schema, table.columns, strict=True):
-            odd = types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py()
-            if odd or (column.null_count and not field.nullable):
-                return None
-        [batch] = table.combine_chunks().to_batches()
-        try:
-            batch.validate(full=True)  # the reader takes any bytes for text
-        except pa.ArrowInvalid:
+        sound = all(_is_sound(field, column) for field, column in zip(self.schema, batch.columns, strict=True))
+        if batch.num_rows != len(lines) or not sound:
             return None
         return pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
-    def _learn(self, names: dict[str, None], lines: Sequence[Line], objects: Sequence[dict[str, Any]]) -> None:
-        """New columns, with the types that Python's values have; one that is null so far is no column yet."""
+    def _learn(self, names: Collection[str], told: Callable[[str], tuple[pa.Field, str]]) -> None:
+        """New columns, and where they are; one that is null so far is no column yet."""
         known = set(self.schema.names)
         for name in [name for name in names if name not in known]:
-            values = [json.loads(line.text).get(name) for line in lines]
-            kind = pa.infer_type(values)
-            if not types.is_null(kind):
-                at = next(at for at, row in enumerate(objects) if name in row)
-                self._add(pa.field(name, kind), f"line {lines[at].number}", names)
-        self._begun = True
-
-    def _learn_typed(self, batch: pa.RecordBatch, where: str) -> None:
-        known = set(self.schema.names)
-        for field in [field for field in batch.schema if field.name not in known]:
+            field, where = told(name)
             if not types.is_null(field.type):
-                self._add(field.with_nullable(True), where, dict.fromkeys(batch.schema.names))
+                self._check_new(name, where, names)
+                self.schema = self.schema.append(field.with_nullable(True))
         self._begun = True
 
-    def _add(self, field: pa.Field, where: str, there: dict[str, None]) -> None:
-        folded, name = {name.casefold(): name for name in self.schema.names}, field.name.casefold()
-        lacking = [each for each, known in folded.items() if known not in there]
-        meant = [name] if name in folded else get_close_matches(name[:100], lacking, n=1)
+    def _check_new(self, name: str, where: str, names: Collection[str]) -> None:
+        known = {known.casefold(): known for known in self.schema.names}
+        lacking = [folded for folded, known_as in known.items() if known_as not in names]
+        folded = name.casefold()
+        meant = [folded] if folded in known else get_close_matches(folded[:100], lacking, n=1)
+        said = f"{where} has a column {name[:80]!r}, which"
         if meant:
-            said = f"{where} has a column {field.name[:80]!r}, which {self._path} lacks"
-            raise SchemaMismatch(f"{said}: did you mean {folded[meant[0]]!r}?")
+            raise SchemaMismatch(f"{said} {self._path} lacks: did you mean {known[meant[0]]!r}?")
         if self._begun and not self._grows:
-            raise SchemaMismatch(f"{where} has a column {field.name[:80]!r}, which the beginning lacks")
-        self.schema = self.schema.append(field)
-
-    def _full(self, column: Any, field: pa.Field, absent: str | None, before: int) -> Any:
-        if not field.nullable and column.null_count:
-            if absent:
-                raise self._needed(absent, "lacks", field)
-            at = pc.index(column.is_null(), True).as_py()
-            raise self._needed(f"row {before + at + 1}", "has null for", field)
-        return column
-
-    def _misfit(self, where: str, field: pa.Field, value: object, why: str) -> SchemaMismatch:
-        said = str(value) if isinstance(value, str | Decimal) else json.dumps(value, default=str)
-        shown = tables.cut(tables.printable(said), 80)
-        return SchemaMismatch(
-            f"{where}: {field.name} of {self._path} is {field.type}, got '{shown}'{why and f' ({why})'}"
-        )
-
-    def _needed(self, where: str, said: str, field: pa.Field) -> SchemaMismatch:
-        return SchemaMismatch(f"{where} {said} the column {field.name!r}, which is never null in {self._path}")
+            raise SchemaMismatch(f"{said} the beginning lacks")
 
 
 def _is_plain(kind: pa.DataType) -> bool:
     return kind == pa.string() or kind == pa.float64() or types.is_integer(kind) or types.is_boolean(kind)
+
+
+def _is_sound(field: pa.Field, column: pa.Array) -> bool:
+    finite = not types.is_floating(field.type) or pc.all(pc.is_finite(column), min_count=0).as_py()
+    return bool(finite and (field.nullable or not column.null_count))
 
 
 def _object(line: Line) -> dict[str, Any]:
@@ -178,18 +164,13 @@ def _object(line: Line) -> dict[str, Any]:
         raise InvalidRequest("it is one JSON array: expected an object per line (jq -c '.[]' makes them)")
     if not isinstance(found, dict):
         raise InvalidRequest(f"line {line.number} is JSON, but no object: {tables.cut(repr(found), 40)}")
-    if "\\u" in text or not text.isascii():
-        _check_text(line, found)
-    return found
-
-
-def _check_text(line: Line, row: dict[str, Any]) -> None:
-    for name, value in row.items():
+    for name, value in found.items() if "\\u" in text or not text.isascii() else ():
         try:
             json.dumps([name, value], ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as wrong:
             column, held = (tables.printable(str(said))[:80] for said in (name, value))
             raise InvalidRequest(f"line {line.number}: {column} isn't text in UTF-8, got '{held}'") from wrong
+    return found
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

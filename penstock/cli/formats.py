@@ -10,15 +10,9 @@ from penstock.errors import InvalidRequest
 FORMATS = ("arrow", "arrows", "parquet", "csv", "json")
 """Arrow IPC file, Arrow IPC stream, Parquet, CSV with a line of heads, JSON lines."""
 EXTENSIONS = {
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".arrows": "arrows",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
+    ".arrow": "arrow", ".feather": "arrow", ".arrows": "arrows", ".parquet": "parquet", ".csv": "csv",
+    ".json": "json", ".jsonl": "json", ".ndjson": "json",
+}  # fmt: skip
 
 
 def by_extension(file: str) -> str:

@@ -12,9 +12,8 @@ from click.shell_completion import get_completion_class
 
 import penstock
 from penstock.cli.app import left_alone
-from penstock.cli.call import call
 from penstock.cli.doctor import doctor
-from penstock.cli.look import ls, show
+from penstock.cli.look import call, ls, show
 from penstock.cli.move import get, put, rm
 from penstock.cli.serve import serve
 from penstock.cli.session import example, shared

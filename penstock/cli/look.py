@@ -1,7 +1,9 @@
-"""`ls` and `show`: what there is, and what it is."""
+"""`ls`, `show` and `call`: what there is, what it is, and whatever else the server answers."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +13,13 @@ import click
 from penstock import readable
 from penstock.cli import tables
 from penstock.cli.session import Session, completed, example, pass_session, shared
-from penstock.errors import NotFound
+from penstock.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.wire import Entry
 
+_ORDER = ("folder", "dataset", "topic")
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
 _LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
 
@@ -31,22 +34,18 @@ def ls(session: Session, path: str | None, *, recursive: bool) -> None:
 
     `penstock ls write` lists the writes that are open.
     """
+    places = ("store/", "topic/") if path is None else (path,)
     with session.connect() as client:
-        if path is not None and path.partition("/")[0] == "write":
-            found = client.list(path, recursive=recursive)
+        found = [entry for place in places for entry in client.list(place, recursive=recursive)]
+        if places[0].partition("/")[0] == "write":
             _list_writes(session, [client.call("describe", {"path": entry.path}) for entry in found])
         else:
-            places = ("store/", "topic/") if path is None else (path,)
-            _list_things(session, [entry for place in places for entry in client.list(place, recursive=recursive)])
+            _list_things(session, sorted(found, key=lambda entry: (_ORDER.index(entry.kind), entry.path)))
 
 
-_ORDER = ("folder", "dataset", "topic")
-
-
-def _list_things(session: Session, found: Sequence[Entry]) -> None:
+def _list_things(session: Session, entries: Sequence[Entry]) -> None:
     from penstock.views import Listing
 
-    entries = sorted(found, key=lambda entry: (_ORDER.index(entry.kind), entry.path))
     if session.json:
         tables.lines(*({name: value for name, value in e.to_json().items() if name != "local"} for e in entries))
     elif entries:
@@ -55,18 +54,18 @@ def _list_things(session: Session, found: Sequence[Entry]) -> None:
         click.echo("nothing here; penstock put store/… FILE brings something", err=True)
 
 
-def _list_writes(session: Session, writes: list[dict[str, Any]]) -> None:
+def _list_writes(session: Session, writes: Sequence[dict[str, Any]]) -> None:
     heads = ("write", "for", "rows", "size", "opened", "last put", "visible")
+    rows = [
+        (
+            f"write/{w['write']}", _purpose(w), f"{w['rows']:,}", readable.size(w["bytes"]),
+            tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w),
+        )
+        for w in writes
+    ]  # fmt: skip
     if session.json:
         tables.lines(*writes)
     elif writes:
-        rows = [
-            (
-                f"write/{w['write']}", _purpose(w), f"{w['rows']:,}", readable.size(w["bytes"]),
-                tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w),
-            )
-            for w in writes
-        ]  # fmt: skip
         tables.listing(readable.table(heads, rows, right=heads[2:6]))
     else:
         click.echo("no write is open", err=True)
@@ -84,62 +83,39 @@ def show(session: Session, path: str) -> None:
         found = _describe(client, path)
     if session.json:
         tables.lines(found)
-    elif found["kind"] == "write":
-        tables.description(f"write/{found['write']}", _write_facts(found))
-    elif found["kind"] == "folder":
-        what = "topics" if "topics" in found else "datasets"
-        tables.description(found["path"], {what: f"{found[what]:,}", **_size_facts(found)})
-    elif found["kind"] == "topic":
-        tables.description(found["path"], {**_size_facts(found), **_topic_facts(found)})
-        _show_columns(found["schema"])
-        _show_shards(found["shards"])
+        return
+    kind = found["kind"]
+    facts = {"write": _write_facts, "folder": _folder_facts, "topic": _topic_facts, "dataset": _dataset_facts}
+    tables.description(f"write/{found['write']}" if kind == "write" else found["path"], facts[kind](found))
+    if kind in ("dataset", "topic"):
+        columns = [
+            (tables.printable(c["name"]), c["type"], "" if c["nullable"] else "not null") for c in found["schema"]
+        ]
+        _section("column", ("", "", ""), columns)
+    if kind == "topic":
+        heads = ("shard", "first", "next", "rows")
+        shards = found["shards"]
+        rows = [[f"{n:,}" for n in (s["shard"], s["first"], s["next"], s["next"] - s["first"])] for s in shards]
+        _section("shard", heads, rows, right=heads)
         _show_consumers(found.get("consumers"))
-    else:
-        tables.description(found["path"], {**_size_facts(found), "lost": _LOST if found["lost"] else ""})
-        _show_columns(found["schema"])
-
-
-def _show_columns(schema: Sequence[dict[str, Any]]) -> None:
-    rows = [(tables.printable(c["name"]), c["type"], "" if c["nullable"] else "not null") for c in schema]
-    _section(tables.counted(len(schema), "column"), readable.table(("", "", ""), rows).splitlines()[1:])
-
-
-def _show_shards(shards: Sequence[dict[str, Any]]) -> None:
-    heads = ("shard", "first", "next", "rows")
-    rows = [(str(s["shard"]), f"{s['first']:,}", f"{s['next']:,}", f"{s['next'] - s['first']:,}") for s in shards]
-    _section(tables.counted(len(shards), "shard"), readable.table(heads, rows, right=heads).splitlines())
 
 
 def _show_consumers(consumers: Sequence[dict[str, Any]] | None) -> None:
     """Who reads, the one that is furthest behind first; nothing where the server knows nothing of consumers."""
-    if consumers is None:
-        return
     heads = ("consumer", "behind", "size", "oldest", "seen", "")
-    rows = [
-        (
-            tables.printable(c["consumer"]), f"{c['lag_rows']:,}", readable.size(c["lag_bytes"]),
-            readable.age(c["lag_seconds"]) if c["lag_rows"] else "", tables.ago(c["seen"]), c["state"],
-        )
-        for c in sorted(consumers, key=lambda c: -c["lag_rows"])
-    ]  # fmt: skip
-    table = readable.table(heads, rows, right=heads[1:5]).splitlines() if rows else []
-    _section(tables.counted(len(rows), "consumer"), table)
+    if consumers is not None:
+        last_first = sorted(consumers, key=lambda c: -c["lag_rows"])
+        rows = [
+            (tables.printable(c["consumer"]), *tables.lag(c), tables.ago(c["seen"]), c["state"]) for c in last_first
+        ]
+        _section("consumer", heads, rows, right=heads[1:5])
 
 
-def _section(title: str, lines: Sequence[str]) -> None:
-    click.secho(f"  {title}", dim=True)
-    for line in lines:
-        click.echo(f"    {line}")
-
-
-def _topic_facts(topic: dict[str, Any]) -> dict[str, str]:
-    most = topic["keep_bytes"]
-    kept = readable.age(topic["keep_seconds"]) + ("" if most is None else f", {readable.size(most)} at most")
-    return {
-        "key": topic["key"] or "",
-        "kept": kept,
-        "journal": f"{topic['journal']}, epoch {topic['epoch']}",
-    }
+def _section(thing: str, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    click.secho(f"  {tables.counted(len(rows), thing)}", dim=True)
+    for line in readable.table(heads, rows, right=right).splitlines() if rows else ():
+        if line:  # columns have no heads
+            click.echo(f"    {line}")
 
 
 def _describe(client: Client, path: str) -> dict[str, Any]:
@@ -162,27 +138,46 @@ def _folder(path: str, below: Sequence[Entry]) -> dict[str, Any]:
     return {"kind": "folder", "path": path.rstrip("/") + "/", what: len(below), **totals, "changed": changed}
 
 
-def _size_facts(found: dict[str, Any]) -> dict[str, str]:
+def _dataset_facts(found: dict[str, Any]) -> dict[str, str]:
     when = found["changed"]
     changed = "" if when is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     return {
         "rows": f"{found['rows']:,}",
-        "size": f"{readable.size(found['bytes'])} in {tables.counted(found['parts'], 'part')}",
+        "size": _size(found),
         "changed": changed and f"{tables.ago(when)}, {changed}",
+        "lost": _LOST if found.get("lost") else "",
+    }
+
+
+def _folder_facts(folder: dict[str, Any]) -> dict[str, str]:
+    what = "topics" if "topics" in folder else "datasets"
+    return {what: f"{folder[what]:,}", **_dataset_facts(folder)}
+
+
+def _topic_facts(topic: dict[str, Any]) -> dict[str, str]:
+    most = topic["keep_bytes"]
+    return {
+        **_dataset_facts(topic),
+        "key": topic["key"] or "",
+        "kept": readable.age(topic["keep_seconds"]) + ("" if most is None else f", {readable.size(most)} at most"),
+        "journal": f"{topic['journal']}, epoch {topic['epoch']}",
     }
 
 
 def _write_facts(write: dict[str, Any]) -> dict[str, str]:
-    size = f"{readable.size(write['bytes'])} in {tables.counted(write['parts'], 'part')}"
     return {
         "for": _purpose(write),
         "state": write["state"],
         "opened": tables.ago(write.get("opened")),
         "last put": tables.ago(write.get("touched")),
         "whole": tables.counted(write["attempts"], "attempt"),
-        "rows": f"{write['rows']:,} ({size})" if write["state"] in ("open", "finished") else "",
+        "rows": f"{write['rows']:,} ({_size(write)})" if write["state"] in ("open", "finished") else "",
         "visible": _visible(write),
     }
+
+
+def _size(found: dict[str, Any]) -> str:
+    return f"{readable.size(found['bytes'])} in {tables.counted(found['parts'], 'part')}"
 
 
 def _purpose(write: dict[str, Any]) -> str:
@@ -199,3 +194,37 @@ def _visible(write: dict[str, Any]) -> str:
     if not write["attempts"]:
         return "no, no attempt is whole"
     return f"no, {tables.counted(write['attempts'], 'whole attempt')} until finish"
+
+
+@click.command(
+    epilog=example('penstock call describe \'{"path": "store/demo/trips"}\''),
+    short_help="Call a raw action of the server.",
+)
+@click.argument("name", required=False)
+@click.argument("body", required=False)
+@shared
+@pass_session
+def call(session: Session, name: str | None, body: str | None) -> None:
+    """Call the action NAME with a JSON object; without a name, list the actions. BODY `-` is read from stdin."""
+    with session.connect() as client:
+        if name is None:
+            actions = client.actions()
+            if session.json:
+                tables.lines(*({"action": action, "does": does} for action, does in actions.items()))
+            else:
+                tables.listing(readable.table(("action", "does"), [*actions.items()]))
+        elif session.json:
+            tables.lines(client.call(name, _object(body)))
+        else:
+            click.echo(json.dumps(client.call(name, _object(body)), indent=2, ensure_ascii=False))
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    text = sys.stdin.read() if text == "-" else text or "{}"
+    try:
+        found = json.loads(text)
+    except ValueError as broken:
+        raise InvalidRequest(f"the body isn't JSON: {broken}; expected an object: '{{\"path\": …}}'") from broken
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"the body is JSON, but no object: {tables.cut(text, 40)}")
+    return found

@@ -17,14 +17,9 @@ from penstock.cli.session import Session, completed, example, pass_session, shar
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.cli.reading import Files
-    from penstock.cli.rows import FittedFiles
     from penstock.client import Client
     from penstock.wire import Mode
-
-    Rows = Files | FittedFiles
 
 _START = (
     "A topic's rows from here on: earliest, latest, a time (2026-11-18T20:00), how long ago (10m), or offsets by shard "
@@ -71,30 +66,29 @@ def get(
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
     file = None if output in ("-", "/dev/stdout") else output
     kind = _kind(session, kind, output, file, follow=follow)
-    if follow:
-        from penstock.cli import tail
+    from penstock.cli import tail, writing
 
+    if follow:
         chosen = {"columns": wanted, "filter": filter}
         tail.follow(session, path, chosen, (start, end, since), kind=kind or "json", rows=rows, file=file)
         return
     with session.connect() as client:
-        from penstock.cli import places
-
-        asked: dict[str, Any] = {"columns": wanted, "filter": filter, **places.wanted(client, path, start, end, since)}
+        asked: dict[str, Any] = {"columns": wanted, "filter": filter, **tail.wanted(client, path, (start, end, since))}
         if kind is None:
             from penstock.cli import preview
 
             preview.show(client, path, rows, asked)
             return
-        from penstock.cli import writing
-
-        with contextlib.closing(client.get(path, limit=rows, **asked)) as reader:
-            if file is None:
-                writing.write(kind, sys.stdout.buffer, reader.schema, reader)
-            else:
-                whole = rows is None and not any(asked.values())
-                total = client.call("describe", {"path": path})["bytes"] if whole else None
-                _save(session, path, reader, file, kind, total)
+        whole = file and rows is None and not any(asked.values())
+        total = client.call("describe", {"path": path})["bytes"] if whole else None
+        began = time.monotonic()
+        with (
+            contextlib.closing(client.get(path, limit=rows, **asked)) as reader,
+            tables.progress(path, total, wanted=file is not None) as done,
+        ):
+            found = writing.save(file, kind, reader.schema, reader, done)
+    if file is not None:
+        tables.moved(session.json, file, {"path": path, "file": file, **found}, began)
 
 
 def _kind(session: Session, kind: str | None, output: str | None, file: str | None, *, follow: bool) -> str | None:
@@ -108,24 +102,6 @@ def _kind(session: Session, kind: str | None, output: str | None, file: str | No
     if kind in ("arrow", "arrows", "parquet") and not file and tables.on_terminal():
         raise InvalidRequest(f"{kind} is no text for a terminal: -o FILE, or a pipe")
     return kind
-
-
-def _save(session: Session, path: str, reader: pa.RecordBatchReader, file: str, kind: str, total: float | None) -> None:
-    from penstock.cli import writing
-
-    began, rows, size = time.monotonic(), 0, 0
-
-    def watched() -> Iterator[pa.RecordBatch]:
-        nonlocal rows, size
-        for batch in reader:
-            yield batch
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            done(size)
-
-    with writing.whole_file(file) as sink, tables.progress(path, total) as done:
-        writing.write(kind, sink, reader.schema, watched())
-        written = sink.tell() if sink.seekable() else size
-    tables.moved(session.json, file, {"path": path, "file": file, "rows": rows, "bytes": written}, began)
 
 
 @click.command(
@@ -153,29 +129,24 @@ def put(session: Session, path: str, files: tuple[str, ...], *, mode: Mode, run:
     To a topic rows are appended. Text is read as the topic's types, where nothing is lost. JSON lines from stdin are
     put as they come, 1,000 at a time or what came in 0.2 s: what was counted is durable, whatever ends it.
     """
+    from penstock.cli import publish, reading
+
     began = time.monotonic()
-    if path.startswith("topic/"):
-        from penstock.cli import publish
-
-        with session.connect() as client:
-            if publish.comes_bit_by_bit(files, kind, run, mode):
-                found = publish.Pour(client, path, silent=session.json).run()
-            else:
-                rows = publish.source(client, path, files, kind)
-                found = _put(client, path, rows, mode=mode, run=run, silent=session.json)
-    else:
-        from penstock.cli.reading import Files
-
-        files_rows = Files(files, kind)
-        with session.connect() as client:
-            found = _put(client, path, files_rows, mode=mode, run=run, silent=session.json)
+    options: dict[str, Any] = {"mode": mode, "run": run, "silent": session.json}
+    with session.connect() as client:
+        if not path.startswith("topic/"):
+            found = _put(client, path, reading.Files(files, kind), **options)
+        elif publish.comes_bit_by_bit(files, kind, run, mode):
+            found = publish.Pour(client, path, silent=session.json).run()
+        else:
+            found = _put(client, path, publish.source(client, path, files, kind), **options)
     tables.moved(session.json, path, {"path": path, **found}, began)
 
 
-def _put(client: Client, path: str, rows: Rows, *, mode: Mode, run: str | None, silent: bool) -> dict[str, Any]:
+def _put(client: Client, path: str, rows: Files, *, mode: Mode, run: str | None, silent: bool) -> dict[str, Any]:
     """One write of all of them, with a bar."""
 
-    def watched() -> Iterator[pa.RecordBatch]:
+    def watched() -> Iterator[Any]:
         for batch in rows:
             yield batch
             done(rows.done)

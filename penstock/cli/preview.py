@@ -56,7 +56,8 @@ def _grid(table: pa.Table) -> list[str]:
         if shown and room < 0:
             break
         head = Text.assemble((name, "bold"), "\n", (kind, "dim"))
-        grid.add_column(head, justify="right" if _is_number(column.type) else "left", no_wrap=True)
+        number = types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type)
+        grid.add_column(head, justify="right" if number else "left", no_wrap=True)
         shown.append(cells)
     for row in zip(*shown, strict=True):
         grid.add_row(*row)
@@ -66,7 +67,3 @@ def _grid(table: pa.Table) -> list[str]:
 
 def _cell(text: str | None) -> Text:
     return Text("null", "dim") if text is None else Text(tables.cut(tables.printable(text), _LONGEST_CELL))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)

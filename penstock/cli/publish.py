@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -14,40 +16,47 @@ import pyarrow.json
 import pyarrow.types as types
 
 from penstock import readable
-from penstock.cli import lines, tables
-from penstock.cli.ending import CTRL_C, heeding
+from penstock.cli import tables
 from penstock.cli.fitting import Fitter, Line
+from penstock.cli.formats import by_beginning
 from penstock.cli.reading import STDIN, Files, faults_of
-from penstock.cli.rows import FittedFiles, kind_of
+from penstock.cli.session import CTRL_C, heeding
+from penstock.cli.values import first_wrong
 from penstock.client import Client
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.wire import Mode, Receipt
 
 _EVERY = 0.2  # seconds between two looks of the progress line
+_MOST = 1_000  # lines of a batch
+_WITHIN = 0.2  # seconds after which what has come is a batch
+_CHUNK = 256 << 10
+_LONGEST = 16 << 20
 
 
 def comes_bit_by_bit(files: Sequence[str], kind: str | None, run: str | None, mode: Mode) -> bool:
     """Whether this is stdin with JSON lines; under the name of a run, all of them happen once, and so together."""
+    stdin: Any = sys.stdin.buffer
     alone = list(files) == [STDIN] and run is None and mode != "overwrite"  # which the server refuses
-    return alone and (kind or kind_of(STDIN)) == "json"
+    with faults_of(STDIN):
+        return alone and (kind or by_beginning(stdin.peek())) == "json"
 
 
-def schema_at(client: Client, path: str) -> pa.Schema | None:
+def source(client: Client, path: str, files: Sequence[str], kind: str | None) -> Files:
+    """The files as the topic has its rows; where there is none, as they are."""
+    topic = _schema_at(client, path)
+    if topic is not None:
+        return Files(files, kind, Fitter(path, topic))
+    found = Files(files, kind)
+    _check_types(path, found.schema)
+    return found
+
+
+def _schema_at(client: Client, path: str) -> pa.Schema | None:
     """The columns of the topic, if there is one."""
     try:
         return client.info(path, limit=0).schema
     except NotFound:
         return None
-
-
-def source(client: Client, path: str, files: Sequence[str], kind: str | None) -> FittedFiles | Files:
-    """The files as the topic has its rows; where there is none, as they are."""
-    topic = schema_at(client, path)
-    if topic is not None:
-        return FittedFiles(path, topic, files, kind)
-    found = Files(files, kind)
-    _check_types(path, found.schema)
-    return found
 
 
 def _check_types(path: str, schema: pa.Schema) -> None:
@@ -76,7 +85,7 @@ class Pour:
         """All of stdin; what is durable then. A line that isn't a row ends it, behind the rows before it."""
         try:
             with heeding(CTRL_C, self._end):
-                for some in lines.batches():
+                for some in _batches():
                     self._put(some)
         except PenstockError as error:
             raise type(error)(f"{error}. {self.rows:,} rows are in {self._path}") from error
@@ -89,14 +98,13 @@ class Pour:
         return {"rows": self.rows, "bytes": self.bytes, "puts": self.puts}
 
     def _end(self) -> None:
-        """Ctrl-C waits for a put that is under way, so that what is counted is what is in; the second one doesn't."""
-        if not self._putting or self._asked_to_end:
+        """Ctrl-C waits for a put that is under way, so that what is counted is what is in."""
+        if not self._putting:
             raise KeyboardInterrupt
         self._asked_to_end = True
 
     def _put(self, some: list[Line]) -> None:
-        with faults_of(STDIN):
-            good, wrong = self._fitted(some)
+        good, wrong = self._fitted(some)
         if good is not None:
             self._putting = True
             self._count(self._client.put(self._path, good))
@@ -104,8 +112,7 @@ class Pour:
         if self._asked_to_end:
             raise KeyboardInterrupt
         if wrong is not None:
-            with faults_of(STDIN):
-                raise wrong
+            raise wrong
 
     def _count(self, receipt: Receipt) -> None:
         self.rows, self.bytes, self.puts = self.rows + receipt.rows, self.bytes + receipt.bytes, self.puts + 1
@@ -119,33 +126,22 @@ class Pour:
         if not self._silent:
             click.echo(text, nl=False, err=True)
 
-    # --- lines as rows -------------------------------------------------------------------------
-
-    def _fitted(self, some: list[Line]) -> tuple[pa.RecordBatch | None, PenstockError | None]:
+    def _fitted(self, some: list[Line]) -> tuple[pa.RecordBatch | None, Exception | None]:
         """The rows of these lines; if one isn't a row, those before it and what is wrong with it."""
-        before = self._fitter and self._fitter.schema
+        before = self._fitter and Fitter(self._path, self._fitter.schema, grows=True)
         try:
             return self._rows(some), None
-        except PenstockError as wrong:
-            if len(some) == 1:
-                return None, wrong
-        good, bad = 0, len(some)  # the first that is wrong is in good..bad
-        error: PenstockError | None = None
-        while good < bad:
-            middle = (good + bad) // 2
-            try:
-                self._rows(some[good : middle + 1])
-                good = middle + 1
-            except PenstockError as wrong:
-                bad, error = middle, wrong
-        self._fitter = before and Fitter(self._path, before, grows=True)  # no column of a line that isn't put
-        return (self._rows(some[:good]) if good else None), error
+        except InvalidRequest:
+            at, wrong = first_wrong(self._rows, some, InvalidRequest)
+        self._fitter = before  # no column of a line that isn't put
+        return (self._rows(some[:at]) if at else None), wrong
 
     def _rows(self, some: list[Line]) -> pa.RecordBatch:
-        if self._fitter is None:
-            topic = schema_at(self._client, self._path) or self._guessed(some)
-            self._fitter = Fitter(self._path, topic, grows=True)
-        return self._fitter.json(some)
+        with faults_of(STDIN):
+            if self._fitter is None:
+                topic = _schema_at(self._client, self._path) or self._guessed(some)
+                self._fitter = Fitter(self._path, topic, grows=True)
+            return self._fitter.json(some)
 
     def _guessed(self, some: list[Line]) -> pa.Schema:
         text = b"\n".join(line.text for line in some)
@@ -158,3 +154,39 @@ class Pour:
             raise InvalidRequest(f"these lines are no table: {str(wrong).splitlines()[0]}") from wrong
         _check_types(self._path, schema)
         return schema
+
+
+def _batches() -> Iterator[list[Line]]:
+    """The lines of stdin as they come, those without a word left out; the last one may lack its end."""
+    stdin: Any = sys.stdin.buffer
+    held: list[Line] = []
+    number, rest, due = 0, b"", 0.0
+    come = True  # what was looked at before lies in the buffer, where select doesn't see it
+    while True:
+        chunk = stdin.read1(_CHUNK) if come else b""
+        if come and not chunk:
+            break
+        if not held:
+            due = time.monotonic() + _WITHIN
+        *lines, rest = (rest + chunk).split(b"\n")
+        held += [Line(number + at, text) for at, text in enumerate(lines, 1) if text and not text.isspace()]
+        number += len(lines)
+        if len(rest) > _LONGEST:
+            raise InvalidRequest(f"stdin: line {number + 1} has more than {_LONGEST >> 20} MiB")
+        while len(held) >= _MOST or (held and time.monotonic() >= due):
+            yield held[:_MOST]
+            held, due = held[_MOST:], time.monotonic() + _WITHIN
+        come = _has_come(stdin, max(0.0, due - time.monotonic()) if held else None)
+    if rest and not rest.isspace():
+        held.append(Line(number + 1, rest))
+    for start in range(0, len(held), _MOST):
+        yield held[start : start + _MOST]
+
+
+def _has_come(stdin: Any, seconds: float | None) -> bool:
+    """Wait so long (None: for ever) for something to read, or the end; whether it has come."""
+    try:
+        number = stdin.fileno()
+    except (OSError, AttributeError):  # a text in its place: all of it has come
+        return True
+    return os.name != "posix" or bool(select.select([number], [], [], seconds)[0])

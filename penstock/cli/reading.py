@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
@@ -16,7 +17,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from penstock.cli.fitting import Fitter, Line
 from penstock.cli.formats import by_beginning, by_extension
+from penstock.cli.values import first_wrong
 from penstock.errors import InvalidRequest, NotFound, SchemaMismatch
 
 STDIN = "-"
@@ -34,56 +37,97 @@ class Source(NamedTuple):
 
 
 class Files:
-    """Several files as the batches of one stream. They have one schema, the first one's."""
+    """Several files as the batches of one stream: of the first one's schema or, with a fitter, of a topic's."""
 
-    def __init__(self, names: Sequence[str], kind: str | None = None) -> None:
+    def __init__(self, names: Sequence[str], kind: str | None = None, fitter: Fitter | None = None) -> None:
         if names.count(STDIN) > 1:
             raise InvalidRequest("stdin (-) can be read once")
-        self._names = names
-        self._sizes = [size_of(name) for name in names]
+        self._names, self._fitter = names, fitter
+        self._sizes = [_size_of(name) for name in names]
         self._kinds = [kind or (None if name == STDIN else by_extension(name)) for name in names]
-        self._at = self._batches = 0
-        self._source = open_source(names[0], self._kinds[0], None)
-        self.schema = self._source.schema
-
-    @property
-    def total(self) -> float | None:
+        self._schema: pa.Schema | None = None
+        self.total = None if STDIN in names else float(sum(self._sizes))
         """Bytes of all files; not known where stdin is one of them."""
-        return None if STDIN in self._names else float(sum(self._sizes))
+        self.done = 0.0
+        """Bytes that have been read."""
+        self._batches = self._all()
+        self._first = [*islice(self._batches, 1)]  # by then the schema is known
 
     @property
-    def done(self) -> float:
-        """Bytes that have been read."""
-        return sum(self._sizes[: self._at]) + self._sizes[self._at] * self._source.share(self._batches)
+    def schema(self) -> pa.Schema:
+        """Of every batch."""
+        return self._fitter.schema if self._fitter else self._schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for at, name in enumerate(self._names):
-            if at:
-                self._source = open_source(name, self._kinds[at], self.schema)
-                self._at, self._batches = at, 0
+        return chain(self._first, self._batches)
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
+        for at, (name, size) in enumerate(zip(self._names, self._sizes, strict=True)):
+            before = sum(self._sizes[:at])
             with faults_of(name):
-                for batch in self._source.batches:
-                    self._batches += 1
-                    if not batch.schema.equals(self.schema):
-                        raise SchemaMismatch(
-                            f"{name} has other columns than {self._names[0]}: {_unlike(self.schema, batch.schema)}"
-                        )
+                source = self._source(name, *_opened(name, self._kinds[at]))
+                for number, batch in enumerate(source.batches, 1):
+                    self.done = before + size * source.share(number)
                     yield batch
 
+    def _source(self, name: str, file: Any, head: bytes, kind: str) -> Source:
+        """Text is read as the types of the first file, so that a column is the same in all, or fitted."""
+        if self._fitter is None:
+            source = _OPENERS[kind](file, head, self._schema)
+            self._schema = source.schema if self._schema is None else self._schema
+            return source._replace(batches=self._alike(name, source.batches))
+        if kind == "json":
+            return Source(self.schema, _fitted_lines(self._fitter, file), _position(file))
+        is_text = kind == "csv"
+        known = pa.schema([(field.name, pa.string()) for field in self.schema]) if is_text else None
+        source = _OPENERS[kind](file, head, known)
+        return source._replace(batches=_fitted(self._fitter, source.batches, is_text=is_text))
 
-def open_source(name: str, kind: str | None, like: pa.Schema | None) -> Source:
-    """Open one file. Text is read as the types of `like`, so that a column is the same in all files."""
-    with faults_of(name):
-        if name == STDIN:
-            stdin = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _HEAD)
-            file, head = pa.PythonFile(stdin, "r"), stdin.peek()
-        else:
-            with open(name, "rb") as begun:
-                head = begun.read(_HEAD)
-            file = pa.OSFile(name) if kind in ("csv", "json") else pa.memory_map(name) if head else None
-        if not head:
-            raise InvalidRequest("it is empty")
-        return _OPENERS[kind or by_beginning(head)](file, head, like)
+    def _alike(self, name: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not batch.schema.equals(self._schema):
+                unlike = _unlike(self.schema, batch.schema)
+                raise SchemaMismatch(f"{name} has other columns than {self._names[0]}: {unlike}")
+            yield batch
+
+
+def _fitted(fitter: Fitter, batches: Iterable[pa.RecordBatch], *, is_text: bool) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    for batch in batches:
+        yield fitter.batch(batch, rows, is_text=is_text)
+        rows += batch.num_rows
+
+
+def _fitted_lines(fitter: Fitter, file: Any) -> Iterator[pa.RecordBatch]:
+    number, buffered = 0, io.BufferedReader(file, _HEAD)
+    while texts := buffered.readlines(_BLOCK):
+        lines = [Line(at, text) for at, text in enumerate(texts, number + 1) if not text.isspace()]
+        number += len(texts)
+        if lines:
+            yield fitter.json(lines)
+
+
+def _unlike(expected: pa.Schema, found: pa.Schema) -> str:
+    if expected.names != found.names:
+        return f"{', '.join(found.names[:20])}, not {', '.join(expected.names[:20])}"
+    return next(f"{b}, not {a}" for a, b in zip(expected, found, strict=True) if not a.equals(b))
+
+
+# --- one file ------------------------------------------------------------------------------
+
+
+def _opened(name: str, kind: str | None) -> tuple[Any, bytes, str]:
+    """A file, its beginning and its format, which for stdin its beginning tells."""
+    if name == STDIN:
+        stdin = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _HEAD)
+        file, head = pa.PythonFile(stdin, "r"), stdin.peek()
+    else:
+        with open(name, "rb") as begun:
+            head = begun.read(_HEAD)
+        file = pa.OSFile(name) if kind in ("csv", "json") else pa.memory_map(name) if head else None
+    if not head:
+        raise InvalidRequest("it is empty")
+    return file, head, kind or by_beginning(head)
 
 
 def _arrow(file: Any, head: bytes, _: pa.Schema | None) -> Source:
@@ -132,31 +176,27 @@ def _json(file: Any, head: bytes, like: pa.Schema | None) -> Source:
 
 def _of_text(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches of JSON, whose reader takes any bytes for text."""
+
+    def check(columns: Iterable[pa.Array]) -> None:
+        for column in columns:
+            column.validate(full=True)
+
     before = 0
     for batch in batches:
-        if not _is_valid(batch):
-            row = next(at for at in range(batch.num_rows) if not _is_valid(batch.slice(at, 1)))
-            names = (name for name in batch.schema.names if not _is_valid(batch.select([name]).slice(row, 1)))
-            raise InvalidRequest(f"row {before + row + 1}: {next(names)[:80]!r} isn't text in UTF-8")
+        try:
+            check(batch.columns)
+        except pa.ArrowInvalid as wrong:
+            row, _ = first_wrong(lambda some: check(some.columns), batch, pa.ArrowInvalid)
+            column, _ = first_wrong(check, batch.slice(row, 1).columns, pa.ArrowInvalid)
+            name = batch.schema.names[column][:80]
+            raise InvalidRequest(f"row {before + row + 1}: {name!r} isn't text in UTF-8") from wrong
         before += batch.num_rows
         yield batch
 
 
-def _is_valid(batch: pa.RecordBatch) -> bool:
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
 _OPENERS: dict[str, Callable[[Any, bytes, pa.Schema | None], Source]] = {
-    "arrow": _arrow,
-    "arrows": _arrow,
-    "parquet": _parquet,
-    "csv": _csv,
-    "json": _json,
-}
+    "arrow": _arrow, "arrows": _arrow, "parquet": _parquet, "csv": _csv, "json": _json,
+}  # fmt: skip
 
 
 def _seekable(file: Any) -> Any:
@@ -174,7 +214,7 @@ def _position(file: Any) -> Callable[[int], float]:
     return lambda _: 1.0 if file.closed or not size else file.tell() / size
 
 
-def size_of(name: str) -> int:
+def _size_of(name: str) -> int:
     """Bytes of a file; refuses early what couldn't be read later."""
     if name == STDIN:
         return 0
@@ -182,23 +222,6 @@ def size_of(name: str) -> int:
         if os.path.isdir(name):
             raise InvalidRequest("it is a folder: name the files in it")
         return os.stat(name).st_size
-
-
-def _unlike(expected: pa.Schema, found: pa.Schema) -> str:
-    if expected.names != found.names:
-        return f"{', '.join(found.names[:20])}, not {', '.join(expected.names[:20])}"
-    return next(f"{b}, not {a}" for a, b in zip(expected, found, strict=True) if not a.equals(b))
-
-
-def head_of_stdin() -> bytes:
-    """What has come of stdin, at least a byte unless it is empty; it will be read again."""
-    stdin: Any = sys.stdin.buffer
-    if hasattr(stdin, "peek"):
-        return bytes(stdin.peek())
-    at = stdin.tell()  # no pipe, but a text in its place
-    head = bytes(stdin.read(_HEAD))
-    stdin.seek(at)
-    return head
 
 
 @contextmanager

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.session import example
+from penstock.cli import session
 from penstock.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from penstock.flight_server.settings import Settings
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _LEVELS = ("debug", "info", "warning", "error")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LISTEN = "Where Flight clients connect: grpc:// or grpc+tls://host:port.  [default: grpc://127.0.0.1:8815]"
@@ -32,10 +30,10 @@ _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
 
 def seconds(text: str) -> float:
     """30, 90s, 30m, 12h or 2d."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)\s*", text)
-    if not found:
-        raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
-    return float(found[1]) * _SECONDS[found[2]]
+    for said in (text, f"{text}s"):
+        if (found := session.seconds(said)) is not None:
+            return found
+    raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
 
 
 def size(text: str) -> int:
@@ -48,13 +46,8 @@ def size(text: str) -> int:
         raise click.BadParameter(str(wrong)) from wrong
 
 
-def size_or_off(text: str) -> int | str:
-    """A size, or off."""
-    return text if text == "off" else size(text)
-
-
 @click.command(
-    epilog=example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"),
+    epilog=session.example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"),
     short_help="Run a server.",
     context_settings={"auto_envvar_prefix": "PENSTOCK"},  # an option's variable is PENSTOCK_ and its name
 )
@@ -63,7 +56,7 @@ def size_or_off(text: str) -> int | str:
 @click.option("--store", metavar="URL", help=_STORE)
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help=_DATA)
 @click.option("--advertise", metavar="URL", help=_ADVERTISE)
-@click.option("--memory-limit", type=size_or_off, metavar="SIZE", help=_MEMORY)
+@click.option("--memory-limit", type=lambda text: text if text == "off" else size(text), metavar="SIZE", help=_MEMORY)
 @click.option("--ticket-life", type=seconds, metavar="TIME", help=_LIFE)
 @click.option("--quota", type=size, metavar="SIZE", help="Bytes that the store may hold.")
 @click.option("--drain", type=seconds, metavar="TIME", help=_DRAIN)
@@ -103,12 +96,8 @@ def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given
     if "data" in chosen:
         chosen["data"] = chosen["data"].expanduser()  # no shell has done it for PENSTOCK_DATA
     memory = memory_limit or physical_memory() // 2
-    limits = Limits().changed(dict(_pair(text) for text in limit))
+    for text in limit:
+        if "=" not in text:
+            raise InvalidRequest(f"--limit {text!r}: expected NAME=VALUE, such as streams=32")
+    limits = Limits().changed(dict(text.split("=", 1) for text in limit))
     return Settings(**chosen, memory_limit=None if isinstance(memory, str) else memory, limits=limits)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InvalidRequest(f"--limit {text!r}: expected NAME=VALUE, such as streams=32")
-    return name, value

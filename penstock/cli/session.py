@@ -1,9 +1,12 @@
-"""What every command shares: the server's address, JSON or words, and the completion of paths."""
+"""What commands share: the server's address, JSON or words, the completion of paths, and Ctrl-C in good order."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 RETRY_FOR = 5.0
 """Seconds for which a busy server is tried again: somebody is looking at the prompt."""
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+CTRL_C = (signal.SIGINT,)
+ASKED_TO_END = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -47,16 +53,21 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 def shared(command: _F) -> _F:
     """--url and --json, as every command has them."""
-    url = "The server; else PENSTOCK_URL, else grpc://127.0.0.1:8815."
-    command = click.option("--json", is_flag=True, expose_value=False, callback=_keep, help="JSON lines, for scripts.")(
-        command
-    )
-    return click.option("--url", metavar="URL", expose_value=False, callback=_keep, help=url)(command)
+    where = "The server; else PENSTOCK_URL, else grpc://127.0.0.1:8815."
+    url = click.option("--url", metavar="URL", expose_value=False, callback=_keep, help=where)
+    as_json = click.option("--json", is_flag=True, expose_value=False, callback=_keep, help="JSON lines, for scripts.")
+    return url(as_json(command))
 
 
 def example(*lines: str) -> str:
     """A command's epilog."""
     return "\b\nExample: " + "\n         ".join(lines)
+
+
+def seconds(text: str) -> float | None:
+    """90s, 10m, 12h or 2d; None if it is none of these."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
+    return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -68,3 +79,25 @@ def completed(context: click.Context, _: click.Parameter, incomplete: str) -> li
         with contextlib.suppress(Exception), _session(context).connect(timeout=1.0, retry_for=0.0) as client:
             found = [entry.path for entry in client.list(folder + "/")]
     return [CompletionItem(path) for path in found if path.startswith(incomplete)]
+
+
+@contextlib.contextmanager
+def heeding(numbers: tuple[signal.Signals, ...], does: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, the first of these signals does this, which may raise; the second one waits for nothing."""
+    asked: list[bool] = []
+
+    def heed(*_: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        does()
+
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield
+        return
+    before = {number: signal.signal(number, heed) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

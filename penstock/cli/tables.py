@@ -46,6 +46,12 @@ def ago(when: float | None) -> str:
     return "" if when is None else f"{readable.age(time.time() - when)} ago"
 
 
+def lag(consumer: Mapping[str, Any]) -> tuple[str, str, str]:
+    """How far a consumer is behind: rows, bytes, and since when."""
+    behind = consumer["lag_rows"]
+    return f"{behind:,}", readable.size(consumer["lag_bytes"]), readable.age(consumer["lag_seconds"]) if behind else ""
+
+
 def counted(number: int, thing: str) -> str:
     """1 part, 2 parts."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

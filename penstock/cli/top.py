@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,11 +42,17 @@ def top(session: Session, seconds: float, looks: int | None) -> None:
 
 def _pages(client: Client, seconds: float, most: int | None) -> Iterator[dict[str, Any]]:
     """What there is at each look, with what changed since the one before."""
-    before: dict[str, float] = {}
-    then = time.monotonic()
-    while most is None or most > 0:
+    before: dict[str, tuple[float, float]] = {}
+
+    def rate(name: str, amount: float) -> float | None:
+        """How fast it grows; nothing at the first look at it."""
         now = time.monotonic()
-        rate = _rates(before, now - then)
+        then, known = before.get(name, (now, amount))
+        before[name] = (now, amount)
+        return round((amount - known) / (now - then), 1) if now > then else None
+
+    for look in count() if most is None else range(most):
+        time.sleep(seconds if look else 0)
         topics = [client.call("describe", {"path": entry.path}) for entry in client.list("topic/", recursive=True)]
         writes = [client.call("describe", {"path": entry.path}) for entry in client.list("write/")]
         for topic in topics:
@@ -55,19 +62,6 @@ def _pages(client: Client, seconds: float, most: int | None) -> Iterator[dict[st
         for write in writes:
             write["rows_per_s"] = rate(write["write"], write["rows"])
         yield {"topics": topics, "writes": writes}
-        then, most = now, None if most is None else most - 1
-        if most != 0:
-            time.sleep(seconds)
-
-
-def _rates(before: dict[str, float], seconds: float) -> Callable[[str, float], float | None]:
-    """How fast a number grows; nothing at the first look at it."""
-
-    def rate(name: str, amount: float) -> float | None:
-        known, before[name] = before.get(name), amount
-        return None if known is None or seconds <= 0 else round((amount - known) / seconds, 1)
-
-    return rate
 
 
 def _text(page: dict[str, Any]) -> list[str]:
@@ -81,10 +75,8 @@ def _text(page: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
     consumers = [
         (
-            tables.printable(each["consumer"][:12]), topic["path"], f"{each['lag_rows']:,}",
-            readable.size(each["lag_bytes"]),
-            readable.age(each["lag_seconds"]) if each["lag_rows"] else "", _per_second(each["committed_per_s"]),
-            tables.ago(each["seen"]), each["state"],
+            tables.printable(each["consumer"][:12]), topic["path"], *tables.lag(each),
+            _per_second(each["committed_per_s"]), tables.ago(each["seen"]), each["state"],
         )
         for topic in page["topics"]
         for each in topic["consumers"]
@@ -96,12 +88,9 @@ def _text(page: dict[str, Any]) -> list[str]:
         )
         for write in page["writes"]
     ]  # fmt: skip
-    found = [*_table(_TOPICS, topics, 1), *_table(_CONSUMERS, consumers, 2), *_table(_WRITES, writes, 2)]
-    return found or ["no topic, no open write"]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    return [*readable.table(heads, rows, right=heads[left:]).splitlines(), ""] if rows else []
+    parts = ((_TOPICS, topics, 1), (_CONSUMERS, consumers, 2), (_WRITES, writes, 2))
+    tables_of = [readable.table(heads, rows, right=heads[left:]) for heads, rows, left in parts if rows]
+    return [line for table in tables_of for line in (*table.splitlines(), "")] or ["no topic, no open write"]
 
 
 def _per_second(rate: float | None) -> str:

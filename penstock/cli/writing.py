@@ -6,8 +6,9 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +24,27 @@ _TEXT_ROWS = 10_000  # rows that are Python objects at a time
 _NO_FRACTION = re.compile(r"\.0+(?=$|Z|[+-])")  # of a second
 
 
+def save(
+    file: str | None, kind: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch],
+    done: Callable[[float], None] = lambda _: None,
+) -> dict[str, int]:  # fmt: skip
+    """All batches to a file that appears when it is whole, or to stdout; how much it was."""
+    rows = size = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows, size
+        for batch in batches:
+            yield batch
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            done(size)
+
+    with _whole_file(file) if file else nullcontext(sys.stdout.buffer) as sink:
+        write(kind, sink, schema, counted())
+        return {"rows": rows, "bytes": sink.tell() if file and sink.seekable() else size}
+
+
 @contextmanager
-def whole_file(name: str) -> Iterator[IO[bytes]]:
+def _whole_file(name: str) -> Iterator[IO[bytes]]:
     """A file that gets its name once it is complete: nobody finds half of it, and a failure leaves the old one."""
     given, target = Path(name), Path(os.path.realpath(name))
     if given.exists() and not (given.is_file() or given.is_dir()):  # /dev/null, a named pipe, a shell's >(…), which is
@@ -85,7 +105,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _lines(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     for batch in batches:
         for start in range(0, batch.num_rows, _TEXT_ROWS):
-            columns = [_values(column) for column in batch.slice(start, _TEXT_ROWS).columns]
+            columns = [c.cast(_exact(c.type)).to_pylist() for c in batch.slice(start, _TEXT_ROWS).columns]
             for row in zip(*columns, strict=True):
                 yield _dump(dict(zip(batch.schema.names, row, strict=True))).encode() + b"\n"
 
@@ -95,15 +115,13 @@ def _lines(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
 
 def cells(column: pa.Array | pa.ChunkedArray) -> list[str | None]:
     """The values for people, one text each; None where they are null."""
-    texts = [
-        value
-        if value is None or isinstance(value, str)
-        else _plain(value)
-        if isinstance(value, bytes)
-        else _dump(value)
-        for value in _values(column)
-    ]
+    values = column.cast(_exact(column.type)).to_pylist()
+    texts = [value if value is None or isinstance(value, str) else _cell(value) for value in values]
     return [text and _NO_FRACTION.sub("", text) for text in texts] if types.is_temporal(column.type) else texts
+
+
+def _cell(value: Any) -> str:
+    return _plain(value) if isinstance(value, bytes) else _dump(value)
 
 
 def _dump(value: Any) -> str:
@@ -124,12 +142,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(held) for name, held in value.items()}
     return [_finite(held) for held in value] if isinstance(value, list | tuple) else value
-
-
-def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    exact = _exact(column.type)
-    values: list[Any] = (column if exact == column.type else column.cast(exact)).to_pylist()
-    return values
 
 
 def _exact(kind: pa.DataType) -> pa.DataType:

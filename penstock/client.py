@@ -24,6 +24,9 @@ from penstock.views import Info, Listing
 from penstock.wire import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
+_ALIVE = [("grpc.keepalive_time_ms", 310_000), ("grpc.http2.ping_timeout_ms", 20_000)]
+"""A stream whose other end has vanished without a word breaks after so long, not at its time's end: a task may have 12
+hours. gRPC's servers take more than one such question in 300 s for an attack."""
 _T = TypeVar("_T")
 Position = Mapping[int, int] | datetime
 """Where in a topic: the next offset of each shard, or when a row was appended."""
@@ -60,7 +63,7 @@ class Client:
         self.settings = settings
         certificates = read_certificates(settings.ca) if settings.ca else None
         try:
-            self._flight = flight.connect(settings.url, tls_root_certs=certificates)
+            self._flight = flight.connect(settings.url, tls_root_certs=certificates, generic_options=_ALIVE)
         except (pa.ArrowException, flight.FlightError) as wrong:
             raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong
 

@@ -153,11 +153,8 @@ def batches_of(
 
         def part(number: int) -> Iterable[pa.RecordBatch]:
             ticket = endpoints[number].ticket.ticket
-            mapped = door.open(ticket) if door else []
-            if not mapped:
-                return fetch(ticket)
-            found = chain.from_iterable(projection.open_stream(stream, columns) for stream in mapped)
-            return projection.first_rows(found, rows[number])
+            mapped = door.batches(ticket, columns, rows[number]) if door else None
+            return fetch(ticket) if mapped is None else mapped
 
         if parallel <= 1 or door is not None:
             for number in range(len(endpoints)):
@@ -187,8 +184,8 @@ def next_batch(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
 class LocalParts:
     """The server's door for readers on this host: a ticket is answered with file descriptors, which are mapped.
 
-    Where there is no such door (another host, another user, not Linux) `open` gives nothing each time, and the parts
-    come by do_get.
+    Where there is no such door (another host, another user, not Linux) nothing is given each time, and the parts come
+    by do_get.
     """
 
     def __init__(self, name: str) -> None:
@@ -207,8 +204,17 @@ class LocalParts:
         else:
             door.close()
 
+    def batches(self, ticket: bytes, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch] | None:
+        """The first rows of the ticket's parts, mapped; None where they must come by do_get."""
+        mapped = self.open(ticket)
+        if not mapped:
+            return None
+        return projection.first_rows(
+            chain.from_iterable(projection.open_stream(stream, columns) for stream in mapped), rows
+        )
+
     def open(self, ticket: bytes) -> list[pa.Buffer]:
-        """The IPC streams of the ticket's parts, mapped; none where they must come by do_get."""
+        """The IPC streams of the ticket's parts."""
         if self._socket is None:
             return []
         try:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import streams
-from penstock.client import Client, connect
+from penstock.client import _ALIVE, Client, connect
 from penstock.errors import (
     AlreadyExists,
     Denied,
@@ -32,6 +32,7 @@ from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.settings import Settings
+from tests.cut_wire import wire
 from tests.fix_server import process_server
 from tests.watching import eventually
 
@@ -381,3 +382,16 @@ def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[...
         opened = client.call("write.open", {"path": "store/x"})
     assert opened["location"] == "grpc://127.0.0.1:1"
     assert client.settings.for_tasks(opened["location"]).url == "grpc://127.0.0.1:1"
+
+
+def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client._ALIVE", [(name, 500) for name, _ in _ALIVE])
+    with wire() as proxy:
+        proxy.target = make_server(advertise=proxy.url).port
+        with connect(proxy.url, retry_for=0) as client:
+            writer = client.writer("store/x", TABLE.schema)
+            writer.write(TABLE)
+            with proxy.half_open(), pytest.raises(Unavailable):
+                writer.close()

@@ -238,10 +238,19 @@ class TestWhatIsDone:
         query.committed(second)
         query.committed(first)
         assert topic.position() == second.shards
-        restored = topic.query()  # an older checkpoint
+        restored = topic.query(fail_on_loss=False)  # an older checkpoint
         restored.planned(first, second)
         assert restored.latest(first).shards != first.shards
         assert topic.position() == second.shards
+
+    def test_a_checkpoint_that_is_older_than_what_was_committed_ends_the_query(self, topic: Reading) -> None:
+        query = topic.query(max_rows=6)
+        first = query.latest(query.initial())
+        second = query.latest(first)
+        query.committed(second)
+        with pytest.raises(Lost, match=r"the checkpoint is older than .* committed \(shard 0.*failOnDataLoss"):
+            topic.query().latest(first)
+        assert topic.query().latest(second).shards != second.shards
 
     def test_an_idle_query_says_it_once(self, topic: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each saying is an fsync, and Spark asks a hundred times a second."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock.errors import (
     LimitExceeded,
     NotFound,
     SchemaMismatch,
+    StoreFull,
 )
 from penstock.queue import finishing
 from penstock.queue.ledger import Ledger
@@ -152,6 +154,24 @@ def test_bytes_that_a_ticket_names_stay_until_its_time(ledger: Ledger, clock: Cl
     assert ledger.retired() == []
     clock.now += 120
     assert ledger.retired() == names(one)
+
+
+@pytest.mark.parametrize("noted", [0, 100])
+def test_where_there_is_no_room_to_note_a_ticket_it_holds_all_the_same(
+    ledger: Ledger, clock: Clock, noted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote(ledger, attempt(1))
+    if noted:
+        ledger.snapshot(PATH, ticketed_until=clock.now + noted)
+    until = clock.now + 3_600
+    with monkeypatch.context() as full:
+        full.setattr(ledger.database, "transaction", Mock(side_effect=StoreFull("no room")))
+        assert ledger.snapshot(PATH, ticketed_until=until)[0].rows == 1
+    ledger.delete(PATH)
+    clock.now = until
+    assert ledger.retired() == []
+    clock.now += 120
+    assert len(ledger.retired()) == 1
 
 
 def test_a_later_ticket_holds_longer_and_an_earlier_one_no_shorter(ledger: Ledger, clock: Clock) -> None:

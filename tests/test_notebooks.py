@@ -128,3 +128,35 @@ def test_with_penstock(
     (rows,) = re.findall(r'^penstock_rows_total\{way="in"\} (\d+)$', server.metrics.text(), re.MULTILINE)
     assert int(rows) >= 1_000_000
     assert len(client.list()) == len(client.list("write/")) == 0
+
+
+@pytest.mark.spark
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_streaming(
+    execute: Callable[[str], Outputs], server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a server that was there before, which counts what comes and has nothing of the notebook's afterwards."""
+    pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    found = execute("streaming")
+
+    assert "topic/notebook/orders</td>" in found.shown("publish", "text/html")
+    assert "topic/notebook/orders: 10,000 rows, " in found.shown("info")
+    assert found.shown("range", "text/html").count("<tr>") == 5
+    assert found.printed("follow") == "3 rows: [9997, 9998, 9999]\n"
+    assert found.value("follow") == {0: 10_000}
+    assert found.shown("now").startswith("store/notebook/landed: ")
+    published, landed = found.value("running")
+    assert 20_000 <= landed <= published <= 40_000
+    assert "behind" in found.shown("progress", "text/html")
+    assert found.shown("stop", "text/html").count("live") == 1, "it is one consumer, before and after"
+    batches = found.value("again")
+    assert batches[0][0] > 2
+    assert [number for number, _ in batches] == list(range(batches[0][0], batches[0][0] + len(batches)))
+    bars = [line.split(maxsplit=1) for line in found.printed("bars").splitlines()]
+    assert [(name, row[-1]) for name, row in bars] == [("published", "█"), ("landed", "█")]
+    assert found.value("compare") == {"published": 40_000, "landed": 40_000, "lost": 0, "doubled": 0}
+    (rows,) = re.findall(r'^penstock_rows_total\{way="in"\} (\d+)$', server.metrics.text(), re.MULTILINE)
+    assert int(rows) >= 80_000
+    assert len(client.list("topic/")) == len(client.list()) == len(client.list("write/")) == 0

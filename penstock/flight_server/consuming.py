@@ -39,8 +39,8 @@ class Desk:
         topic = self._topic(asked.path, asked.journal)
         initial = offsets(topic, asked.initial, topic.earliest())
         position = offsets(topic, asked.position, initial)
-        self.consumers.attach(topic, asked.consumer, asked.session, initial=initial, position=position)
-        return {"journal": topic.journal, "epoch": topic.epoch}
+        held = self.consumers.attach(topic, asked.consumer, asked.session, initial=initial, position=position)
+        return {"journal": topic.journal, "epoch": topic.epoch, "position": _named(held)}
 
     def offsets(self, call: Call, body: bytes) -> dict[str, Any]:
         """consumer.offsets."""

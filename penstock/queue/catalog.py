@@ -73,6 +73,8 @@ class Catalog:
     def __init__(self, database: Database, *, incarnation: str = "") -> None:
         self.database = database
         self.incarnation = incarnation
+        self.held: dict[str, float] = {}  # under database.lock
+        """Until when tickets name the bytes at a path, where there was no room on the disk to note it."""
 
     def write(self, write_id: str) -> Write:
         """A write by id."""

@@ -52,8 +52,8 @@ class Consumers:
 
     def attach(
         self, topic: Topic, consumer: str, session: str, *, initial: Mapping[int, int], position: Mapping[int, int]
-    ) -> None:
-        """A session of a consumer begins; the one before may say nothing any more.
+    ) -> dict[int, int]:
+        """A session of a consumer begins; the one before may say nothing any more. How far it has committed.
 
         A consumer that isn't known is registered where this session stands, if that is within the topic, and if the
         name is no other topic's.
@@ -70,11 +70,12 @@ class Consumers:
                     "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'live')",
                     (consumer, topic.path, topic.journal, session, _text(initial), _text(position), t.now, t.now),
                 )
-                return
+                return dict(position)
             _is_back(topic, row)
             t.sql.execute(
                 "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", (session, t.now, consumer)
             )
+            return _position(row["position"])
 
     def commit(self, topic: Topic, consumer: str, session: str, position: Mapping[int, int]) -> dict[int, int]:
         """What lies below is done for good; a position never goes back. Where the consumer stands then."""

@@ -63,7 +63,7 @@ def take_away(t: Transaction, path: str) -> None:
     t.sql.execute(
         "UPDATE parts SET state = 'retired', path = NULL, seq = NULL,"
         " free_at = max(?1, (SELECT ticketed FROM datasets WHERE path = ?2)) WHERE path = ?2 AND state = 'visible'",
-        (t.now, path),
+        (max(t.now, t.catalog.held.get(path, 0.0)), path),
     )
     t.sql.execute("DELETE FROM datasets WHERE path = ?", (path,))
 

@@ -135,7 +135,7 @@ def take_away(t: Transaction, parts: Sequence[str], path: str) -> None:
     t.sql.executemany(
         "UPDATE parts SET state = 'retired', free_at = max(?1, (SELECT ticketed FROM topics WHERE path = ?2))"
         " WHERE name = ?3",
-        [(t.now, path, part) for part in parts],
+        [(max(t.now, t.catalog.held.get(path, 0.0)), path, part) for part in parts],
     )
     t.sql.executemany("DELETE FROM journal WHERE part = ?", [(part,) for part in parts])
 

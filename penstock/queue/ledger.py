@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from penstock.bodies import Summary
-from penstock.errors import AlreadyExists, WriteEnded
+from penstock.errors import AlreadyExists, StoreFull, WriteEnded
+from penstock.paths import is_topic
 from penstock.queue import datasets, finishing, opening
 from penstock.queue.catalog import Catalog, to_schema
 from penstock.queue.transaction import Transaction
@@ -151,16 +152,31 @@ class Ledger(Catalog):
         """A dataset with its parts, whose bytes stay until that time whatever happens to the path."""
         with self.database.lock:
             dataset = self.dataset(path)
-            rows = self.database.rows("SELECT ticketed FROM datasets WHERE path = ?", path)
-            if rows[0]["ticketed"] < ticketed_until:  # in steps of a minute, so that reading doesn't write each time
-                with self.transaction() as t:
-                    t.sql.execute("UPDATE datasets SET ticketed = ? WHERE path = ?", (ticketed_until + 60, path))
+            self.hold(path, ticketed_until)
             parts = self.database.rows(
                 "SELECT name, rows, bytes, ipc FROM parts JOIN schemas ON schemas.id = parts.schema "
                 "WHERE path = ? AND state = 'visible' ORDER BY seq",
                 path,
             )
             return dataset, [Laid(r["name"], r["rows"], r["bytes"], to_schema(r["ipc"]), r["rows"]) for r in parts]
+
+    def hold(self, path: str, until: float) -> None:
+        """The bytes at a path stay until then, whatever happens to it. Noted in steps of a minute, as it is an fsync.
+
+        Where the disk has no room for that, this process alone knows it: reading goes on, and after a crash a ticket
+        may end before its time, by an error.
+        """
+        table = "topics" if is_topic(path) else "datasets"
+        with self.database.lock:
+            noted = self.database.rows(f"SELECT ticketed FROM {table} WHERE path = ?", path)[0]["ticketed"]  # noqa: S608
+            if max(noted, self.held.get(path, 0.0)) >= until:
+                return
+            try:
+                with self.transaction() as t:
+                    t.sql.execute(f"UPDATE {table} SET ticketed = ? WHERE path = ?", (until + 60, path))  # noqa: S608
+                self.held.pop(path, None)
+            except StoreFull:
+                self.held[path] = until + 60
 
     def abort_own(self) -> int:
         """At start: end the writes that were one put's, as the process that served it is gone; how many."""

@@ -110,10 +110,8 @@ class Topics:
                 for shard in now.shards
                 for laid in self._in_shard(now, shard, start.get(shard.number), end.get(shard.number))
             ]
-            row = self._ledger.database.rows("SELECT ticketed FROM topics WHERE path = ?", topic.path)
-            if found and row[0]["ticketed"] < ticketed_until:  # who waits for rows that aren't there holds none
-                with self._ledger.transaction() as t:
-                    t.sql.execute("UPDATE topics SET ticketed = ? WHERE path = ?", (ticketed_until + 60, topic.path))
+            if found:  # who waits for rows that aren't there holds none
+                self._ledger.hold(topic.path, ticketed_until)
             return found
 
     def _in_shard(self, topic: Topic, shard: Shard, start: int | None, end: int | None) -> Iterator[Laid]:
@@ -121,6 +119,10 @@ class Topics:
         if start is None:  # its oldest row, unless what is asked for is all older than that
             start = shard.first if end >= shard.first else 0
         check_range(topic, shard, start, end)
+        if end == shard.next:
+            last = "SELECT first + rows AS next FROM journal WHERE path = ? AND shard = ? ORDER BY first DESC LIMIT 1"
+            for row in self._ledger.database.rows(last, topic.path, shard.number):
+                must_follow(topic, shard, row["next"], end)
         if start == end:  # nothing of the part around it
             return
         query = (

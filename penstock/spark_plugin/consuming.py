@@ -37,6 +37,8 @@ class Consumption:
         """The end of the batch that comes next."""
         self._attached: tuple[str, str] | None = None
         self._committed: dict[str, int] | None = None
+        self._held: dict[str, int] | None = None
+        """What the server had as committed when this session began, until the first batch is asked for."""
         self._told: tuple[str, dict[str, int]] | None = None
         """The journal, and the position in it, that the server has from this session."""
         self._gap = ""
@@ -67,6 +69,7 @@ class Consumption:
         start = start or self._known or self.initial()
         self._known = start
         self._attach(start)
+        self._check_age(start)
         if self._believed and start.shards != start.initial:
             self._commit(start)
         limits = Limits() if everything else self.limits
@@ -134,6 +137,18 @@ class Consumption:
             found = self._ask(start=self._over(start.shards, found["first"], gap), **most)
         return found
 
+    def _check_age(self, start: Offset) -> None:
+        """Where Spark asks for the next batch all before it is in its commit log, and so was all that is committed."""
+        held, self._held = self._held, None
+        older = [f"shard {s}: {at} of {held[s]}" for s, at in start.shards.items() if at < held[s]] if held else []
+        if older:
+            self._tell(
+                Lost(
+                    f"{self.path}: the checkpoint is older than what this query has committed ({', '.join(older)}): "
+                    "the batches that come now have numbers that others had, and a sink that goes by them drops rows"
+                )
+            )
+
     def _check_end(self, start: Offset, ends: Mapping[str, int]) -> None:
         beyond = [f"shard {s}: {at} of {ends[s]}" for s, at in start.shards.items() if at > ends[s]]
         if beyond:
@@ -193,7 +208,9 @@ class Consumption:
         offset = known[-1]
         if self._attached == (offset.consumer, offset.journal):
             return
-        if not self._call("consumer.attach", offset, initial=offset.initial, position=known[0].shards):
+        answer = self._call("consumer.attach", offset, initial=offset.initial, position=known[0].shards)
+        self._held = answer and answer["position"]
+        if not answer:
             ends = self._ask()["next"]  # it ends before this place, and that is let pass: the consumer stands there
             capped = [
                 {shard: min(at, ends.get(shard, at)) for shard, at in each.items()}
@@ -213,15 +230,14 @@ class Consumption:
             self._attach(offset)
         self._told = offset.journal, offset.shards
 
-    def _call(self, name: str, offset: Offset, **more: Any) -> bool:
-        """Whether the server did it; what it hasn't any more is told."""
+    def _call(self, name: str, offset: Offset, **more: Any) -> dict[str, Any] | None:
+        """The server's answer; what it hasn't any more is told."""
         about = {"journal": offset.journal, "consumer": offset.consumer, "session": self._session}
         try:
-            self._client.call(name, {"path": self.path, **about, **more})
+            return self._client.call(name, {"path": self.path, **about, **more})
         except Lost as gone:
             self._tell(gone)
-            return False
-        return True
+            return None
 
     def _ask(self, **about: Any) -> dict[str, Any]:
         asked = {name: value for name, value in about.items() if value is not None}

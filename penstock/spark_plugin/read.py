@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 from penstock import client as clients
 from penstock.errors import InvalidRequest
 from penstock.spark_plugin import carry, types
-from penstock.spark_plugin.tasks import TICKETS, GetPieces, GetTickets, HandOut
+from penstock.spark_plugin.tasks import TICKETS, GetPieces, GetTickets, HandOut, plain
 from penstock.wire import EndpointNote
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class DoGet:
         """What mapInArrow is told; as exact as the dataset's own."""
         self.schema, self._arrow = types.readable(info.schema)
         self._pieces = list(pieces(info.endpoints, filtered=filter is not None))
-        self._task = GetTickets(client.settings.for_tasks(info.location), self._arrow)
+        self._task = GetTickets(
+            client.settings.for_tasks(info.location), self._arrow, info.local if filter is None else None
+        )
 
     def tickets(self, spark: SparkSession) -> DataFrame:
         """The tickets, in partitions of about the same bytes."""
@@ -75,16 +77,15 @@ class DoGet:
 def pieces(endpoints: Sequence[flight.FlightEndpoint], *, filtered: bool) -> Iterator[pa.RecordBatch]:
     """The endpoints' tickets, small ones that follow each other together, up to what a task is worth."""
     most = _FILTERED_BYTES if filtered else _TASK_BYTES
-    batch: dict[str, list[Any]] = {name: [] for name in TICKETS.names}
+    task: list[tuple[bytes, int, int]] = []
     for endpoint in endpoints:
         note = EndpointNote.decode(endpoint.app_metadata)
-        if batch["bytes"] and sum(batch["bytes"]) + note.bytes > most:
-            yield pa.RecordBatch.from_pydict(batch, schema=TICKETS)
-            batch = {name: [] for name in TICKETS.names}
-        for name, value in zip(TICKETS.names, (endpoint.ticket.ticket, note.rows, note.bytes), strict=True):
-            batch[name].append(value)
-    if batch["bytes"]:
-        yield pa.RecordBatch.from_pydict(batch, schema=TICKETS)
+        if task and sum(size for *_, size in task) + note.bytes > most:
+            yield plain(TICKETS, *zip(*task, strict=True))
+            task = []
+        task.append((endpoint.ticket.ticket, note.rows, note.bytes))
+    if task:
+        yield plain(TICKETS, *zip(*task, strict=True))
 
 
 def do_get(  # noqa: PLR0913  # as `read`

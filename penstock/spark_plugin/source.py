@@ -193,7 +193,9 @@ class Reader(Pieces):
         info = self._client.info(self._path, columns=self._held.names or None, filter=self._filter, **some)
         if not info.schema.equals(self._held):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
-        get = GetTickets(self._client.settings.for_tasks(info.location), self._arrow)
+        get = GetTickets(
+            self._client.settings.for_tasks(info.location), self._arrow, None if self._filter else info.local
+        )
         found = pieces(info.endpoints, filtered=self._filter is not None)
         return [sql.InputPartition((get, piece)) for piece in found] or [sql.InputPartition(None)]
 

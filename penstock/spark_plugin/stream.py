@@ -60,7 +60,7 @@ class StreamReader(StreamPieces):
         found: list[sql.InputPartition] = []
         for info in self._infos(begin, until):
             self._check(info)
-            get = GetTickets(self._client.settings.for_tasks(info.location), types.stored(self._schema))
+            get = GetTickets(self._client.settings.for_tasks(info.location), types.stored(self._schema), info.local)
             found += [sql.InputPartition((get, piece)) for piece in self._pieces(info)]
         return found
 

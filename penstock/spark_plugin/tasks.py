@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, chain
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,6 +15,7 @@ from penstock.client import Client
 from penstock.settings import Settings
 from penstock.spark_plugin.fitting import fitted
 from penstock.spark_plugin.types import storable
+from penstock.streams import LocalParts
 
 RECEIPTS = pa.schema(
     {"write": pa.string(), "attempt": pa.string(), "rows": pa.int64(), "bytes": pa.int64(), "parts": pa.int32(),
@@ -50,10 +54,7 @@ class PutPartition:
                 for batch in batches:
                     writer.write(batch)
             receipt = writer.close()  # 3.
-        values = [[getattr(receipt, name)] for name in RECEIPTS.names]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(value, kind) for value, kind in zip(values, RECEIPTS.types, strict=True)], schema=RECEIPTS
-        )  # 4.
+        yield plain(RECEIPTS, *([getattr(receipt, name)] for name in RECEIPTS.names))  # 4.
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -76,16 +77,21 @@ def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 class GetTickets:
     """Rows of tickets become the rows that they name, in the types that Spark takes."""
 
-    def __init__(self, settings: Settings, schema: pa.Schema) -> None:
+    def __init__(self, settings: Settings, schema: pa.Schema, local: str | None) -> None:
         self.settings = settings
         self.schema = schema
+        self.local = local
+        """The server's door for who is on its host; None where there is none, or the server filters."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Get each ticket's batches. A ticket that has ended raises, it never reads as fewer rows."""
-        with Client(self.settings) as client:
+        with ExitStack() as stack:
+            client = stack.enter_context(Client(self.settings))
+            door = stack.enter_context(LocalParts(self.local)) if self.local else None
             for batch in batches:
-                for ticket in batch.column("ticket").to_pylist():
-                    yield from fitted(client.fetch(ticket), self.schema)
+                for ticket, rows in zip(batch["ticket"].to_pylist(), batch["rows"].to_pylist(), strict=True):
+                    mapped = door.batches(ticket, self.schema.names or None, rows) if door else None
+                    yield from fitted(client.fetch(ticket) if mapped is None else mapped, self.schema)
 
 
 class GetPieces:
@@ -108,3 +114,21 @@ class HandOut:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield self.pieces[number]
+
+
+def plain(schema: pa.Schema, *columns: Sequence[Any]) -> pa.RecordBatch:
+    """Numbers, text and bytes as Arrow has them, from buffers: the first value that pyarrow takes from Python makes it
+    import pandas, which is half a second of a query's first batch, or of a worker's first task.
+    """
+    return pa.RecordBatch.from_arrays(
+        [_array(kind, values) for kind, values in zip(schema.types, columns, strict=True)], schema=schema
+    )
+
+
+def _array(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    if pa.types.is_integer(kind):
+        numbers = array({32: "i", 64: "q"}[kind.bit_width], values)
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
+    texts = [value.encode() if isinstance(value, str) else value for value in values]
+    ends = array("i", accumulate(map(len, texts), initial=0))
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])

@@ -36,7 +36,7 @@ class Database:
         path.chmod(0o600)
         try:
             self._prepare(tables)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a damaged schema, in sqlite3's error
             self._connection.close()
             raise self._translated(error) from error
         except BaseException:
@@ -101,7 +101,7 @@ class Database:
         with self.lock:
             self._connection.close()
 
-    def _translated(self, error: sqlite3.DatabaseError) -> Internal | Unavailable:
+    def _translated(self, error: sqlite3.DatabaseError | UnicodeDecodeError) -> Internal | Unavailable:
         """SQLite says 'disk I/O error' for a file that may not grow, and recovers on the same connection."""
         if isinstance(error, sqlite3.IntegrityError):
             return Internal(f"the ledger refuses a change: {error}")

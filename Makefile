@@ -9,7 +9,7 @@ JAVA := $(VENV)/.java
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run-flight test test-spark-matrix check bench bench-spark planted fmt clean
+.PHONY: help setup demo run-flight test test-spark-matrix check bench bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -43,6 +43,9 @@ bench: $(STAMP)  ## measure puts and gets beside plain pyarrow
 bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own floors, Parquet and the driver
 	@$(BIN)/python scripts/bench_spark.py $(ARGS)
 
+bench-topics: $(STAMP) $(JAVA)  ## measure topics and streams beside Kafka
+	@$(BIN)/python scripts/bench_topics.py $(ARGS)
+
 planted: $(STAMP)  ## plant known faults in copies of the code: the tests must find each
 	@$(BIN)/python scripts/planted/run.py $(ARGS)
 
@@ -51,7 +54,7 @@ fmt: $(STAMP)  ## format, and mend what the linter can
 	@$(BIN)/ruff format --quiet
 
 clean:  ## remove what these targets made, .venv included
-	@rm -rf $(VENV) .venv-spark build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	@rm -rf $(VENV) .venv-spark .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	@find penstock tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes from the venv itself or, on a system that splits it off, from the python that made the venv.

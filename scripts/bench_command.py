@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 
-def options(about: str | None, page: str, *, quick: str, smoke: str) -> argparse.Namespace:
-    """The command line: `--quick` or `--smoke`, the page, the folder of the data."""
+def options(about: str | None, page: str, *, quick: str, smoke: str, **switches: str) -> argparse.Namespace:
+    """The command line: `--quick` or `--smoke`, the page, the folder of the data, and what else is on or off."""
     parser = argparse.ArgumentParser(description=about)
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--quick", action="store_true", help=quick)
@@ -17,6 +17,8 @@ def options(about: str | None, page: str, *, quick: str, smoke: str) -> argparse
     parser.add_argument("--output", type=Path, default=Path(page), help="the page (%(default)s)")
     default = "/var/tmp" if Path("/var/tmp").is_dir() else None  # often a disk where /tmp is memory
     parser.add_argument("--folder", type=Path, default=default, help="where all data is kept (%(default)s)")
+    for name, words in switches.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=words)
     return parser.parse_args()
 
 

@@ -53,6 +53,8 @@ def grow(held: pa.Schema, new: pa.Schema, path: str) -> pa.Schema:
     """The schema of a topic after rows of schema `new` are appended: as `merge`, and nullable columns may be missing,
     as producers learn of a new column one after another. They read as null.
     """
+    if held.equals(new):
+        return held
     missing = {field.name for field in held if field.nullable and new.get_field_index(field.name) < 0}
     if not missing:
         return merge(held, new, path)

@@ -18,10 +18,13 @@ import pytest
 
 from penstock.client import Client, connect
 from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.settings import Settings
 
 ANY_PORT = "grpc://127.0.0.1:0"
+ELSEWHERE = "from penstock.flight_server.local import LocalDoor; LocalDoor._opened = lambda *_: ([], [])"
+"""A prelude: readers are as if on another host, nothing is mapped for them."""
 
 
 @pytest.fixture
@@ -34,6 +37,12 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., PenstockServer]]:
             return stack.enter_context(serving(Settings(**settings)))
 
         yield make
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for servers in this process."""
+    monkeypatch.setattr(LocalDoor, "_opened", lambda *_: ([], []))
 
 
 @pytest.fixture

@@ -112,6 +112,15 @@ def test_a_small_disk_that_fills_up_recovers_when_something_is_deleted(tmp_path:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+def test_more_parts_than_the_process_may_have_files_are_read(tmp_path: Path) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))"
+    with process_server(tmp_path / "d", prelude=few) as server, flight.connect(server.url) as bare:
+        for part in range(200):
+            put(bare, at("store/x", mode="append", attempt=new_attempt()), [trips(part)])
+        for _ in range(2):
+            assert ids(bare, "store/x") == list(range(200))
+
+
 # --- a disk that says no -------------------------------------------------------------------
 
 FAILING = """

@@ -20,6 +20,7 @@ import pytest
 
 from penstock.client import connect
 from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.settings import Settings
 from tests.cluster_driver import ROWS
 from tests.fix_server import ANY_PORT
@@ -73,7 +74,11 @@ def end(process: subprocess.Popen[str]) -> None:
 def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """All scenarios, in one Spark with two executors."""
     folder = tmp_path_factory.mktemp("cluster")
-    with serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+    ):
+        patched.setattr(LocalDoor, "_opened", lambda *_: ([], []))  # executors are elsewhere
         url = str(server.url)
         process = driver(folder / "spark", bare_python, url, str(folder / "spark"), ",".join(SCENARIOS))
         assert process.stdout is not None
@@ -144,6 +149,7 @@ def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(bar
             eventually(lambda: files(tmp_path / "data" / "parts") == set(), what="its bytes are freed")
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_a_dead_driver_of_a_read_leaves_no_stream_open_and_the_dataset_as_it_was(
     bare_python: Path, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ class Schedule:
         return f"{self.path}: {'; '.join(self.told)}"
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_random_schedules_of_faults(spark: SparkSession, cut: Wire, tmp_path: Path) -> None:
     seeds = [int.from_bytes(os.urandom(4)) for _ in range(SCHEDULES)]
     whole: set[str] = set()

@@ -18,7 +18,7 @@ from penstock.client import connect
 from penstock.flight_server.server import PenstockServer
 from penstock.tickets import ReadTicket, Signer
 from tests.cut_wire import Wire, wire
-from tests.fix_server import ProcessServer, files_at_most, process_server
+from tests.fix_server import ELSEWHERE, ProcessServer, files_at_most, process_server
 from tests.meddling import Marks, Meddled, Once
 from tests.spark_rows import batch, collected, expected, held, names, source
 from tests.watching import eventually, files
@@ -134,7 +134,7 @@ def test_a_server_restarted_between_the_receipts_and_finish(spark: SparkSession,
 
 
 def test_a_server_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path, marks: Marks) -> None:
-    server = Reborn(tmp_path / "d")
+    server = Reborn(tmp_path / "d", prelude=ELSEWHERE)
 
     with server.living():
         with connect(server.url) as client:
@@ -177,6 +177,7 @@ def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, cut: Wire, after
     assert held("store/x", cut.url) == expected(400)
 
 
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [1_000_000, 3_500_000])
 def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, cut: Wire, after: int) -> None:
     penstock.write(wide(spark, 400), "store/x", url=cut.url, progress=False)

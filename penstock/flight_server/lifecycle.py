@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -119,6 +120,9 @@ def run(settings: Settings) -> int:
     settings.check()
     if settings.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (settings.memory_limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # a system whose own most is less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     stop = _stop_signal()
     with home(settings) as (ledger, store, key):
         server = PenstockServer(settings, ledger, store, key)

@@ -6,6 +6,7 @@ import errno
 import math
 import mmap
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,8 @@ from penstock.store import records
 from penstock.store.medium import Part, disk_error, lost
 
 _MAPPED = 1_024
-"""Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530."""
+"""Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. Each has a descriptor of
+its own (Python's mmap keeps a copy), so they are at most half of those that the process may have."""
 
 _PARSED = 64
 """Columns times batches up to which a part's metadata is kept parsed, at most 46 kB: 17 of 40 us in a small do_get."""
@@ -36,6 +38,7 @@ class DiskMedium:
         self._parts = f"{folder}/parts"
         for name in ("parts", "tmp", "quarantine"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._most = min(_MAPPED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._lock = threading.Lock()  # _open
         self._open: OrderedDict[str, MappedPart] = OrderedDict()
 
@@ -90,7 +93,7 @@ class DiskMedium:
             raise disk_error(error, f"reading part {name}") from error
         with self._lock:
             self._open[name] = part
-            if len(self._open) > _MAPPED:
+            if len(self._open) > self._most:
                 self._open.popitem(last=False)
         return part
 

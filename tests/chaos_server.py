@@ -1,0 +1,76 @@
+"""The server's process, behind a proxy: killed, started again, looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+
+from tests.chaos_driver import TOPIC
+from tests.chaos_ledger import Sample
+from tests.cut_wire import Wire
+from tests.fix_server import ProcessServer, process_server
+from tests.plain import call
+from tests.watching import threads
+
+
+class Server:
+    """The server's process, killed and started again on one data folder; `hooks` has the files of chaos_hooks."""
+
+    def __init__(self, folder: Path, wire: Wire) -> None:
+        """Where `wire` leads to."""
+        self.data, self.hooks = folder / "data", folder / "hooks"
+        self.hooks.mkdir()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            wire.target = free.getsockname()[1]
+        self.url = f"grpc://127.0.0.1:{wire.target}"
+        self._settings: dict[str, Any] = {"listen": self.url, "advertise": wire.url, "drain": 5.0}
+        self._stack = ExitStack()
+        self._process: ProcessServer | None = None
+
+    @property
+    def process(self) -> ProcessServer:
+        assert self._process is not None
+        return self._process
+
+    def start(self) -> None:
+        """Where it was before."""
+        self._stack.close()
+        prelude = f"import pathlib; from tests.chaos_hooks import plant; plant(pathlib.Path({str(self.hooks)!r}))"
+        self._process = self._stack.enter_context(process_server(self.data, prelude=prelude, **self._settings))
+
+    def look(self, sink: str) -> Sample:
+        """Positions, then what has landed, then the process."""
+        with flight.connect(self.url) as bare:
+            options = flight.FlightCallOptions(timeout=3)
+            consumers = call(bare, "describe", options, path=TOPIC)["consumers"]
+            landed = 0
+            with contextlib.suppress(flight.FlightServerError, KeyError):  # there is no dataset yet
+                landed = call(bare, "describe", options, path=sink)["rows"]
+        positions = {
+            each["consumer"]: {int(shard): offset for shard, offset in each["position"].items()} for each in consumers
+        }
+        pid = self.process.pid
+        status = Path(f"/proc/{pid}/status").read_text()
+        memory = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+        return Sample(positions, landed, threads(pid), _descriptors(pid), memory)
+
+    def is_dead(self) -> bool:
+        return self.process.process.poll() is not None
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _descriptors(pid: int) -> int:
+    """Files and sockets that a process has open, but for the parts that it has mapped, of which it keeps some."""
+    folder, found = Path(f"/proc/{pid}/fd"), 0
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += "/parts/" not in os.readlink(folder / name)
+    return found

@@ -96,8 +96,10 @@ class Client:
         """
         arguments.check(path=path)
         found, batches, again = as_batches(data, schema)
-        # A run of our own makes it safe to try again after a broken connection
-        command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run or f"put-{uuid.uuid4().hex}")
+        # A run of our own makes it safe to try again after a broken connection; what can be read only once isn't begun
+        # before the server has said that it takes it, as what is left of it would be taken for all
+        run = run or f"put-{uuid.uuid4().hex}"
+        command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not again)
         begun = False
 
         def once() -> Receipt:
@@ -108,7 +110,7 @@ class Client:
                     writer.write(some)
             return writer.close()
 
-        return self._retried(once, safe=lambda: again or not begun)
+        return self._retried(once, safe=lambda refused: again or not begun)
 
     def writer(self, path: str, schema: pa.Schema, *, mode: Mode = "error", run: str | None = None) -> Writer:
         """A writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.
@@ -246,9 +248,8 @@ class Client:
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             return answer
 
-        return self._retried(
-            once, safe=lambda: name not in ("delete", "write.open") or (body or {}).get("run") is not None
-        )
+        repeatable = name not in ("delete", "write.open") or (body or {}).get("run") is not None
+        return self._retried(once, safe=lambda refused: refused or repeatable)
 
     def actions(self) -> dict[str, str]:
         """The names that `call` takes, each with what it does."""
@@ -273,10 +274,10 @@ class Client:
         headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
         return flight.FlightCallOptions(timeout=timeout or self.settings.timeout, headers=headers)
 
-    def _retried(self, call: Callable[[], _T], *, safe: Callable[[], bool] = lambda: True) -> _T:
+    def _retried(self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True) -> _T:
         """The call's result. Tried again while the server is busy or away, where that can't do anything twice.
 
-        What the server itself refused never began, so that may always be tried again.
+        `safe` is asked each time, and told whether the server itself refused the call: then it never began there.
         """
         give_up = time.monotonic() + self.settings.retry_for
         pause = 0.05
@@ -286,7 +287,7 @@ class Client:
                     return call()
             except Unavailable as error:
                 refused = error.request is not None or error.retry_after is not None
-                if isinstance(error, StoreFull) or not (refused or safe()):
+                if isinstance(error, StoreFull) or not safe(refused):
                     raise
                 pause = min(pause * 2, 5.0)
                 apart = (1 + os.urandom(1)[0] / 256) / 2  # so that clients that failed together part

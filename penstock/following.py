@@ -12,6 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock import projection
 from penstock.errors import Expired, InvalidRequest, TimedOut, Unavailable
 from penstock.wire import EndpointNote, ReadCommand
 
@@ -141,7 +142,7 @@ class Follower(Iterator[pa.RecordBatch]):
                 behind += batch.num_rows
                 self._held.append((batch, note.shard, behind))
         elif batches:  # which of its rows were kept isn't known, but behind the last that is kept all are seen
-            *most, last = pa.Table.from_batches(batches).combine_chunks().to_batches()
+            *most, last = projection.together(batches)
             self._held.extend((batch, note.shard, note.start) for batch in most)
             self._held.append((last, note.shard, end))
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
 import struct
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import projection
-from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, TimedOut, Unavailable, from_flight
+from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
 from penstock.wire import PutCommand, Receipt, Trailer
 
 _MOST_FDS = 253  # Linux's most for one message
@@ -156,7 +155,7 @@ def batches_of(
             mapped = door.batches(ticket, columns, rows[number]) if door else None
             return fetch(ticket) if mapped is None else mapped
 
-        if parallel <= 1 or door is not None:
+        if parallel <= 1 or (door is not None and door.is_open):
             for number in range(len(endpoints)):
                 yield from part(number)
             return
@@ -204,6 +203,11 @@ class LocalParts:
         else:
             door.close()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the server is on this host, and this user's."""
+        return self._socket is not None
+
     def batches(self, ticket: bytes, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch] | None:
         """The first rows of the ticket's parts, mapped; None where they must come by do_get."""
         mapped = self.open(ticket)
@@ -214,22 +218,18 @@ class LocalParts:
         )
 
     def open(self, ticket: bytes) -> list[pa.Buffer]:
-        """The IPC streams of the ticket's parts."""
+        """The IPC streams of the ticket's parts; none where they must come by do_get, which also has more patience."""
         if self._socket is None:
             return []
+        fds: list[int] = []
         try:
             self._socket.send(ticket)
             answer, fds, _, _ = socket.recv_fds(self._socket, 65_536, _MOST_FDS)
-        except TimeoutError as late:
-            raise TimedOut(f"the server gave no descriptor within {_LOCAL_TIMEOUT:g} s") from late
-        except OSError:  # the server is gone or going: do_get finds out
+            lengths = json.loads(answer)["bytes"] if fds else []
+            return [_mapped(fd, size) for fd, size in zip(fds, lengths, strict=True)]
+        except (OSError, ValueError):  # late, so that its answer would be taken for the next one's; gone; out of files
             self.close()
             return []
-        try:
-            lengths = json.loads(answer)["bytes"] if fds else []
-            return [
-                pa.py_buffer(mmap.mmap(fd, size, prot=mmap.PROT_READ)) for fd, size in zip(fds, lengths, strict=True)
-            ]
         finally:
             for fd in fds:
                 os.close(fd)
@@ -245,6 +245,12 @@ class LocalParts:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _mapped(fd: int, size: int) -> pa.Buffer:
+    """Not by `mmap`, which keeps a descriptor for as long as somebody has a batch: a topic may have 10,000 parts."""
+    with pa.memory_map(f"/proc/self/fd/{fd}") as file:
+        return file.read_buffer(size)
 
 
 def as_batches(data: Any, schema: pa.Schema | None) -> tuple[pa.Schema, Iterable[pa.RecordBatch | pa.Table], bool]:

@@ -39,13 +39,14 @@ class ReadTicket(Body):
 
     @property
     def is_of_parts_as_they_lie(self) -> bool:
-        """Whether its reader may have the parts themselves: it reads them from the start, and nothing is added."""
-        return (self.schema, self.skip, self.rows, self.shard, self.since) == (None, None, None, None, None)
+        """Whether its reader may have the parts themselves: it takes their first rows, and nothing is added."""
+        lacks = (self.schema, self.filter, self.skip, self.rows, self.shard, self.since)
+        return all(each is None for each in lacks)
 
     @property
     def is_of_whole_parts(self) -> bool:
         """Whether all rows are read as they lie."""
-        return self.is_of_parts_as_they_lie and self.limit is None and self.filter is None
+        return self.is_of_parts_as_they_lie and self.limit is None
 
 
 @dataclass(frozen=True, slots=True)

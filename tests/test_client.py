@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import threading
 import time
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +33,13 @@ from penstock.errors import (
 )
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.limits import Limits
+from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.settings import Settings
+from penstock.store.disk import DiskMedium
 from tests.cut_wire import wire
 from tests.fix_server import process_server
-from tests.watching import eventually
+from tests.watching import descriptors, eventually
 
 TABLE = pa.table({"id": [1, 2, 3], "city": ["Bergen", "Oslo", None]})
 
@@ -135,6 +140,53 @@ def test_rows_come_back_in_order_by_map_and_by_do_get(
         assert client.get("store/t", parallel=parallel).read_all().equals(table)
     handed_over = any(line.startswith("penstock_maps_total ") for line in server.metrics.text().splitlines())
     assert handed_over == (mapped and store == "disk:")
+
+
+def test_parts_that_are_sent_come_side_by_side_if_that_is_asked_for(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams.LocalParts, "__init__", lambda self, name: setattr(self, "_socket", None))
+    both, fetch = threading.Barrier(2, timeout=30), Client.fetch
+
+    def met(self: Client, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        both.wait()
+        return fetch(self, ticket)
+
+    monkeypatch.setattr(Client, "fetch", met)
+    with connect(make_server().url) as client:
+        client.put("store/t", pa.table({"n": [1]}))
+        client.put("store/t", pa.table({"n": [2], "more": ["x"]}), mode="append")  # another schema: another endpoint
+        assert client.get("store/t", parallel=2).read_all()["n"].to_pylist() == [1, 2]
+
+
+def test_a_dataset_of_many_parts_is_mapped_without_a_descriptor_for_each(client: Client) -> None:
+    for number in range(40):
+        client.put("store/t", pa.table({"n": [number]}), mode="append")
+    before = descriptors(os.getpid())
+    table = client.get("store/t").read_all()
+    assert descriptors(os.getpid()) < before + 10
+    assert table["n"].to_pylist() == list(range(40))
+
+
+def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.put("store/t", TABLE)
+    open_for = LocalDoor._opened
+    shut = threading.Event()
+
+    def late(*given: Any) -> Any:
+        shut.wait(20)
+        return open_for(*given)
+
+    monkeypatch.setattr(streams, "_LOCAL_TIMEOUT", 0.1)
+    monkeypatch.setattr(LocalDoor, "_opened", late)
+    assert client.get("store/t").read_all() == TABLE
+    shut.set()
+
+
+def test_a_reader_out_of_descriptors_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.put("store/t", TABLE)
+    monkeypatch.setattr(streams, "_mapped", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    assert client.get("store/t").read_all() == TABLE
 
 
 def test_one_part_by_number(client: Client) -> None:
@@ -243,6 +295,36 @@ class TestTryingAgain:
                 eventually(lambda: 'verb="do_put",code="unavailable"' in server.metrics.text())
                 holding.close()
                 assert second.result(20).rows == 3
+
+    def test_what_can_be_read_once_waits_for_room_unread(self, make_server: Callable[..., PenstockServer]) -> None:
+        server = make_server(limits=Limits(streams=1))
+        with connect(server.url, retry_for=20) as client:
+            holding = client.writer("store/a", TABLE.schema)
+            holding.write(TABLE)
+            eventually(lambda: server.streams.open_streams == 1)
+            with ThreadPoolExecutor(1) as pool:
+                second = pool.submit(client.put, "store/b", Capsule(TABLE))
+                eventually(lambda: 'verb="do_put",code="unavailable"' in server.metrics.text())
+                holding.close()
+                assert second.result(20).rows == 3
+
+    def test_what_can_be_read_once_and_was_begun_is_not_put_without_its_head(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server refuses it behind some rows; what is left is no whole."""
+        write, fail = DiskMedium.write, [True]
+
+        def fails_once(*given: Any) -> Any:
+            if fail.pop() if fail else False:
+                raise Unavailable("the disk failed", retry_after=0.01)
+            return write(*given)
+
+        monkeypatch.setattr(DiskMedium, "write", fails_once)
+        with pytest.raises(Unavailable, match="the disk failed"):
+            client.put("store/t", iter(TABLE.to_batches(max_chunksize=1)))
+        assert len(client.list()) == 0
+        fail.append(True)
+        assert client.put("store/t", TABLE).rows == 3  # which can be read again, and was
 
     def test_a_full_store_is_not_tried_again(self, make_server: Callable[..., PenstockServer]) -> None:
         with connect(make_server(quota=10).url) as client, pytest.raises(StoreFull, match="quota"):

@@ -326,6 +326,17 @@ def test_no_filter_ends_the_server(tmp_path: Path) -> None:
         assert server.process.poll() is None
 
 
+def test_dictionaries_that_dont_fit_into_one_are_filtered_as_they_are(client: Client) -> None:
+    """As pandas' categories are: 300 values under indices of a byte."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    for first in (0, 100, 200):
+        words = pa.array([f"w{number}" for number in range(first, first + 100)]).dictionary_encode().cast(kind)
+        client.put("store/x", pa.table({"id": range(first, first + 100), "word": words}), mode="append")
+
+    found = client.get("store/x", filter="id >= 50 and id < 250").read_all()
+    assert found["word"].to_pylist() == [f"w{number}" for number in range(50, 250)]
+
+
 @pytest.mark.faults
 def test_few_kept_rows_leave_together(client: Client) -> None:
     client.put("store/x", pa.table({"id": range(6_000_000)}))  # 6 parts

@@ -209,7 +209,10 @@ class JournalMachine(RuleBasedStateMachine):
             assert self.read(shard, start, end, life) == expected
 
     def check_all(self) -> None:
-        """Every offset that is left, one range after another between the broken ones."""
+        """Every offset that is left, one range after another between the broken ones; and the shards' sums."""
+        sums = "shards.parts - count(part) AS parts, shards.bytes - coalesce(sum(journal.bytes), 0) AS bytes"
+        query = f"SELECT {sums} FROM shards LEFT JOIN journal USING (path, shard) GROUP BY shards.path, shards.shard"
+        assert {tuple(row) for row in self.ledger.database.rows(query)} <= {(0, 0)}
         for number, known in self.shards.items():
             start = known.first
             for at in range(known.first, len(known.rows) + 1):

@@ -75,6 +75,14 @@ def test_a_forged_ticket_gets_no_descriptor(knock: Knock, ticket: bytes) -> None
     assert (json.loads(answer), fds) == ({"v": 1, "bytes": []}, [])
 
 
+def test_a_ticket_whose_rows_the_server_chooses_gets_no_descriptor(knock: Knock, bare: flight.FlightClient) -> None:
+    chosen = info(bare, "store/x", filter="id = 1").endpoints[0].ticket.ticket
+    peer = knock()
+    peer.send(chosen)
+    answer, fds, _, _ = socket.recv_fds(peer, 65_536, 8)
+    assert (json.loads(answer), fds) == ({"v": 1, "bytes": []}, [])
+
+
 def test_one_reader_too_many_is_sent_away_until_another_leaves(
     knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sqlite3
 import uuid
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -445,10 +446,37 @@ def test_a_store_without_room_leaves_the_parts_as_they_are(reach: Reach) -> None
     many(reach, 20)
     before = reach.read()
     reach.store.quota = reach.store.used + 10
-    with pytest.raises(StoreFull):
-        Compactor(reach.ledger, reach.store).compact()
+    assert Compactor(reach.ledger, reach.store).compact() == 0
     assert reach.read() == before
     assert len(reach.kept()) == 20
+
+
+def test_a_shard_that_cant_be_made_compact_keeps_no_other_from_it(
+    reach: Reach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in ("topic/a", "topic/b"):
+        for number in range(20):
+            reach.put(number, path=path)
+    write, calls = reach.store.write, count()
+
+    def first_fails(*given: Any) -> Any:
+        if next(calls) == 0:
+            raise StoreFull("no room", retry_after=5)
+        return write(*given)
+
+    monkeypatch.setattr(reach.store, "write", first_fails)
+    assert Compactor(reach.ledger, reach.store).compact() == 20
+    assert "topic/a: parts of shard 0 stay small for now: no room" in caplog.text
+    assert [reach.topic(path).part_count for path in ("topic/a", "topic/b")] == [20, 1]
+
+
+def test_no_more_parts_than_may_be_open_become_one_at_a_time(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "MOST", 20)
+    many(reach, 50)
+    before = reach.read()
+    assert Compactor(reach.ledger, reach.store).compact() == 40
+    assert reach.topic().part_count == 12
+    assert reach.read() == before
 
 
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown"])

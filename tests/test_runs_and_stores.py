@@ -7,17 +7,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from penstock.client import Client, connect
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
-from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.lifecycle import home, serving
 from penstock.flight_server.limits import Limits
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.settings import Settings
 from penstock.store.disk import DiskMedium
+from tests.doubles import Crash
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -110,6 +112,25 @@ def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="belongs to another data folder"), serving(settings("b")):
             pass
         assert client.get("store/t").read_all() == TABLE
+
+
+def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -> None:
+    """The server was killed behind its first put's bytes, which are a topic's: no row named them yet."""
+    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    with home(settings) as (_, store, _):
+        store.write("first-000000", TABLE.schema, TABLE.to_batches())
+    with serving(settings) as server, connect(server.url) as client:
+        assert not list((tmp_path / "data" / "parts").rglob("*-000000"))
+        client.put("store/t", TABLE)
+
+
+def test_a_crash_while_a_store_gets_its_owner_leaves_it_free(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    with mock.patch("os.rename", side_effect=Crash), pytest.raises(Crash), serving(settings):
+        pass
+    for _ in range(2):
+        with serving(settings) as server, connect(server.url) as client:
+            client.put("store/t", TABLE, mode="append")
 
 
 def test_a_new_ledger_is_not_started_over_a_store_that_holds_parts(tmp_path: Path) -> None:

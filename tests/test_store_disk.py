@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ import pytest
 from penstock import steps
 from penstock import store as stores
 from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
-from penstock.store import disk
 from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
 from penstock.store.open import ORPHAN_GRACE
@@ -242,6 +242,30 @@ def test_a_disk_that_fails_leaves_nothing_and_works_again_afterwards(
     store.close()
 
 
+def test_a_disk_that_is_nearly_full_takes_no_part_and_lets_go_of_those_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has left is the ledger's, without which nothing could be read or deleted."""
+    store = stores.open(f"disk:{tmp_path}")
+    store.store("k", numbers(3))
+    there = os.statvfs(tmp_path)
+    with monkeypatch.context() as patch:
+        blocks = (63 << 20) // there.f_frsize, (100 << 30) // there.f_frsize
+        disk = SimpleNamespace(f_bavail=blocks[0], f_blocks=blocks[1], f_frsize=there.f_frsize)
+        patch.setattr(os, "statvfs", lambda path: disk)
+        with pytest.raises(StoreFull, match=r"the disk has 66\.1 MB left.*penstock rm") as full:
+            store.store("j", numbers(3))
+        assert full.value.retry_after == 5
+        found = store.get("k")
+        assert found is not None
+        same(found.data, numbers(3))
+        disk.f_blocks = (6 << 30) // there.f_frsize  # of which a hundredth is less
+        store.store("j", numbers(3))
+        assert store.delete("k")
+    assert store.keys() == ["j"]
+    store.close()
+
+
 def test_short_writes_are_carried_on_to_the_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writev = os.writev
     monkeypatch.setattr(os, "writev", lambda fd, buffers: writev(fd, [buffers[0][:701]]))
@@ -256,7 +280,7 @@ def test_a_part_that_cannot_be_read_now_is_not_called_lost(tmp_path: Path, monke
     medium = DiskMedium(tmp_path)
     medium.write("p", numbers(3).schema, numbers(3).to_batches())
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "open", _fails(errno.EIO)(open), raising=False)
+        patch.setattr(pa, "memory_map", _fails(errno.EIO)(pa.memory_map))
         with pytest.raises(Unavailable, match="reading part p"):
             medium.open("p")
     same(medium.open("p").reader().read_all(), numbers(3))

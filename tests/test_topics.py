@@ -188,6 +188,7 @@ def test_topics_count_with_datasets(make_server: Callable[..., PenstockServer]) 
         ({"schema": columns(pa.schema([("_offset", pa.int64())]))}, "invalid", "one that the server adds"),
         ({"schema": columns(pa.schema([("f", pa.float64())])), "key": "f"}, "invalid", "not double"),
         ({"schema": columns(pa.schema([("f", pa.month_day_nano_interval())])), "key": "f"}, "invalid", "a key is"),
+        ({"schema": columns(pa.schema([("f", pa.decimal32(5, 2))])), "key": "f"}, "invalid", "not decimal32"),
     ],
 )
 def test_what_can_be_no_topic_is_refused(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ from penstock import paths
 from penstock.bodies import AskOffsets, AttachConsumer, Consuming
 from penstock.errors import InvalidRequest
 from penstock.flight_server.access import Call
+from penstock.flight_server.metrics import Sample
 from penstock.flight_server.ranges import must_be, offsets
-from penstock.queue.consumers import Consumer, Consumers
+from penstock.queue.consumers import Consumers
 from penstock.queue.topic import Topic
 from penstock.queue.topics import Topics
 
@@ -129,25 +130,16 @@ def _named(position: Mapping[int, int]) -> dict[str, int]:
     return {str(shard): offset for shard, offset in position.items()}
 
 
-def journal_gauges(topics: Topics, consumers: Consumers) -> dict[str, Callable[[], dict[str, float]]]:
-    """What /metrics shows of topics and their consumers, asked for when somebody looks."""
-
-    def of_topics(value: Callable[[Topic], float]) -> Callable[[], dict[str, float]]:
-        return lambda: {f'topic="{topic.path}"': value(topic) for topic in topics.below("topic/")}
-
-    def of_consumers(value: Callable[[Consumer], float]) -> Callable[[], dict[str, float]]:
-        return lambda: {
-            f'topic="{topic.path}",consumer="{each.consumer}"': value(each)
-            for topic in topics.below("topic/")
-            for each in consumers.of(topic)
-            if each.state == "live"
-        }
-
-    return {
-        "penstock_topic_rows": of_topics(lambda topic: topic.rows),
-        "penstock_topic_bytes": of_topics(lambda topic: topic.bytes),
-        "penstock_topic_oldest_seconds": of_topics(lambda topic: consumers.age(topics.behind(topic, {}))),
-        "penstock_consumer_lag_rows": of_consumers(lambda each: each.lag_rows),
-        "penstock_consumer_lag_bytes": of_consumers(lambda each: each.lag_bytes),
-        "penstock_consumer_lag_seconds": of_consumers(lambda each: each.lag_seconds),
-    }
+def journal_gauges(topics: Topics, consumers: Consumers) -> Iterator[Sample]:
+    """What /metrics shows of topics and their live consumers."""
+    for topic in topics.below("topic/"):
+        labels = f'topic="{topic.path}"'
+        yield "penstock_topic_rows", labels, topic.rows
+        yield "penstock_topic_bytes", labels, topic.bytes
+        yield "penstock_topic_oldest_seconds", labels, consumers.age(topics.behind(topic, {}))
+        for each in consumers.of(topic):
+            if each.state == "live":
+                labels = f'topic="{topic.path}",consumer="{each.consumer}"'
+                yield "penstock_consumer_lag_rows", labels, each.lag_rows
+                yield "penstock_consumer_lag_bytes", labels, each.lag_bytes
+                yield "penstock_consumer_lag_seconds", labels, each.lag_seconds

@@ -140,6 +140,6 @@ def _kept(text: str, whole: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut],
 
 
 def _in_one(tables: list[pa.Table]) -> Iterator[pa.Table]:
-    if any(table.num_rows for table in tables):
-        for batch in pa.concat_tables(tables).combine_chunks().to_batches():
-            yield from (pa.Table.from_batches([piece]) for piece in projection.sliced(batch))
+    batches = [batch for table in tables for batch in table.to_batches() if batch.num_rows]
+    if batches:
+        yield from (pa.Table.from_batches([piece]) for piece in projection.together(batches))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import resource
@@ -12,6 +11,7 @@ import secrets
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +64,7 @@ def home(settings: Settings) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]
         try:
             key = _ticket_key(folder)
             if isinstance(medium, DiskMedium):
-                _claim(medium, store, ledger, hashlib.sha256(key).hexdigest()[:16])
+                _claim(medium, store, ledger)
                 medium.drop_temporaries(before=float("inf"))
             found = recover(ledger, store) + free(ledger, store)  # 3.
             if found:
@@ -75,21 +75,23 @@ def home(settings: Settings) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]
             ledger.close()
 
 
-def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger, owner: str) -> None:
-    """See that the store is this ledger's: what another ledger names would look like orphans here, and be deleted."""
+def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger) -> None:
+    """See that the store is this ledger's: what another ledger names would look like orphans here, and be deleted.
+
+    An empty store that has no name yet 1. gets one in the ledger, 2. and then has it. After a crash in between it is as
+    before, and gets another.
+    """
     file = medium.folder / "owner"
     if not file.exists() and not store.used:
-        file.touch(mode=0o600)
-        file.write_text(owner)
-    if not file.exists() or file.read_text() != owner:
+        name = uuid.uuid4().hex
+        ledger.own(name)  # 1.
+        draft = file.with_suffix(".new")
+        draft.write_text(name)
+        os.rename(draft, file)  # 2.
+    if not file.exists() or not ledger.owns(file.read_text()):
         raise InvalidRequest(
-            f"the store {medium!r} belongs to another data folder: start with that one (--data), or choose "
-            "another --store"
-        )
-    if store.used and ledger.knows_nothing():
-        raise InvalidRequest(
-            f"the store {medium!r} holds parts, and the ledger beside it knows of nothing: restore "
-            f"{ledger.database.path}, or move the parts away"
+            f"the store {medium!r} belongs to another data folder, or the ledger that knows its parts is gone: start "
+            f"with its own folder (--data), restore {ledger.database.path}, or choose another --store"
         )
 
 

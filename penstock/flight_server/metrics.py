@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
+Sample = tuple[str, str, float]
+"""A name, labels as in `verb="do_put"`, a value."""
 _BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 
 _HELP = {
@@ -46,11 +48,11 @@ class Metrics:
         self._lock = threading.Lock()  # _counts, _times
         self._counts: dict[tuple[str, str], float] = defaultdict(float)
         self._times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(_BUCKETS) + 2))
-        self._gauges: list[tuple[str, Callable[[], Mapping[str, float]]]] = []
+        self._gauges: list[Callable[[], Iterable[Sample]]] = []
 
-    def gauge(self, name: str, ask: Callable[[], Mapping[str, float]]) -> None:
-        """A gauge whose values, by their labels, are asked for at each look."""
-        self._gauges.append((name, ask))
+    def gauges(self, ask: Callable[[], Iterable[Sample]]) -> None:
+        """Gauges that are asked for once at each look."""
+        self._gauges.append(ask)
 
     def count(self, name: str, labels: str = "", amount: float = 1) -> None:
         """Add to a counter; labels as in `verb="do_put"`."""
@@ -83,7 +85,7 @@ class Metrics:
         with self._lock:
             samples = [(name, labels, value) for (name, labels), value in self._counts.items()]
             times = {key: list(values) for key, values in self._times.items()}
-        samples += [(name, labels, value) for name, ask in self._gauges for labels, value in ask().items()]
+        samples += [sample for ask in self._gauges for sample in ask()]
         samples += [sample for key, values in times.items() for sample in _histogram(*key, values)]
         lines: list[str] = []
         for name, (kind, help_text) in _HELP.items():
@@ -92,7 +94,7 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _histogram(name: str, labels: str, times: list[float]) -> Iterable[tuple[str, str, float]]:
+def _histogram(name: str, labels: str, times: list[float]) -> Iterable[Sample]:
     """What was done, by how long it took, each bucket with the ones below it; last the seconds of all."""
     *counts, seconds = times
     for bound, up_to in zip((*map("{:g}".format, _BUCKETS), "+Inf"), accumulate(counts), strict=True):

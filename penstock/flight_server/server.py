@@ -21,7 +21,7 @@ from penstock.flight_server.endpoints import Endpoints
 from penstock.flight_server.funnel import Frameless, funnel, funnelled
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
-from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.metrics import Metrics, Sample
 from penstock.flight_server.put import Putter
 from penstock.flight_server.ranges import Ranges
 from penstock.flight_server.settings import Settings
@@ -58,7 +58,8 @@ class PenstockServer(flight.FlightServerBase):
             ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health, settings.advertise,
             topics, Desk(topics, consumers),
         )  # fmt: skip
-        self._gauges(topics, consumers)
+        self.metrics.gauges(self._gauges)
+        self.metrics.gauges(lambda: journal_gauges(topics, consumers))
         self._listen(settings)
         self.url = settings.reached_at(self.port)
         endpoints = Endpoints(self._signer, settings.ticket_life, self.url)
@@ -155,15 +156,12 @@ class PenstockServer(flight.FlightServerBase):
             **self._ledger.totals(),
         }
 
-    def _gauges(self, topics: Topics, consumers: Consumers) -> None:
-        self.metrics.gauge("penstock_open_streams", lambda: {"": self.streams.open_streams})
-        self.metrics.gauge("penstock_store_bytes", lambda: {"": self._store.used})
-        self.metrics.gauge("penstock_quarantined_parts", lambda: {"": len(self._store.medium.quarantined())})
-        totals = self._ledger.totals
-        self.metrics.gauge("penstock_ledger", lambda: {f'of="{name}"': value for name, value in totals().items()})
-
-        for name, ask in journal_gauges(topics, consumers).items():
-            self.metrics.gauge(name, ask)
+    def _gauges(self) -> Iterator[Sample]:
+        yield "penstock_open_streams", "", self.streams.open_streams
+        yield "penstock_store_bytes", "", self._store.used
+        yield "penstock_quarantined_parts", "", len(self._store.medium.quarantined())
+        for name, value in self._ledger.totals().items():
+            yield "penstock_ledger", f'of="{name}"', value
 
     def _appended(self, step: str, seconds: float, puts: int) -> None:
         self.metrics.took("penstock_append_seconds", f'step="{step}"', seconds)

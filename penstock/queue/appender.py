@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -141,7 +141,7 @@ def _keep(
     laid: list[tuple[str, int, pa.Schema, Part]] = []
     try:
         for number, ((path, shard, schema), batches) in enumerate(rows.items()):
-            part = store.write(f"{group}-{number:06}", schema, list(together(batches)))  # 2.
+            part = store.write(f"{group}-{number:06}", schema, list(projection.together(batches)))  # 2.
             laid.append((path, shard, schema, part))
         steps.passed("append.durable")
         durable = time.perf_counter()
@@ -189,19 +189,6 @@ def _show(t: Transaction, path: str, shard: int, schema: pa.Schema, part: Part, 
     )
     journal.lay(t, part.name, shard, topic)
     journal.append(t, path, [part.name])
-
-
-def together(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in as few batches as may cross the wire: 1,000 of one row each took a reader 50 times as long.
-
-    Dictionaries that don't fit into one, such as 200 values under one-byte indices, stay what they are.
-    """
-    try:
-        found = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
-    except pa.ArrowException:
-        found = batches
-    for batch in found:
-        yield from projection.sliced(batch)
 
 
 class Appender:

@@ -49,13 +49,21 @@ CREATE TABLE IF NOT EXISTS topics(
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shards(
     path TEXT NOT NULL REFERENCES topics ON DELETE CASCADE, shard INTEGER NOT NULL, first INTEGER NOT NULL,
-    next INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, shard)
+    next INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0,
+    parts INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, shard)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS journal(
     part TEXT PRIMARY KEY REFERENCES parts(name) ON DELETE CASCADE, shard INTEGER NOT NULL,
     laid TEXT, path TEXT, first INTEGER, rows INTEGER, bytes INTEGER, since REAL, until REAL
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS journal_in_order ON journal(path, shard, first) WHERE path IS NOT NULL;
+CREATE TRIGGER IF NOT EXISTS part_placed AFTER UPDATE OF path ON journal WHEN new.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts + 1, bytes = bytes + new.bytes WHERE path = new.path AND shard = new.shard; END;
+CREATE TRIGGER IF NOT EXISTS part_added AFTER INSERT ON journal WHEN new.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts + 1, bytes = bytes + new.bytes WHERE path = new.path AND shard = new.shard; END;
+CREATE TRIGGER IF NOT EXISTS part_left AFTER DELETE ON journal WHEN old.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts - 1, bytes = bytes - old.bytes WHERE path = old.path AND shard = old.shard; END;
+CREATE TABLE IF NOT EXISTS stores(name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS consumers(
     id TEXT PRIMARY KEY, path TEXT NOT NULL, journal TEXT NOT NULL, session TEXT NOT NULL, initial TEXT NOT NULL,
     position TEXT NOT NULL, registered REAL NOT NULL, seen REAL NOT NULL,
@@ -158,9 +166,9 @@ class Catalog:
         """Whether a row names this part."""
         return bool(self.database.rows("SELECT 1 FROM parts WHERE name = ?", part))
 
-    def knows_nothing(self) -> bool:
-        """Whether nothing was ever written: a put's first trace is a row here, before any byte."""
-        return not self.database.rows("SELECT 1 FROM writes UNION ALL SELECT 1 FROM parts LIMIT 1")
+    def owns(self, store: str) -> bool:
+        """Whether the parts in the store of this name are this ledger's."""
+        return bool(self.database.rows("SELECT 1 FROM stores WHERE name = ?", store))
 
     def part_names(self) -> list[str]:
         """Every part that a row names: what else lies in the store is an orphan."""

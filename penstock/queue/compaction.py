@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock import projection, steps
-from penstock.errors import Lost
+from penstock.errors import Lost, Unavailable
 from penstock.queue import journal
-from penstock.queue.appender import together
 from penstock.queue.ledger import Ledger
 from penstock.queue.transaction import Transaction
 from penstock.store.database import Unsettled
@@ -29,6 +28,8 @@ SMALL = 1 << 20
 """Bytes below which a part is worth writing again with its neighbours."""
 MANY = 16
 """Small ones in a row that are worth it, whatever they weigh; fewer are once they make up a part."""
+MOST = 256
+"""Parts that are written again at a time: all of them are open meanwhile."""
 _TIME = journal.META.field("_time")
 
 
@@ -66,8 +67,11 @@ class Compactor:
             for run in list(_runs(self._readable(row["path"], row["shard"]))):
                 if stop():
                     return parts
-                if self._rewrite(row["path"], row["shard"], run):
-                    parts += len(run)
+                try:
+                    parts += len(run) if self._rewrite(row["path"], row["shard"], run) else 0
+                except Unavailable as failed:  # the next shard's may go well
+                    log.warning("%s: parts of shard %d stay small for now: %s", row["path"], row["shard"], failed)
+                    break
         return parts
 
     def _readable(self, path: str, shard: int) -> Iterator[_Small]:
@@ -88,7 +92,8 @@ class Compactor:
         batches = self._read(path, run)
         if not batches:
             return False
-        part = self._store.write(f"{uuid.uuid4().hex}-000000", batches[0].schema, list(together(batches)))  # 1.
+        whole = list(projection.together(batches))
+        part = self._store.write(f"{uuid.uuid4().hex}-000000", whole[0].schema, whole)  # 1.
         steps.passed("compact.durable")
         try:
             with self._ledger.transaction() as t:  # 2.
@@ -125,7 +130,7 @@ def _runs(parts: Iterable[_Small]) -> Iterator[list[_Small]]:
     run: list[_Small] = []
     size = 0
     for part in parts:
-        if run and (size > projection.PART_BYTES or not part.follows(run[-1])):
+        if run and (size > projection.PART_BYTES or len(run) == MOST or not part.follows(run[-1])):
             if size > projection.PART_BYTES or len(run) >= MANY:
                 yield run
             run, size = [], 0

@@ -22,7 +22,8 @@ def check(path: str, schema: pa.Schema, key: str) -> None:
         raise InvalidRequest(f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}")
     kind = schema.field(key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind) or kind == _INTERVAL:
+    short = pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind)  # which Arrow doesn't encode
+    if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind) or kind == _INTERVAL or short:
         raise InvalidRequest(f"{path}: a key is a number without fraction, text, bytes, a date or a time, not {kind}")
 
 

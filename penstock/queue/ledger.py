@@ -178,6 +178,11 @@ class Ledger(Catalog):
             except StoreFull:
                 self.held[path] = until + 60
 
+    def own(self, store: str) -> None:
+        """The parts of the store of this name, which has none yet, are this ledger's from now on."""
+        with self.transaction() as t:
+            t.sql.execute("INSERT INTO stores VALUES (?)", (store,))
+
     def abort_own(self) -> int:
         """At start: end the writes that were one put's, as the process that served it is gone; how many."""
         with self.transaction() as t:

@@ -204,16 +204,12 @@ class Topics:
         return Topic(
             row["path"], row["journal"], row["epoch"], to_schema(row["ipc"]), row["key"],
             tuple(Shard(each["shard"], each["first"], each["next"], each["lost"]) for each in shards),
-            row["rows"], row["bytes"], row["parts"], row["changed"], row["keep_seconds"], row["keep_bytes"],
+            sum(each["next"] - each["first"] for each in shards), sum(each["bytes"] for each in shards),
+            sum(each["parts"] for each in shards), row["changed"], row["keep_seconds"], row["keep_bytes"],
         )  # fmt: skip
 
 
-_TOPICS = (
-    "SELECT topics.*, ipc, (SELECT coalesce(sum(next - first), 0) FROM shards WHERE shards.path = topics.path) AS rows,"
-    " (SELECT coalesce(sum(bytes), 0) FROM journal WHERE journal.path = topics.path) AS bytes,"
-    " (SELECT count(*) FROM journal WHERE journal.path = topics.path) AS parts"
-    " FROM topics JOIN schemas ON schemas.id = topics.schema"
-)
+_TOPICS = "SELECT topics.*, ipc FROM topics JOIN schemas ON schemas.id = topics.schema"
 
 
 def _rows_before(part: OpenPart, moment: float) -> int:

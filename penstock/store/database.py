@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import Internal, StoreFull, Unavailable
 
-FORMAT = 1
+FORMAT = 2
 _APPLICATION = 0x50454E53  # "PENS"
 _NOT_COMMITTED = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_BUSY"}
 """Errors of a COMMIT whose last frame, which makes the others count, wasn't written."""

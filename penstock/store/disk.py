@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-import mmap
 import os
-import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,14 +12,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock import projection, steps
-from penstock.errors import Unavailable
+from penstock import projection, readable, steps
+from penstock.errors import StoreFull, Unavailable
 from penstock.store import records
 from penstock.store.medium import Part, disk_error, lost
 
 _MAPPED = 1_024
-"""Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. Each has a descriptor of
-its own (Python's mmap keeps a copy), so they are at most half of those that the process may have."""
+"""Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. None has a descriptor,
+which Python's own `mmap` would keep."""
+
+_SPARED = 64 << 20
+"""Bytes of the disk, or its hundredth part if that is less, that parts leave alone: with them the ledger goes on, so
+that what is there can be read, committed and deleted."""
 
 _PARSED = 64
 """Columns times batches up to which a part's metadata is kept parsed, at most 46 kB: 17 of 40 us in a small do_get."""
@@ -38,7 +40,6 @@ class DiskMedium:
         self._parts = f"{folder}/parts"
         for name in ("parts", "tmp", "quarantine"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._most = min(_MAPPED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._lock = threading.Lock()  # _open
         self._open: OrderedDict[str, MappedPart] = OrderedDict()
 
@@ -52,6 +53,7 @@ class DiskMedium:
         2. It gets its name.
         3. The folder is fsynced, and with it the name.
         """
+        self._check_room()
         temporary, final = self.folder / "tmp" / name, self._place(name)
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -93,7 +95,7 @@ class DiskMedium:
             raise disk_error(error, f"reading part {name}") from error
         with self._lock:
             self._open[name] = part
-            if len(self._open) > self._most:
+            if len(self._open) > _MAPPED:
                 self._open.popitem(last=False)
         return part
 
@@ -133,6 +135,16 @@ class DiskMedium:
         with self._lock:
             self._open.clear()
 
+    def _check_room(self) -> None:
+        disk = os.statvfs(self.folder)
+        free = disk.f_bavail * disk.f_frsize
+        if free < min(_SPARED, disk.f_blocks * disk.f_frsize // 100):
+            raise StoreFull(
+                f"the disk has {readable.size(free)} left, which the ledger may need: free some space, or delete "
+                "something (penstock rm; bytes go when their last read ticket ends), then try again",
+                retry_after=5,
+            )
+
     def _place(self, name: str) -> Path:
         return self.folder / "parts" / name[:2] / name
 
@@ -167,13 +179,10 @@ class MappedPart:
     def __init__(self, path: Path, stamp: tuple[int, int, int]) -> None:
         self._path = path
         self.stamp = stamp
-        with open(path, "rb") as file:
-            try:
-                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            except ValueError as empty:
-                raise records.Damaged("its file is empty") from empty
+        with pa.memory_map(str(path)) as file:
+            mapped = file.read_buffer()
         written = records.verify(memoryview(mapped))
-        self._stream = pa.py_buffer(mapped).slice(0, written.bytes)
+        self._stream = mapped.slice(0, written.bytes)
         self.schema = pa.ipc.read_schema(self._stream)
         self.rows, self.bytes = written.rows, written.bytes
         small = len(self.schema) * written.batches <= _PARSED

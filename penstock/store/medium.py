@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,7 +95,8 @@ def disk_error(error: OSError, doing: str) -> PenstockError:
         return StoreFull(
             f"no room on the disk while {doing}: nothing of it was kept. Free some space, then try again", retry_after=5
         )
-    return Unavailable(f"the disk failed ({error.strerror}) while {doing}: nothing of it was kept", retry_after=5)
+    why = os.strerror(error.errno or errno.EIO)  # pyarrow's own words have the file's path
+    return Unavailable(f"the disk failed ({why}) while {doing}: nothing of it was kept", retry_after=5)
 
 
 def lost(name: str, why: str) -> Lost:

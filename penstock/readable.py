@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
 from itertools import islice
+
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 def size(amount: float) -> str:
@@ -25,6 +28,12 @@ def age(seconds: float) -> str:
             return f"{max(0, seconds):.0f} {unit}"
         seconds /= length if unit != "h" else 24
     return f"{seconds:.0f} days"
+
+
+def seconds(text: str) -> float | None:
+    """90s, 10m, 12h or 2d in seconds; None if it is none of these."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
+    return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def near(name: str, known: Collection[str], there: str = "there are") -> str:

@@ -129,8 +129,9 @@ def test_columns_that_are_none_are_refused(text: str) -> None:
 def test_seconds() -> None:
     assert options.seconds({}, "retry_for", 30) == 30
     assert options.seconds({"maxtriggerdelay": "0.5"}, "maxTriggerDelay", 30) == 0.5
-    for wrong in ("soon", "-1", "nan", "inf", ""):
-        with pytest.raises(InvalidRequest, match=r"maxTriggerDelay=.*expected a number of seconds"):
+    assert options.seconds({"maxtriggerdelay": "15m"}, "maxTriggerDelay", 30) == 900
+    for wrong in ("soon", "-1", "nan", "inf", "", "15 minutes", "30d"):
+        with pytest.raises(InvalidRequest, match=r"maxTriggerDelay=.*expected seconds, or a time"):
             options.seconds({"maxtriggerdelay": wrong}, "maxTriggerDelay", 30)
 
 

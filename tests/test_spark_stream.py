@@ -14,8 +14,9 @@ import pytest
 
 from penstock.client import Client
 from penstock.flight_server.server import PenstockServer
+from tests.cut_wire import wire
 from tests.fix_consuming import Reading
-from tests.fix_streams import IN, Streams, ended
+from tests.fix_streams import IN, LIMIT, Streams, ended
 from tests.test_docs import run_all
 from tests.watching import eventually
 
@@ -294,6 +295,23 @@ def test_a_server_that_is_away_fails_the_query_within_its_patience(streams: Stre
         streams.run(away, "store/out")
     assert streams.run(streams.stream(schema="id long"), "store/out") == [3]
     assert streams.ids("store/out") == [0, 1, 2]
+
+
+def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
+    streams: Streams, server: PenstockServer
+) -> None:
+    """And its checkpoint goes on where it was, by another address."""
+    streams.put(0, 3)
+    with wire() as between:
+        between.target = int(str(server.url).rpartition(":")[2])
+        reader = streams.stream(schema="id long", url=between.url, retry_for="0.5")
+        query = streams.start(reader, "store/out", now=False)
+        eventually(lambda: len(streams.client.list("store/")), within=LIMIT, what="the rows landed")
+    with pytest.raises(Exception, match=r"was not to be had for 0\.5 s.*Is the server running"):
+        ended(query)
+    streams.put(3, 2)
+    streams.run(streams.stream(schema="id long"), "store/out")
+    assert streams.ids("store/out") == [0, 1, 2, 3, 4]
 
 
 def test_rows_that_are_gone_fail_the_query_with_the_cure_or_are_let_pass(

@@ -152,6 +152,21 @@ def test_spark_3_has_no_check_to_turn_off() -> None:
 
 
 @pytest.mark.spark
+def test_a_megabyte_a_row_makes_no_large_batch(spark: SparkSession) -> None:
+    """256 rows of 1 MB of bytes, of which Spark would put all into one."""
+
+    def sizes(batches: Any) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"size": [batch.nbytes]})
+
+    blobs = spark.range(0, 256, 1, 1).selectExpr("id as a", "cast(repeat('x', 1000000) as binary) as b")
+    with tuned(spark, BLOBS):
+        found = [row.size for row in blobs.mapInArrow(sizes, "size long").collect()]
+    assert max(found) < (256 << 20 if spark.version.startswith("3.") else 10 << 20)
+    assert sum(found) > 256_000_000
+
+
+@pytest.mark.spark
 def test_spark_hands_out_batches_of_that_many_rows(spark: SparkSession) -> None:
     def sizes(batches: Any) -> Iterator[pa.RecordBatch]:
         for batch in batches:

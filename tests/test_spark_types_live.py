@@ -15,6 +15,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import penstock
+from penstock.flight_server.server import PenstockServer
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -210,6 +213,18 @@ def test_every_type_at_every_depth_comes_back_as_it_was(
         table = out(full)
         again = back(spark, table)
         assert table.num_rows == len(rows_of_full)
+        assert again.schema == full.schema
+        assert seen(again) == rows_of_full
+
+
+def test_every_type_comes_back_from_a_server_as_it_was(
+    spark: SparkSession, server: PenstockServer, full: DataFrame, rows_of_full: list[Any]
+) -> None:
+    """In one task, as seen rows have an order."""
+    rows_of_full[:] = rows_of_full or seen(full)
+    with conf(spark, zone=ZONES[0]):
+        penstock.write(full.coalesce(1), "store/t", url=server.url)
+        again = penstock.read(spark, "store/t", url=server.url)
         assert again.schema == full.schema
         assert seen(again) == rows_of_full
 

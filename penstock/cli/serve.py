@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock import readable
 from penstock.cli import session
 from penstock.errors import InvalidRequest
 
@@ -31,7 +32,7 @@ _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
 def seconds(text: str) -> float:
     """30, 90s, 30m, 12h or 2d."""
     for said in (text, f"{text}s"):
-        if (found := session.seconds(said)) is not None:
+        if (found := readable.seconds(said)) is not None:
             return found
     raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 RETRY_FOR = 5.0
 """Seconds for which a busy server is tried again: somebody is looking at the prompt."""
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 CTRL_C = (signal.SIGINT,)
 ASKED_TO_END = (signal.SIGINT, signal.SIGTERM)
 
@@ -62,12 +60,6 @@ def shared(command: _F) -> _F:
 def example(*lines: str) -> str:
     """A command's epilog."""
     return "\b\nExample: " + "\n         ".join(lines)
-
-
-def seconds(text: str) -> float | None:
-    """90s, 10m, 12h or 2d; None if it is none of these."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
-    return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -12,8 +12,9 @@ from typing import Any
 import click
 import pyarrow as pa
 
+from penstock import readable
 from penstock.cli import tables, writing
-from penstock.cli.session import ASKED_TO_END, Session, heeding, seconds
+from penstock.cli.session import ASKED_TO_END, Session, heeding
 from penstock.client import Client
 from penstock.errors import InvalidRequest
 from penstock.following import Follower
@@ -123,7 +124,7 @@ def _where(text: str, option: str) -> Where:
 
 def _moment(text: str, option: str) -> datetime:
     """A time, or how long ago."""
-    ago = seconds(text)
+    ago = readable.seconds(text)
     try:
         return datetime.fromisoformat(text.strip()) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
     except (ValueError, OverflowError) as wrong:

@@ -36,7 +36,8 @@ OPTIONS = (
            "`PENSTOCK_TOKEN`", _ALL),
     Option("ca", "certificates (PEM): a file on the driver's host, or their text", "`PENSTOCK_CA`", _ALL,
            ("kafka.ssl.truststore.location",)),
-    Option("retry_for", "seconds to wait for a server that is busy, restarting or away; tasks and commits wait for 600",
+    Option("retry_for",
+           "how long to wait (`30`, `90s`, `5m`) for a server that is busy or away; tasks and commits wait for 600",
            "`30`", _ALL),
     Option("columns", "only these, separated by commas; `` `a,b` `` is one name", "all", _READS),
     Option("filter", "only rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`", "none", ("read",)),
@@ -52,7 +53,7 @@ OPTIONS = (
            ("maxOffsetsPerTrigger", "maxRecordsPerFetch")),
     Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",)),
     Option("minRowsPerTrigger", "a batch waits for so many rows", "none", ("stream",), ("minOffsetsPerTrigger",)),
-    Option("maxTriggerDelay", "but for so many seconds at most", "`900`", ("stream",)),
+    Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",)),
     Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",),
            ("numFetchPartitions",)),
     Option("failOnDataLoss", "`false`: rows that are gone before they were read are told of, and the query goes on",
@@ -122,14 +123,13 @@ def count(given: Mapping[str, str], name: str) -> int | None:
 
 
 def seconds(given: Mapping[str, str], name: str, default: float) -> float:
-    """What an option says that is a time."""
+    """What an option says that is a time: `30`, `90s`, `15m`."""
     text = given.get(name.lower())
-    try:
-        found = default if text is None else float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e6:
-        raise InvalidRequest(f"the option {name}={str(text)[:80]!r}: expected a number of seconds, from 0")
+    if text is None:
+        return default
+    found = readable.seconds(f"{text}s" if text[-1:].isdecimal() else text)
+    if found is None or found >= 1e6:
+        raise InvalidRequest(f"the option {name}={text[:80]!r}: expected seconds, or a time such as 90s, 15m or 2h")
     return found
 
 

@@ -48,9 +48,10 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "queue": (*GROUND, "store"),
     "flight_server": ("penstock", *GROUND, "store", "queue"),
     "client": (*GROUND, "streams", "following"),
-    "streams": GROUND,
+    "streams": (*GROUND, "door"),
+    "door": GROUND,
     "following": GROUND,
-    "spark_plugin": ("penstock", *GROUND, "client", "streams"),
+    "spark_plugin": ("penstock", *GROUND, "client", "door"),
     "cli": ("penstock", *GROUND, "client", "streams", "following"),
     "penstock": (*GROUND, "client", "spark_plugin"),  # __init__ itself: lazy names
 }

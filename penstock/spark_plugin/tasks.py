@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.client import Client
+from penstock.door import LocalParts
 from penstock.settings import Settings
 from penstock.spark_plugin.fitting import fitted
 from penstock.spark_plugin.types import storable
-from penstock.streams import LocalParts
 
 RECEIPTS = pa.schema(
     {"write": pa.string(), "attempt": pa.string(), "rows": pa.int64(), "bytes": pa.int64(), "parts": pa.int32(),

@@ -20,7 +20,7 @@ import pytest
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.settings import Settings
 from tests.fix_server import ANY_PORT, process_server
-from tests.plain import at, attempt_of, call, ids, names, new_attempt, put, trips
+from tests.plain import at, attempt_of, call, ids, names, new_attempt, put, refused, trips
 from tests.test_lifecycle import named_parts
 from tests.watching import files
 
@@ -129,6 +129,47 @@ def restarted(data: Path) -> Iterator[flight.FlightClient]:
         assert files(data / "parts") == named_parts(data)
         assert files(data / "tmp") == files(data / "quarantine") == set()
         yield bare
+
+
+# --- after the commit, before the answer ---------------------------------------------------
+
+
+def test_a_finish_whose_answer_a_kill_took_is_done_once_and_gives_it_again(filled: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d"
+    shutil.copytree(filled, data)
+    attempts = [new_attempt() for _ in range(2)]
+    with process_server(data, crash_at="finish.done") as server, flight.connect(server.url) as bare:
+        ticket = call(bare, "write.open", path="store/there", mode="append")["ticket"]
+        for number, attempt in enumerate(attempts):
+            put(bare, attempt_of(ticket, attempt), [trips(30 + number)])
+        with pytest.raises((flight.FlightError, pa.ArrowException)):
+            call(bare, "write.finish", ticket=ticket, attempts=attempts)
+        assert server.process.wait(20) == -9, "the step was never passed"
+
+    done = {**HELD, "store/there": [7, 8, 30, 31]}
+    with restarted(data) as bare:
+        assert {path: ids(bare, path) for path in names(bare)} == done
+        answer, again = (call(bare, "write.finish", ticket=ticket, attempts=attempts) for _ in range(2))
+        assert (answer["state"], answer["attempts"], answer["rows"]) == ("finished", 2, 2)
+        assert again == answer
+        with refused("write-ended", "another list"):
+            call(bare, "write.finish", ticket=ticket, attempts=attempts[:1])
+        assert {path: ids(bare, path) for path in names(bare)} == done
+
+
+def test_a_delete_whose_answer_a_kill_took_is_done_and_its_bytes_go(filled: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d"
+    shutil.copytree(filled, data)
+    with process_server(data, crash_at="delete.done") as server, flight.connect(server.url) as bare:
+        with pytest.raises((flight.FlightError, pa.ArrowException)):
+            call(bare, "delete", path="store/there")
+        assert server.process.wait(20) == -9, "the step was never passed"
+
+    with restarted(data) as bare:
+        assert len(files(data / "parts")) == 2, "what is kept has two parts"
+        assert {path: ids(bare, path) for path in names(bare)} == AFTER[delete]
+        with refused("not-found"):
+            call(bare, "delete", path="store/there")
 
 
 # --- at random, under load -----------------------------------------------------------------

@@ -19,6 +19,7 @@ from penstock.client import Client
 from penstock.flight_server.server import PenstockServer
 from penstock.wire import ReadCommand
 from scripts.demo import trips as make_trips
+from scripts.planted import run as planting
 from tests.fix_server import process_server
 
 if TYPE_CHECKING:
@@ -196,3 +197,19 @@ def test_every_promise_names_a_test_and_a_planted_bug_that_exist() -> None:
             )
         for bug in re.findall(r"`([\w-]+)\.patch`", row):
             assert (ROOT / "scripts/planted" / f"{bug}.patch").exists(), row
+
+
+def test_every_planted_bug_stands_beside_a_promise_whose_tests_find_it() -> None:
+    """Else `make planted` is green, and the promise's own tests may be blind to what would break it."""
+    bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}
+    seen = set()
+    for row in (ROOT / "docs/guarantees.md").read_text().splitlines():
+        if ".patch`" not in row:
+            continue
+        _, _, proof, broken, _ = row.split("|")
+        proved = set(re.findall(r"tests/\w+\.py", proof))
+        for bug in re.findall(r"`([\w-]+)\.patch`", broken):
+            asked = {argument.partition("::")[0] for argument in bugs[bug]}
+            assert proved & asked, f"{bug} is looked for by {bugs[bug]}: {row}"
+            seen.add(bug)
+    assert seen == set(bugs), "these have no promise"

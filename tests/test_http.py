@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -13,7 +14,8 @@ import pytest
 
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
-from tests.plain import at, call, new_attempt, put, read, trips
+from tests.fix_consuming import Reading, X
+from tests.plain import at, call, new_attempt, put, read, refused, trips
 from tests.watching import eventually
 
 _LINE = re.compile(
@@ -112,6 +114,53 @@ def test_the_times_of_calls_are_a_histogram(door: str, bare: flight.FlightClient
     assert values == sorted(values)
     assert ordered["+Inf"] == found['penstock_call_seconds_count{verb="do_action"}'] == 5
     assert 0 < found['penstock_call_seconds_sum{verb="do_action"}'] < 60
+
+
+def test_metrics_of_a_topic_say_what_it_keeps_how_long_appends_took_and_what_became_of_its_consumer(
+    door: str, reading: Reading
+) -> None:
+    """Whoever runs the server learns here that a consumer lags, has passed over rows, or is there twice."""
+    began = time.monotonic()
+    of_topic, of_consumer = f'{{topic="{X}"}}', f'{{topic="{X}",consumer="c"}}'
+    reading.create(shards=1)
+    reader = {"path": X, "journal": call(reading.bare, "describe", path=X)["journal"], "consumer": "c"}
+
+    reading.put(0, 4)
+    first_bytes = metrics(door)[f"penstock_topic_bytes{of_topic}"]
+    reading.later(20)
+    reading.put(0, 6, first=4)
+    call(reading.bare, "consumer.attach", **reader, session="one", position={"0": 4})
+    reading.later(50)
+    found = metrics(door)
+    passed = time.monotonic() - began
+
+    assert found[f"penstock_topic_rows{of_topic}"] == 10
+    assert found[f"penstock_topic_bytes{of_topic}"] == found["penstock_store_bytes"] > first_bytes > 0
+    assert 50 <= found[f"penstock_topic_oldest_seconds{of_topic}"] <= 50 + passed
+    assert found[f"penstock_consumer_lag_rows{of_consumer}"] == 6
+    assert found[f"penstock_consumer_lag_bytes{of_consumer}"] == found["penstock_store_bytes"] - first_bytes
+    assert 30 <= found[f"penstock_consumer_lag_seconds{of_consumer}"] <= 30 + passed
+    assert found["penstock_appended_puts_total"] == 2
+    for step in ("fsync", "ledger"):
+        assert found[f'penstock_append_seconds_count{{step="{step}"}}'] == 2
+        assert 0 < found[f'penstock_append_seconds_sum{{step="{step}"}}'] <= passed
+    assert f"penstock_gap_rows_total{of_topic}" not in found
+
+    reading.purge()  # its consumer, who isn't seen for so long, has expired
+    found = metrics(door)
+    assert found[f"penstock_topic_rows{of_topic}"] == found[f"penstock_topic_bytes{of_topic}"] == 0
+    assert found[f"penstock_topic_oldest_seconds{of_topic}"] == 0
+    assert f"penstock_consumer_lag_rows{of_consumer}" not in found
+
+    reading.put(0, 3, first=10)
+    call(reading.bare, "consumer.commit", **reader, session="one", position={"0": 12})
+    call(reading.bare, "consumer.attach", **reader, session="two")
+    with refused("fenced"):
+        call(reading.bare, "consumer.commit", **reader, session="one", position={"0": 13})
+    found = metrics(door)
+    assert found[f"penstock_gap_rows_total{of_topic}"] == 6
+    assert found[f"penstock_consumer_lag_rows{of_consumer}"] == 1
+    assert found['penstock_errors_total{verb="do_action",code="fenced"}'] == 1
 
 
 def test_an_open_put_is_seen_as_an_open_stream(door: str, bare: flight.FlightClient) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock import paths, schemas
+from penstock import paths, schemas, steps
 from penstock.bodies import AbortWrite, CreateTopic, FinishWrite, OpenedWrite, OpenWrite, Target
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server import consuming
@@ -68,6 +68,7 @@ class Actions:
         asked = FinishWrite.decode(body)
         write = self.signer.open_write(asked.ticket.encode()).put
         summary = self.ledger.finish(write, [attempt.replace("-", "") for attempt in asked.attempts], run=asked.run)
+        steps.passed("finish.done")
         self.sweeper.soon()
         return summary.to_json()
 
@@ -106,6 +107,7 @@ class Actions:
         else:
             gone = self.ledger.delete(str(path))
             answer = {"path": gone.path, "rows": gone.rows, "bytes": gone.bytes, "parts": gone.part_count}
+        steps.passed("delete.done")
         self.sweeper.soon()
         return answer
 

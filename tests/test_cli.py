@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli import app, serve
 from penstock.cli.group import cli
 from penstock.client import Client
 from penstock.flight_server.server import PenstockServer
+from penstock.store.open import parse_bytes
 from tests.fix_cli import NOWHERE, TRIPS, Run, open_write
 
 # --- ls, show, rm, call --------------------------------------------------------------------
@@ -247,6 +248,17 @@ SERVE_MISTAKES = [
 def test_serve_refuses_what_cannot_be_meant(penstock: Run, arguments: tuple[str, ...], said: str) -> None:
     done = penstock("serve", *arguments)
     assert (done.code, said in done.err) == (app.USAGE, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "streams"),
+    [("960MiB", (), 10), ("64GiB", (), 128), ("100MiB", (), 4), ("off", (), 128), ("960MiB", ("streams=50",), 50)],
+)
+def test_a_server_takes_as_many_streams_as_its_memory_is_enough_for(
+    memory: str, limit: tuple[str, ...], streams: int
+) -> None:
+    size = memory if memory == "off" else parse_bytes(memory)
+    assert serve._settings(limit=limit, memory_limit=size).limits.streams == streams
 
 
 # --- help and completion -------------------------------------------------------------------

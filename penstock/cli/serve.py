@@ -100,5 +100,7 @@ def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given
     for text in limit:
         if "=" not in text:
             raise InvalidRequest(f"--limit {text!r}: expected NAME=VALUE, such as streams=32")
-    limits = Limits().changed(dict(text.split("=", 1) for text in limit))
-    return Settings(**chosen, memory_limit=None if isinstance(memory, str) else memory, limits=limits)
+    most = None if isinstance(memory, str) else memory
+    limits = Limits() if most is None else Limits().within(most)
+    named = dict(text.split("=", 1) for text in limit)
+    return Settings(**chosen, memory_limit=most, limits=limits.changed(named))

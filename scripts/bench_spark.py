@@ -107,7 +107,8 @@ def _measured(spark: SparkSession, folder: Path, sizes: Sizes) -> Iterator[tuple
         for shape in shapes:
             for line in _read(bench, shape, sizes.repeats):
                 yield "Read", shape, line
-        yield "Filter", shapes[0], _filtered(bench, shapes[0], sizes.repeats)
+        for line in _filtered(bench, shapes[0], sizes.repeats):
+            yield "Filter", shapes[0], line
         if sides.has_source(spark):
             for line in at_the_driver(bench, sizes.integers):
                 yield "Growth", shapes[0], line
@@ -140,10 +141,12 @@ def _read(bench: Bench, shape: Shape, repeats: int) -> Iterator[Line]:
     yield compared(sides.PARQUET_READ, taken.pop(sides.PARQUET_READ), sides.READ, ours)
 
 
-def _filtered(bench: Bench, shape: Shape, repeats: int) -> Line:
+def _filtered(bench: Bench, shape: Shape, repeats: int) -> Iterator[Line]:
     sides.kept(bench, shape)
     taken = interleaved(sides.filtered(bench, shape), repeats)
-    return slower(sides.IN_SPARK, taken[sides.IN_SPARK], sides.AT_THE_SERVER, taken[sides.AT_THE_SERVER], least=5)
+    ours = taken[sides.AT_THE_SERVER]
+    yield slower(sides.IN_SPARK, taken[sides.IN_SPARK], sides.AT_THE_SERVER, ours, least=5)
+    yield compared(sides.AT_THE_SERVER, ours, sides.NOTHING, taken[sides.NOTHING])
 
 
 def _check_room(folder: Path, sizes: Sizes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos_driver import TOPIC
-from tests.chaos_faults import FAULTS
+from tests.chaos_faults import FAULTS, TOO_OLD
 from tests.chaos_ledger import Outcome, check
 from tests.chaos_schedule import Moment, schedule
 from tests.chaos_world import World
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 ROWS, LEAST_FAULTS = 200_000, 50
 AHEAD = 8_000
 """Rows that producers may publish beyond the next fault's moment, so that it falls while rows flow."""
+UNCALLED = re.compile(r"penstock\.errors\.(Lost|Fenced|NotFound|SchemaMismatch|Denied|Expired|InvalidRequest)\b")
+"""What no fault may bring a query, but for a checkpoint that is too old: TOO_OLD."""
 HEADS = ("seed", "sink", "rows", "faults", "lost", "changed", "doubled", "seconds")
 CLUSTER = "local-cluster[2,1,1024]"
 
@@ -47,6 +50,10 @@ class Report:
     seconds: float
     unplanned: list[str]
     """Queries and drivers that ended without being killed."""
+
+    def uncalled(self) -> list[str]:
+        """Ends that no fault explains."""
+        return [end for end in self.unplanned if UNCALLED.search(end) and TOO_OLD not in end]
 
     @property
     def cells(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.chaos_ledger import Sample
 from tests.cut_wire import Wire
 from tests.fix_server import ProcessServer, process_server
 from tests.plain import call
-from tests.watching import threads
+from tests.watching import descriptors, threads
 
 
 class Server:
@@ -56,21 +56,13 @@ class Server:
             each["consumer"]: {int(shard): offset for shard, offset in each["position"].items()} for each in consumers
         }
         pid = self.process.pid
-        status = Path(f"/proc/{pid}/status").read_text()
-        memory = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
-        return Sample(positions, landed, threads(pid), _descriptors(pid), memory)
+        memory = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        if memory is None:
+            raise ProcessLookupError(pid, "it was killed just now")
+        return Sample(positions, landed, threads(pid), descriptors(pid), int(memory[1]) * 1024)
 
     def is_dead(self) -> bool:
         return self.process.process.poll() is not None
 
     def close(self) -> None:
         self._stack.close()
-
-
-def _descriptors(pid: int) -> int:
-    """Files and sockets that a process has open, but for the parts that it has mapped, of which it keeps some."""
-    folder, found = Path(f"/proc/{pid}/fd"), 0
-    for name in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found += "/parts/" not in os.readlink(folder / name)
-    return found

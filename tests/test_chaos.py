@@ -40,6 +40,7 @@ def test_faults_of_all_kinds_under_a_stream_lose_change_and_double_nothing(
     with capsys.disabled():
         print(report)  # noqa: T201  # its line is a figure of the documentation
     assert {law: found[:20] for law, found in report.broken.items() if found} == {}, report
+    assert report.uncalled() == []
     assert report.faults.total() >= 40
     assert set(report.faults) == set(LEAST)
 

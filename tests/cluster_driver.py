@@ -1,13 +1,14 @@
 """A Spark driver with executors of its own: `python -m tests.cluster_driver URL FOLDER SCENARIO,… [MASTER]`.
 
 Here local[2] would hide what is looked at: executors die, a slow task gets a second attempt, shuffle files are lost.
-For each scenario a line of JSON is printed: what was written, or the error.
+For each scenario a line of JSON is printed: what was written, or the error. The next one begins with a line of stdin.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from tests.fix_spark import CONFS
-from tests.meddling import Batches, Marks, Meddled, Once, kill_executor
+from tests.meddling import Batches, Marks, Meddled, MeddledGet, MeddledPut, Once, kill_executor, wide
 from tests.spark_rows import source
 
 if TYPE_CHECKING:
@@ -31,29 +32,45 @@ EXECUTORS = {
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.minTaskRuntime": "500ms",
+    "spark.python.task.killTimeout": "120s",  # for so long the worker of a task that isn't needed any more goes on
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
     "spark.sql.adaptive.enabled": "false",  # which would read shuffles in other pieces than the scenarios name
 }
+
+_JAVA = """#!/usr/bin/env bash
+given=("$@")
+for at in "${!given[@]}"; do
+    case "${given[at]}" in
+        --executor-id) number=${given[at + 1]} ;;
+        --hostname) host=$((at + 1)) ;;
+    esac
+done
+[ -z "$host" ] || given[host]=127.0.1.$((number + 1))
+exec JAVA "${given[@]}"
+"""
+"""Gives each executor an address of its own: Spark runs a second attempt of a task on another host, or not at all."""
 
 
 def killed_executor(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """An executor dies in the middle of a put, another when a put is whole and its receipt hasn't left."""
     put = penstock.do_put("store/killed")
-    task = Meddled(put, Once(marks, {("half", 1): kill_executor, ("put", 4): kill_executor}))
-    receipts = source(spark, ROWS, 6).mapInArrow(task, put.schema).collect()
+    task = MeddledPut(put, Once(marks, {("half", 1): kill_executor, ("put", 4): kill_executor}))
+    receipts = wide(source(spark, ROWS, 6)).mapInArrow(task, put.schema).collect()
     return {"rows": put.finish(receipts).rows, "happened": [marks.seen("half-1"), marks.seen("put-4")]}
 
 
 def killed_executor_reading(spark: SparkSession, marks: Marks) -> dict[str, Any]:
-    """An executor dies with a ticket read to its end and not a row delivered, another before it reads."""
-    penstock.write(source(spark, ROWS, 6), "store/read", progress=False)
-    fault = Once(marks, {("half", 1): kill_executor, ("begun", 3): kill_executor})
-    tickets = []
-    for start in range(0, ROWS, ROWS // 4):
-        get = penstock.do_get("store/read", filter=f"id >= {start} and id < {start + ROWS // 4}")
-        tickets += get.tickets(spark).collect()
-    four = spark.createDataFrame(spark.sparkContext.parallelize(tickets, 4), "ticket binary, rows long, bytes long")
-    found = four.mapInArrow(Meddled(get, fault), get.schema).collect()
-    return {"found": sorted(map(tuple, found)), "happened": [marks.seen("half-1"), marks.seen("begun-3")]}
+    """An executor dies with rows of a ticket delivered and others at the server, of 30 MB, another before it reads."""
+    penstock.write(wide(source(spark, ROWS, 6), 75_000), "store/read", progress=False)
+    get = penstock.do_get("store/read")
+
+    def kill_while_it_is_open() -> None:
+        marks.ask_and_wait()
+        kill_executor()
+
+    task = MeddledGet(get, Once(marks, {("half", 1): kill_while_it_is_open, ("begun", 2): kill_executor}))
+    found = get.tickets(spark).mapInArrow(task, get.schema).select("id", "text").collect()
+    return {"found": sorted(map(tuple, found)), "happened": [marks.seen("done"), marks.seen("begun-2")]}
 
 
 def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
@@ -61,14 +78,41 @@ def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     put = penstock.do_put("store/speculated")
 
     def slow(step: str, partition: int) -> None:
-        if (step, partition) == ("half", 3):
-            if marks.first("slow"):
-                marks.await_mark("overtaken", 120)
+        if (step, partition) == ("half", 3) and marks.first("slow"):
+            marks.await_mark("overtaken", 120)
         elif (step, partition) == ("put", 3):
-            marks.first("overtaken")
+            if marks.first("overtaken"):
+                marks.await_mark("both", 120)
+            marks.first("both")
 
-    receipts = source(spark, ROWS, 6).mapInArrow(Meddled(put, slow), put.schema).collect()
-    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("overtaken")]}
+    receipts = wide(source(spark, ROWS, 6)).mapInArrow(MeddledPut(put, slow), put.schema).collect()
+    attempts = put.so_far()["attempts"]
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts == 7]}
+
+
+def zombie(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A slow attempt that a second one has made needless goes on, and its put is whole after finish has returned."""
+    put, folder = penstock.do_put("store/zombie"), marks.folder
+
+    def slow(step: str, partition: int) -> None:
+        if (step, partition) == ("all", 3) and marks.first("slow"):
+            marks.await_mark("finished", 120)
+
+    task = MeddledPut(put, slow)
+
+    def watched(batches: Batches) -> Batches:
+        try:
+            yield from task(batches)
+        except Exception as error:
+            Path(folder, f"ended by {type(error).__name__}").touch()
+            raise
+
+    written = put.finish(wide(source(spark, ROWS, 6)).mapInArrow(watched, put.schema).collect())
+    with penstock.connect() as client:
+        before = client.info("store/zombie").changed
+        marks.first("finished")
+        marks.await_mark("ended by WriteEnded")
+        return {"rows": written.rows, "happened": [client.info("store/zombie").changed == before]}
 
 
 def lost_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
@@ -106,14 +150,13 @@ def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             marks.first(f"waits-{partition}")
             time.sleep(600)
 
-    put.finish(source(spark, ROWS, 4).mapInArrow(Meddled(put, wait), put.schema).collect())
+    put.finish(wide(source(spark, ROWS, 4)).mapInArrow(MeddledPut(put, wait), put.schema).collect())
     return {}
 
 
 def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A driver to be killed while its tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
-    frame = source(spark, ROWS, 4).selectExpr("id", "text", "repeat('x', 100000) as padding")
-    penstock.write(frame, "store/padded", progress=False)
+    penstock.write(wide(source(spark, ROWS, 4), 100_000), "store/padded", progress=False)
     get = penstock.do_get("store/padded")
     folder = marks.folder
 
@@ -130,8 +173,8 @@ def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
     each.__name__: each
     for each in (
-        killed_executor, killed_executor_reading, speculation, lost_shuffle, random_key, random_key_then_shuffle,
-        never_ends, never_reads,
+        killed_executor, killed_executor_reading, speculation, zombie, lost_shuffle, random_key,
+        random_key_then_shuffle, never_ends, never_reads,
     )
 }  # fmt: skip
 
@@ -170,9 +213,19 @@ def _stage_again(spark: SparkSession, scenario: str) -> bool:
     return any(stage is not None and stage.currentAttemptId > 0 for stage in stages)
 
 
+def _on_hosts_of_their_own(folder: str) -> None:
+    home = os.environ.get("JAVA_HOME")
+    program = Path(folder, "java", "bin", "java")
+    program.parent.mkdir(parents=True)
+    program.write_text(_JAVA.replace("JAVA", f"{home}/bin/java" if home else shutil.which("java") or "java"))
+    program.chmod(0o755)
+    os.environ["JAVA_HOME"] = f"{folder}/java"
+
+
 def main() -> None:
     url, folder, names, *master = sys.argv[1:]
     os.environ.update(PENSTOCK_URL=url, SPARK_LOCAL_DIRS=f"{folder}/blocks", SPARK_WORKER_DIR=f"{folder}/work")
+    _on_hosts_of_their_own(folder)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master[0] if master else CLUSTER)
@@ -189,6 +242,7 @@ def main() -> None:
         except Exception as error:
             told = {"error": str(error)[:5000], "happened": [Marks(marks).seen("lost")]}
         print(json.dumps({"scenario": name, **told}), flush=True)  # noqa: T201  # read by the test
+        sys.stdin.readline()
     spark.stop()
 
 

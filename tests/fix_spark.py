@@ -59,6 +59,14 @@ def spark(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     session.stop()
 
 
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    """Several batches to a partition."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
 @contextlib.contextmanager
 def elsewhere(folder: Path, python: Path) -> Iterator[None]:
     """Start Spark in a folder of its own: its workers have the folder where it was started on their path."""

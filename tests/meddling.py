@@ -8,23 +8,37 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
 Fault = Callable[[str, int], None]
 """Called with a step and the partition.
 
-`begun`; `half`, when the first batch was sent; `put`, when all is done but for what the task gives back.
+`begun`; `half`, when rows are on their way and others may be to come; `all`, when no more are to come; `put`, when all
+is done but for what the task gives back.
 """
 
 
+def wide(frame: DataFrame, size: int = 20_000) -> DataFrame:
+    """The same rows, each with so many bytes more: a put of 200 of them is 4 MB, and so has a `half`."""
+    return frame.selectExpr("*", f"repeat('x', {size}) as padding")
+
+
 class Meddled:
-    """A task with a fault."""
+    """A task with a fault: `half` is when it was given its first rows and asks for more."""
+
+    half = 0
+    """More bytes than that were given then."""
 
     def __init__(self, task: Task, fault: Fault) -> None:
         from pyspark import cloudpickle
@@ -34,21 +48,47 @@ class Meddled:
         self.fault = fault
 
     def __call__(self, batches: Batches) -> Batches:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        partition = context.partitionId() if context else -1
+        partition = _partition()
         self.fault("begun", partition)
 
         def halfway() -> Batches:
-            for number, batch in enumerate(batches):
+            given, is_half = 0, False
+            for batch in batches:
                 yield batch
-                if number == 0:
+                given += batch.nbytes
+                if given > self.half and not is_half:
+                    is_half = True
                     self.fault("half", partition)
+            self.fault("all", partition)
 
         found = list(self.task(halfway()))
         self.fault("put", partition)
         yield from found
+
+
+class MeddledPut(Meddled):
+    """A put with a fault: `half` is when a batch was sent, as it gathers 1 MiB for each."""
+
+    half = 2 << 20
+
+
+class MeddledGet(Meddled):
+    """A get with a fault: `half` is when Spark has its first rows. gRPC reads 18 MB ahead of that."""
+
+    def __call__(self, batches: Batches) -> Batches:
+        partition = _partition()
+        self.fault("begun", partition)
+        for number, batch in enumerate(self.task(batches)):
+            yield batch
+            if number == 0:
+                self.fault("half", partition)
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context else -1
 
 
 class Marks:
@@ -79,6 +119,18 @@ class Marks:
         """Ask the test for what a task can't do, and go on when it is done."""
         self.first("asked")
         self.await_mark("done")
+
+    def when_asked(self, do: Callable[[], object], within: float = 60) -> threading.Thread:
+        """A thread of the test's that does it, and lets the task go on."""
+
+        def answer() -> None:
+            self.await_mark("asked", within)
+            do()
+            self.first("done")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        return thread
 
 
 class Once:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 IN = "topic/in"
+TASKS = 4
 
 
 def same(batches: Batches) -> Batches:
@@ -31,7 +32,7 @@ def streamed(spark: SparkSession, marks: Marks, fault: Fault, path: str) -> list
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     spark.dataSource.register(penstock.DataSource)
-    rows = spark.readStream.format("penstock").option("minPartitions", 4).load(IN)
+    rows = spark.readStream.format("penstock").option("minPartitions", TASKS).load(IN)
     meddled = rows.mapInArrow(Meddled(same, fault), "id long, text string")
     sink = meddled.writeStream.format("penstock").option("checkpointLocation", f"{marks.folder}/checkpoint")
     query = sink.trigger(availableNow=True).start(path)
@@ -46,6 +47,17 @@ def killed_executor(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     return {"rows": rows, "happened": [marks.seen("half-1"), marks.seen("put-2")]}
 
 
+def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A slow task gets a second attempt; the test keeps that at the server until the first one is whole there, too."""
+
+    def slow(step: str, partition: int) -> None:
+        if (step, partition) == ("half", 1) and marks.first("slow"):
+            marks.await_mark("overtaken", 120)
+
+    rows = streamed(spark, marks, slow, "store/speculated")
+    return {"rows": rows, "happened": [marks.seen("overtaken")]}
+
+
 def goes_on(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A query for a driver that is to be killed: from its checkpoint on, in small batches."""
     spark.dataSource.register(penstock.DataSource)
@@ -58,7 +70,7 @@ def goes_on(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 
 def main() -> None:
     """As `cluster_driver.main`."""
-    cluster_driver.SCENARIOS.update({each.__name__: each for each in (killed_executor, goes_on)})
+    cluster_driver.SCENARIOS.update({each.__name__: each for each in (killed_executor, speculation, goes_on)})
     cluster_driver.main()
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import venv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.settings import Settings
 from tests.cluster_driver import ROWS
-from tests.fix_server import ANY_PORT
+from tests.fix_server import ANY_PORT, Puts, left_behind, puts_seen
 from tests.fix_spark import needs_spark
 from tests.meddling import Marks
 from tests.spark_rows import expected, held, names
@@ -35,6 +35,7 @@ SCENARIOS = (
     "killed_executor",
     "killed_executor_reading",
     "speculation",
+    "zombie",
     "lost_shuffle",
     "random_key",
     "random_key_then_shuffle",
@@ -46,7 +47,10 @@ class Cluster:
     """What a driver in a process of its own told of its scenarios."""
 
     url: str
+    puts: Puts
     told: dict[str, dict[str, Any]]
+    left: dict[str, set[str]]
+    """After each: what was on disk and was no dataset's."""
 
 
 def driver(folder: Path, python: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -56,7 +60,8 @@ def driver(folder: Path, python: Path, *arguments: str) -> subprocess.Popen[str]
     root = Path(__file__).parents[1]
     code = f"import sys; sys.path.insert(0, {str(root)!r}); from tests.cluster_driver import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
         env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
     )  # fmt: skip
 
@@ -66,32 +71,59 @@ def end(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def told_by(
+    process: subprocess.Popen[str], looked_at: Callable[[str], object] = lambda name: None
+) -> dict[str, dict[str, Any]]:
+    """What a driver tells of its scenarios, until it ends; each is looked at before the next one begins."""
+    assert process.stdin is not None
     assert process.stdout is not None
-    process.stdout.close()
+    told: dict[str, dict[str, Any]] = {}
+    try:
+        for line in process.stdout:
+            if line.startswith("{"):
+                one = json.loads(line)
+                name = one.pop("scenario")
+                told[name] = one
+                looked_at(name)
+                process.stdin.write("\n")
+                process.stdin.flush()
+    finally:
+        end(process)
+    return told
 
 
 @pytest.fixture(scope="module")
 def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """All scenarios, in one Spark with two executors."""
     folder = tmp_path_factory.mktemp("cluster")
+    left: dict[str, set[str]] = {}
     with (
         pytest.MonkeyPatch.context() as patched,
+        puts_seen() as puts,
         serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
     ):
         patched.setattr(LocalDoor, "_opened", lambda *_: ([], []))  # executors are elsewhere
         url = str(server.url)
         process = driver(folder / "spark", bare_python, url, str(folder / "spark"), ",".join(SCENARIOS))
-        assert process.stdout is not None
-        try:
-            told = [json.loads(line) for line in process.stdout if line.startswith("{")]
-        finally:
-            end(process)
-        yield Cluster(url, {one.pop("scenario"): one for one in told})
+        reads = Marks(folder / "spark" / "marks-killed_executor_reading")
+        reads.when_asked(lambda: eventually(lambda: server.streams.open_streams), within=300)
+        told = told_by(process, lambda name: left.update({name: left_behind(url, folder / "data")}))
+        yield Cluster(url, puts, told, left)
 
 
 @pytest.mark.parametrize(
     ("scenario", "path"),
-    [("killed_executor", "store/killed"), ("speculation", "store/speculated"), ("lost_shuffle", "store/shuffled")],
+    [
+        ("killed_executor", "store/killed"),
+        ("speculation", "store/speculated"),
+        ("zombie", "store/zombie"),
+        ("lost_shuffle", "store/shuffled"),
+    ],
 )
 def test_rows_are_there_once(cluster: Cluster, scenario: str, path: str) -> None:
     told = cluster.told[scenario]
@@ -100,6 +132,15 @@ def test_rows_are_there_once(cluster: Cluster, scenario: str, path: str) -> None
     assert told["rows"] == ROWS
     assert held(path, cluster.url) == expected(ROWS)
     assert all(told["happened"])
+    assert cluster.left[scenario] == set()
+
+
+def test_the_executor_was_killed_while_the_server_had_some_of_its_rows(cluster: Cluster) -> None:
+    assert any(0 < rows < ROWS // 6 for path, rows in cluster.puts.broken if path == "store/killed")
+
+
+def test_the_zombie_sent_all_of_its_rows(cluster: Cluster) -> None:
+    assert not [rows for path, rows in cluster.puts.broken if path == "store/zombie"]
 
 
 def test_a_read_goes_on_where_its_executors_were_killed(cluster: Cluster) -> None:
@@ -108,6 +149,7 @@ def test_a_read_goes_on_where_its_executors_were_killed(cluster: Cluster) -> Non
     assert "error" not in told, told["error"]
     assert Counter(map(tuple, told["found"])) == expected(ROWS)
     assert all(told["happened"])
+    assert cluster.left["killed_executor_reading"] == set()
 
 
 @pytest.mark.parametrize(
@@ -126,9 +168,12 @@ def test_rows_that_fall_otherwise_each_time_are_there_once_or_not_at_all(
     else:
         assert held(path, cluster.url) == expected(ROWS)
     assert all(told["happened"])
+    assert cluster.left[scenario] == set()
 
 
-def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(bare_python: Path, tmp_path: Path) -> None:
+def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
+    bare_python: Path, tmp_path: Path, puts: Puts
+) -> None:
     with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         process = driver(tmp_path / "spark", bare_python, url, str(tmp_path / "spark"), "never_ends", "local[2]")
@@ -136,9 +181,11 @@ def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(bar
         try:
             for partition in (2, 3):
                 marks.await_mark(f"waits-{partition}", 240)
+            eventually(lambda: [upload.rows > 0 for upload in list(puts.coming)] == [True, True])
         finally:
             end(process)
 
+        eventually(lambda: len(puts.broken) == 2, what="the streams of the dead are cut")
         with connect(url) as client:
             (entry,) = client.list("write/")
             assert client.call("describe", {"path": entry.path})["attempts"] == 2
@@ -147,6 +194,7 @@ def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(bar
 
             assert names(url, b"write/") == []
             eventually(lambda: files(tmp_path / "data" / "parts") == set(), what="its bytes are freed")
+            assert left_behind(url, tmp_path / "data") == set()
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -165,6 +213,7 @@ def test_a_dead_driver_of_a_read_leaves_no_stream_open_and_the_dataset_as_it_was
 
         eventually(lambda: server.streams.open_streams == 0, what="the streams of the dead are closed")
         assert held("store/padded", url) == expected(ROWS)
+        assert left_behind(url, tmp_path / "data") == set()
 
 
 def test_workers_without_pyarrow_are_a_clear_error(tmp_path: Path) -> None:
@@ -173,11 +222,8 @@ def test_workers_without_pyarrow_are_a_clear_error(tmp_path: Path) -> None:
         url = str(server.url)
         python = tmp_path / "none" / "bin" / "python"
         process = driver(tmp_path / "spark", python, url, str(tmp_path / "spark"), "lost_shuffle", "local[2]")
-        assert process.stdout is not None
-        try:
-            (told,) = [json.loads(line) for line in process.stdout if line.startswith("{")]
-        finally:
-            end(process)
+        told = told_by(process)
 
-        assert "pyarrow" in told["error"]
+        assert "pyarrow" in told["lost_shuffle"]["error"]
         assert names(url) == []
+        assert left_behind(url, tmp_path / "data") == set()

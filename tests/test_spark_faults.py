@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,15 @@ from penstock.client import Client
 from penstock.errors import AlreadyExists, InvalidRequest, NotFound
 from penstock.flight_server.server import PenstockServer
 from tests.fix_cli import Run
-from tests.meddling import Marks, Meddled, Once, die, fail
+from tests.fix_server import Puts
+from tests.meddling import Marks, MeddledGet, MeddledPut, Once, die, fail, wide
 from tests.spark_rows import batch, collected, expected, held, names, source
 from tests.watching import eventually, files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("nothing_stays")]
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +34,6 @@ def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def marks(tmp_path: Path) -> Marks:
     (tmp_path / "marks").mkdir()
     return Marks(tmp_path / "marks")
-
-
-@pytest.fixture
-def small_batches(spark: SparkSession) -> Iterator[None]:
-    """Several batches to a partition."""
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
-    yield
-    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 # --- evaluated twice, or in part -----------------------------------------------------------------
@@ -133,16 +126,19 @@ def test_receipts_of_another_write_are_refused(spark: SparkSession, client: Clie
 
 @pytest.mark.parametrize("fault", [fail, die])
 @pytest.mark.parametrize("step", ["begun", "half", "put"])
+@pytest.mark.usefixtures("small_batches")
 def test_a_task_that_fails_is_tried_again_and_its_rows_are_there_once(
-    spark: SparkSession, marks: Marks, small_batches: None, step: str, fault: Callable[[], None], tmp_path: Path
+    spark: SparkSession, marks: Marks, puts: Puts, step: str, fault: Callable[[], None]
 ) -> None:
     put = penstock.do_put("store/x")
-    task = Meddled(put, Once(marks, {(step, 1): fault, (step, 3): fault}))
+    task = MeddledPut(put, Once(marks, {(step, 1): fault, (step, 3): fault}))
 
-    put.finish(source(spark, 800, 4).mapInArrow(task, put.schema).collect())
+    put.finish(wide(source(spark, 800, 4)).mapInArrow(task, put.schema).collect())
 
     assert marks.seen(f"{step}-1")
     assert marks.seen(f"{step}-3")
+    broken = [0 < rows < 200 for _, rows in puts.broken]
+    assert broken == ([True, True] if step == "half" else []), "the server had some of their rows, or nothing open"
     assert held("store/x") == expected(800)
 
 
@@ -160,7 +156,7 @@ def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
         pytest.raises(Exception, match="planted: this task fails"),
         penstock.do_put("store/x", mode="overwrite") as put,
     ):
-        put.finish(source(spark, 800, 4).mapInArrow(Meddled(put, always), put.schema))
+        put.finish(source(spark, 800, 4).mapInArrow(MeddledPut(put, always), put.schema))
 
     assert put.so_far()["state"] == "aborted"
     assert held("store/x") == expected(3, 1)
@@ -178,15 +174,22 @@ def test_a_write_that_fails_puts_the_confs_back(spark: SparkSession) -> None:
     assert names(criteria=b"write/") == []
 
 
-def test_a_read_goes_on_where_its_worker_was_killed(spark: SparkSession, client: Client, marks: Marks) -> None:
-    client.put("store/x", pa.Table.from_batches([batch(*range(800))]))
+@pytest.mark.usefixtures("elsewhere")
+def test_a_read_goes_on_where_its_worker_was_killed(spark: SparkSession, server: PenstockServer, marks: Marks) -> None:
+    """With rows of a ticket in Spark's hands, and others still at the server: it has 30 MB."""
+    penstock.write(wide(source(spark, 400, 4), 75_000), "store/x", progress=False)
     get = penstock.do_get("store/x")
 
-    task = Meddled(get, Once(marks, {("half", 0): die}))
-    found = collected(get.tickets(spark).mapInArrow(task, get.schema))
+    def die_while_it_is_open() -> None:
+        marks.ask_and_wait()
+        die()
 
-    assert marks.seen("half-0")
-    assert found == expected(800)
+    marks.when_asked(lambda: eventually(lambda: server.streams.open_streams))
+    task = MeddledGet(get, Once(marks, {("half", 0): die_while_it_is_open}))
+    found = collected(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
+
+    assert marks.seen("done")
+    assert found == expected(400)
 
 
 # --- two writers -------------------------------------------------------------------------------

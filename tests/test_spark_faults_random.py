@@ -15,15 +15,23 @@ import pytest
 import penstock
 from penstock.flight_server.server import PenstockServer
 from tests.cut_wire import Wire, wire
-from tests.meddling import Marks, Meddled, Once, die, fail
+from tests.fix_server import Puts, left_behind
+from tests.meddling import Marks, MeddledPut, Once, die, fail, wide
 from tests.spark_rows import Rows, collected, expected, held, names, source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.faults,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("elsewhere", "small_batches"),
+]
 
 SCHEDULES = 20
+PARTITION = 4_000_000
+"""Bytes, so that it is in its middle with rows on the wire."""
 GATHERED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "collect": lambda receipts: receipts,
     "coalesce": lambda receipts: receipts.coalesce(2),
@@ -47,40 +55,49 @@ class Schedule:
         self.dice = random.Random(seed)
         self.path = f"store/{seed}"
         self.ledger: Rows = Counter()
+        self.bytes = 0
         self.told: list[str] = []
 
     def run(self) -> None:
         for step in range(self.dice.randint(1, 2)):
             self._write(step)
         frame = penstock.read(self.spark, self.path, url=self.cut.url)
-        with self._cut():
-            self._agree(collected(frame), "by Spark")
+        with self._cut(self.bytes):
+            self._agree(collected(frame.select("id", "text")), "by Spark")
         self._agree(held(self.path, self.cut.url), "by pyarrow")
 
     def _write(self, step: int) -> None:
         rows, partitions = self.dice.randint(0, 600), self.dice.randint(1, 5)
         mode: Any = self.dice.choice(["append", "overwrite"])
+        gathered = self.dice.choice(list(GATHERED))
+        tasks = min(partitions, 2) if gathered == "coalesce" else partitions
         plan = {
-            (self.dice.choice(["begun", "half", "put"]), self.dice.randrange(partitions)): self.dice.choice([fail, die])
+            (self.dice.choice(["begun", "half", "put"]), self.dice.randrange(tasks)): self.dice.choice([fail, die])
             for _ in range(self.dice.choice([0, 1, 1, 2]))
         }
-        gathered = self.dice.choice(list(GATHERED))
         self.told.append(
             f"{mode} {rows} rows in {partitions}, {gathered}, {[(*k, v.__name__) for k, v in plan.items()]}"
         )
-        frame = source(self.spark, rows, partitions)
+        filled = min(rows, partitions)
+        frame = wide(source(self.spark, rows, partitions), PARTITION * filled // max(rows, 1))
         marks = self.folder / f"{self.path.replace('/', '-')}-{step}"
         marks.mkdir()
         put = penstock.do_put(self.path, mode=mode, url=self.cut.url, schema=frame.schema)
-        task = Meddled(put, Once(Marks(marks), plan))
-        with self._cut():
+        happened = Marks(marks)
+        task = MeddledPut(put, Once(happened, plan))
+        with self._cut(PARTITION * filled):
             written = put.finish(GATHERED[gathered](frame.mapInArrow(task, put.schema)))
-        self.ledger = expected(rows) + (Counter() if mode == "overwrite" else self.ledger)
+        added = mode == "append"
+        self.ledger = expected(rows) + (self.ledger if added else Counter())
+        self.bytes = PARTITION * filled + (self.bytes if added else 0)
         assert written.rows == rows, self
+        if rows >= partitions:
+            assert all(happened.seen(f"{step}-{partition}") for step, partition in plan), self
 
     @contextmanager
-    def _cut(self) -> Iterator[None]:
-        after = self.dice.choice([None, None, self.dice.randint(1, 60_000)])
+    def _cut(self, size: int) -> Iterator[None]:
+        """The wire, once in three times: while so many bytes pass, or more where something is tried again."""
+        after = self.dice.choice([None, None, self.dice.randint(1, size + size // 2 + 1)])
         self.told.append(f"cut after {after} bytes")
         self.cut.cut_after(after)
         yield
@@ -91,12 +108,11 @@ class Schedule:
         assert not lost, f"{how}: {lost.total()} rows lost or changed. {self}"
         assert not more, f"{how}: {more.total()} rows doubled or changed. {self}"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.path}: {'; '.join(self.told)}"
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_random_schedules_of_faults(spark: SparkSession, cut: Wire, tmp_path: Path) -> None:
+def test_random_schedules_of_faults(spark: SparkSession, cut: Wire, puts: Puts, tmp_path: Path) -> None:
     seeds = [int.from_bytes(os.urandom(4)) for _ in range(SCHEDULES)]
     whole: set[str] = set()
 
@@ -104,6 +120,8 @@ def test_random_schedules_of_faults(spark: SparkSession, cut: Wire, tmp_path: Pa
         schedule = Schedule(spark, cut, tmp_path, seed)
         schedule.run()
         whole.add(schedule.path)
+        assert left_behind(cut.url, tmp_path / "data") == set(), schedule
 
     assert set(names(cut.url)) == whole
     assert names(cut.url, b"write/") == []
+    assert any(rows for _, rows in puts.broken), "no fault fell while rows were on the wire"

@@ -18,15 +18,21 @@ from penstock.client import connect
 from penstock.flight_server.server import PenstockServer
 from penstock.tickets import ReadTicket, Signer
 from tests.cut_wire import Wire, wire
-from tests.fix_server import ELSEWHERE, ProcessServer, files_at_most, process_server
-from tests.meddling import Marks, Meddled, Once
+from tests.fix_server import ELSEWHERE, ProcessServer, files_at_most, left_behind, process_server
+from tests.meddling import Marks, MeddledGet, MeddledPut, Once, wide
 from tests.spark_rows import batch, collected, expected, held, names, source
+from tests.test_lifecycle import named_parts
 from tests.watching import eventually, files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.faults,
+    pytest.mark.process,
+    pytest.mark.usefixtures("nothing_stays"),
+]
 
 
 @pytest.fixture
@@ -36,7 +42,10 @@ def marks(tmp_path: Path) -> Marks:
 
 
 class Reborn:
-    """A server that, when it has died, is started again on its folder and its port."""
+    """A server that, when it has died, is started again on its folder and its port.
+
+    At its end nothing is left there but its datasets.
+    """
 
     def __init__(self, data: Path, **settings: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -55,6 +64,7 @@ class Reborn:
         try:
             assert started.wait(60)
             yield
+            assert left_behind(self.url, self.data) == set()
         finally:
             self._end.set()
             thread.join(60)
@@ -63,17 +73,14 @@ class Reborn:
         assert self._process is not None
         self._process.process.kill()
 
-    def killed_at(self, marks: Marks) -> threading.Thread:
-        """A thread that kills it when a task asks, and tells the task."""
+    def killed_at(self, marks: Marks, when: Callable[[], object]) -> threading.Thread:
+        """A thread that kills it when a task asks and this is so, and tells the task."""
 
-        def wait_and_kill() -> None:
-            marks.await_mark("asked")
+        def kill() -> None:
+            eventually(when)
             self.kill()
-            marks.first("done")
 
-        thread = threading.Thread(target=wait_and_kill, daemon=True)
-        thread.start()
-        return thread
+        return marks.when_asked(kill)
 
     def _live(self, started: threading.Event) -> None:
         settings = dict(self._settings)
@@ -106,18 +113,21 @@ def test_a_server_that_dies_and_comes_back_costs_time_and_no_rows(
         eventually(lambda: len(files(server.data / "parts")) == 6, what="one part of each partition, and no other")
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_server_killed_in_the_middle_of_a_put(spark: SparkSession, tmp_path: Path, marks: Marks) -> None:
+    """It has a part of an open stream on its disk, and rows of it are to come."""
     server = Reborn(tmp_path / "d")
 
     with server.living():
         put = penstock.do_put("store/x", url=server.url)
-        task = Meddled(put, Once(marks, {("half", 2): marks.ask_and_wait}))
-        killer = server.killed_at(marks)
-        put.finish(source(spark, 800, 4).mapInArrow(task, put.schema).collect())
+        task = MeddledPut(put, Once(marks, {("half", 2): marks.ask_and_wait}))
+        task.half = 9 << 20  # of 15 MB, and a part has 8 MiB
+        killer = server.killed_at(marks, lambda: files(server.data / "parts") - named_parts(server.data))
+        put.finish(wide(source(spark, 600, 4), 100_000).mapInArrow(task, put.schema).collect())
         killer.join(30)
 
         assert server.lives == 2
-        assert held("store/x", server.url) == expected(800)
+        assert held("store/x", server.url) == expected(600)
 
 
 def test_a_server_restarted_between_the_receipts_and_finish(spark: SparkSession, tmp_path: Path) -> None:
@@ -134,16 +144,15 @@ def test_a_server_restarted_between_the_receipts_and_finish(spark: SparkSession,
 
 
 def test_a_server_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path, marks: Marks) -> None:
+    """Rows of a ticket are in Spark's hands, and others to come: it has 30 MB. A second ticket is got after that."""
     server = Reborn(tmp_path / "d", prelude=ELSEWHERE)
 
-    with server.living():
-        with connect(server.url) as client:
-            for at in range(4):
-                client.put("store/x", pa.Table.from_batches([batch(*range(at * 200, at * 200 + 200))]), mode="append")
+    with server.living(), connect(server.url) as client:
+        penstock.write(wide(source(spark, 800, 4), 75_000), "store/x", url=server.url, progress=False)
         get = penstock.do_get("store/x", url=server.url)
-        task = Meddled(get, Once(marks, {("begun", 0): marks.ask_and_wait}))
-        killer = server.killed_at(marks)
-        found = collected(get.tickets(spark).mapInArrow(task, get.schema))
+        task = MeddledGet(get, Once(marks, {("half", 0): marks.ask_and_wait}))
+        killer = server.killed_at(marks, lambda: client.call("health")["open_streams"])
+        found = collected(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
         killer.join(30)
 
         assert server.lives == 2
@@ -162,16 +171,12 @@ def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Wire]:
         yield found
 
 
-def wide(spark: SparkSession, rows: int) -> Any:
-    return spark.range(0, rows, 1, 4).selectExpr("id", "concat('row ', id) as text", "repeat('x', 10000) as padding")
-
-
 @pytest.mark.parametrize("after", [100_000, 1_500_000, 3_000_000])
 def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, cut: Wire, after: int) -> None:
     put = penstock.do_put("store/x", url=cut.url)
     cut.cut_after(after)
 
-    put.finish(wide(spark, 400).mapInArrow(put, put.schema))
+    put.finish(wide(source(spark, 400, 4), 10_000).mapInArrow(put, put.schema))
 
     assert cut.cuts == 1
     assert held("store/x", cut.url) == expected(400)
@@ -180,7 +185,7 @@ def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, cut: Wire, after
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [1_000_000, 3_500_000])
 def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, cut: Wire, after: int) -> None:
-    penstock.write(wide(spark, 400), "store/x", url=cut.url, progress=False)
+    penstock.write(wide(source(spark, 400, 4), 10_000), "store/x", url=cut.url, progress=False)
     frame = penstock.read(spark, "store/x", url=cut.url)
     cut.cut_after(after)
 
@@ -199,7 +204,7 @@ def test_a_full_store_is_an_error_that_says_so_and_leaves_nothing(
     server = make_server(quota=2_000_000)
 
     with pytest.raises(Exception, match=r"StoreFull.*quota"):
-        penstock.write(wide(spark, 400), "store/x", url=server.url)
+        penstock.write(wide(source(spark, 400, 4), 10_000), "store/x", url=server.url)
 
     assert names(server.url) == names(server.url, b"write/") == []
     eventually(lambda: files(tmp_path / "data" / "parts") == set())
@@ -213,13 +218,14 @@ def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSess
         kept = files(server.data / "parts")
 
         with files_at_most(server, 3 << 20), pytest.raises(Exception, match=r"StoreFull.*no room on the disk"):
-            penstock.write(wide(spark, 2000), "store/x", mode="overwrite", url=server.url)
+            penstock.write(wide(source(spark, 2000, 4), 10_000), "store/x", mode="overwrite", url=server.url)
 
         assert held("store/x", server.url) == expected(100)
         assert names(server.url, b"write/") == []
         eventually(lambda: files(server.data / "parts") == kept, what="what was aborted is swept")
-        penstock.write(wide(spark, 2000), "store/x", mode="overwrite", url=server.url)
+        penstock.write(wide(source(spark, 2000, 4), 10_000), "store/x", mode="overwrite", url=server.url)
         assert held("store/x", server.url) == expected(2000)
+        assert left_behind(server.url, server.data) == set()
 
 
 def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer) -> None:

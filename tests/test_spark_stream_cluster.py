@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,11 +18,14 @@ import pytest
 from penstock.client import connect
 from penstock.errors import NotFound
 from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.put import Putter
 from penstock.flight_server.settings import Settings
-from tests.fix_server import ANY_PORT
+from tests.fix_server import ANY_PORT, left_behind
 from tests.fix_spark import needs_spark
-from tests.spark_rows import batch, expected, held
-from tests.test_spark_cluster import end
+from tests.meddling import Marks
+from tests.spark_rows import batch, expected, held, names
+from tests.stream_driver import TASKS
+from tests.test_spark_cluster import end, told_by
 from tests.watching import eventually
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
@@ -36,7 +43,7 @@ def driver(folder: Path, python: Path, url: str, names: str, *master: str) -> su
     code = f"import sys; sys.path.insert(0, {str(root)!r}); from tests.stream_driver import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, url, str(folder), names, *master],
-        stdout=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
         env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
     )  # fmt: skip
 
@@ -48,23 +55,78 @@ def fill(url: str) -> None:
             client.put(IN, pa.Table.from_batches([batch(*range(first, first + ROWS // 12))]))
 
 
-def test_an_epoch_whose_executors_are_killed_is_there_once(bare_python: Path, tmp_path: Path) -> None:
-    """One in the middle of a batch, one when a task has all rows and the sink has none of them."""
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+@dataclass
+class Cluster:
+    """What a driver in a process of its own told of its scenarios."""
+
+    url: str
+    told: dict[str, dict[str, Any]]
+    left: dict[str, set[str]]
+    """After each: the writes that were open, and what was on disk and was no dataset's."""
+    speculated: list[str]
+    """The attempts that were whole of the epoch with the slow task."""
+
+
+@contextmanager
+def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
+    """The attempts of that epoch: the one that overtakes has its answer when the slow one, let go by it, is whole too.
+
+    It is the one that makes them as many as there are tasks.
+    """
+    attempts: list[str] = []
+    both, record = threading.Event(), Putter._record
+
+    def recording(putter: Putter, write: Any, attempt: Any, own: bool) -> Any:
+        receipt = record(putter, write, attempt, own)
+        if write.path == "store/speculated":
+            attempts.append(attempt.id)
+            if len(attempts) == TASKS:
+                marks.first("overtaken")
+                both.wait(60)
+            elif len(attempts) > TASKS:
+                both.set()
+        return receipt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Putter, "_record", recording)
+        yield attempts
+
+
+@pytest.fixture(scope="module")
+def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Both scenarios, in one Spark with two executors."""
+    folder = tmp_path_factory.mktemp("cluster")
+    left: dict[str, set[str]] = {}
+    with (
+        overtaken_in_time(Marks(folder / "spark" / "marks-speculation")) as speculated,
+        serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+    ):
         url = str(server.url)
         fill(url)
-        process = driver(tmp_path / "spark", bare_python, url, "killed_executor")
-        assert process.stdout is not None
-        try:
-            (told,) = [json.loads(line) for line in process.stdout if line.startswith("{")]
-        finally:
-            end(process)
-        assert "error" not in told, told["error"]
-        assert all(told["happened"])
-        assert told["rows"] == [ROWS]
-        assert held("store/killed", url) == expected(ROWS)
-        with connect(url) as client:
-            assert len(client.list("write/")) == 0
+        process = driver(folder / "spark", bare_python, url, "speculation,killed_executor")
+
+        def look(name: str) -> None:
+            left[name] = {*names(url, b"write/"), *left_behind(url, folder / "data")}
+
+        told = told_by(process, look)
+        yield Cluster(url, told, left, speculated)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "path"), [("speculation", "store/speculated"), ("killed_executor", "store/killed")]
+)
+def test_an_epoch_is_there_once(cluster: Cluster, scenario: str, path: str) -> None:
+    """Its executors are killed, or a task of it runs twice."""
+    told = cluster.told[scenario]
+    assert "error" not in told, told["error"]
+    assert all(told["happened"])
+    assert told["rows"] == [ROWS]
+    assert held(path, cluster.url) == expected(ROWS)
+    assert cluster.left[scenario] == set()
+
+
+def test_the_task_that_ran_twice_was_whole_twice_before_its_epoch_was_committed(cluster: Cluster) -> None:
+    assert len(set(cluster.speculated)) == TASKS + 1
 
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_path: Path) -> None:
@@ -90,3 +152,4 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_pat
                 assert before < until <= landed()
             assert len(client.call("describe", {"path": IN})["consumers"]) == 1
         assert held("store/lives", url) == expected(ROWS)
+        assert left_behind(url, tmp_path / "data") == set()

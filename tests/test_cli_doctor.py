@@ -17,8 +17,8 @@ from tests.fix_cli import NOWHERE, Ran, Run
 
 
 @pytest.fixture
-def free_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """doctor looks at ports and at a folder that this test alone has."""
+def free_ports(penstock: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """doctor looks at ports and at a folder that this test alone has, where `penstock` has put away the user's own."""
     with socket.socket() as one, socket.socket() as two:
         one.bind(("127.0.0.1", 0))
         two.bind(("127.0.0.1", 0))
@@ -58,7 +58,7 @@ def test_doctor_says_what_to_do_about_a_server_that_is_away(penstock: Run, monke
     done = penstock("--url", NOWHERE, "doctor", "--json")
     assert (done.code, checks(done)["server"][0]) == (app.FAILED, "problem")
     monkeypatch.setattr("penstock.cli.doctor._USUAL", NOWHERE)
-    done = penstock("doctor", "--json")
+    done = penstock("--url", NOWHERE, "doctor", "--json")
     assert (done.code, checks(done)["server"][0]) == (0, "note")
     assert "penstock serve" in checks(done)["server"][1]
 

@@ -278,7 +278,7 @@ def test_a_lost_dataset_is_not_said_to_exist(reopen: Callable[..., Ledger]) -> N
 def test_a_ledger_of_another_format_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("PRAGMA user_version = 99")
-    with pytest.raises(Internal, match="has format 99; this penstock reads 1"):
+    with pytest.raises(Internal, match="has format 99; this penstock reads 2"):
         Database(tmp_path / "ledger.db", catalog.TABLES)
 
 

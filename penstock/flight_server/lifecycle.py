@@ -86,6 +86,7 @@ def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger) -> None
         name = uuid.uuid4().hex
         ledger.own(name)  # 1.
         draft = file.with_suffix(".new")
+        draft.touch(mode=0o600)
         draft.write_text(name)
         os.rename(draft, file)  # 2.
     if not file.exists() or not ledger.owns(file.read_text()):

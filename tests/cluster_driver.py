@@ -38,7 +38,7 @@ EXECUTORS = {
 }
 
 _JAVA = """#!/usr/bin/env bash
-given=("$@")
+given=("$@") host= number=
 for at in "${!given[@]}"; do
     case "${given[at]}" in
         --executor-id) number=${given[at + 1]} ;;
@@ -87,7 +87,7 @@ def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 
     receipts = wide(source(spark, ROWS, 6)).mapInArrow(MeddledPut(put, slow), put.schema).collect()
     attempts = put.so_far()["attempts"]
-    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts == 7]}
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts > 6]}
 
 
 def zombie(spark: SparkSession, marks: Marks) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
         assert landed(streams) == once(160)
 
 
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [300_000, 2_500_000, 6_000_000])
 def test_a_wire_cut_in_the_middle_of_a_batch_costs_time_and_no_rows(
     at: Callable[[str], Streams], make_server: Callable[..., PenstockServer], after: int

@@ -41,7 +41,7 @@ class ReadTicket(Body):
     def is_of_parts_as_they_lie(self) -> bool:
         """Whether its reader may have the parts themselves: it takes their first rows, and nothing is added."""
         lacks = (self.schema, self.filter, self.skip, self.rows, self.shard, self.since)
-        return all(each is None for each in lacks)
+        return lacks == (None, None, None, None, None, None)
 
     @property
     def is_of_whole_parts(self) -> bool:

@@ -107,8 +107,7 @@ def _measured(spark: SparkSession, folder: Path, sizes: Sizes) -> Iterator[tuple
         for shape in shapes:
             for line in _read(bench, shape, sizes.repeats):
                 yield "Read", shape, line
-        for line in _filtered(bench, shapes[0], sizes.repeats):
-            yield "Filter", shapes[0], line
+        yield "Filter", shapes[0], _filtered(bench, shapes[0], sizes.repeats)
         if sides.has_source(spark):
             for line in at_the_driver(bench, sizes.integers):
                 yield "Growth", shapes[0], line
@@ -141,12 +140,10 @@ def _read(bench: Bench, shape: Shape, repeats: int) -> Iterator[Line]:
     yield compared(sides.PARQUET_READ, taken.pop(sides.PARQUET_READ), sides.READ, ours)
 
 
-def _filtered(bench: Bench, shape: Shape, repeats: int) -> Iterator[Line]:
+def _filtered(bench: Bench, shape: Shape, repeats: int) -> Line:
     sides.kept(bench, shape)
     taken = interleaved(sides.filtered(bench, shape), repeats)
-    ours = taken[sides.AT_THE_SERVER]
-    yield slower(sides.IN_SPARK, taken[sides.IN_SPARK], sides.AT_THE_SERVER, ours, least=5)
-    yield compared(sides.AT_THE_SERVER, ours, sides.NOTHING, taken[sides.NOTHING])
+    return slower(sides.IN_SPARK, taken[sides.IN_SPARK], sides.AT_THE_SERVER, taken[sides.AT_THE_SERVER], least=5)
 
 
 def _check_room(folder: Path, sizes: Sizes) -> None:

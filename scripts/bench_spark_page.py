@@ -53,7 +53,7 @@ floor** is `mapInArrow` that yields as many rows of the same types in ready batc
 from the local disk by Spark's vectorised reader, without Python.""",
     "Filter": """\
 `penstock.read` and `.filter("c < 10")`, which keeps one row of a hundred, beside `penstock.read(filter="c < 10")`; the
-rows that are kept are summed up. Below it, what the same job takes of Spark where its tasks yield no row.""",
+rows that are kept are summed up.""",
     "Growth": """\
 The integers, and ten times as many rows of them in ten times the partitions, in turn, out and in. Memory is the most
 private memory (RssAnon, looked at every 10 ms) that the server's process and the driver's Python had, the median over

@@ -23,7 +23,6 @@ BY_HAND, SOURCE_WRITE = "do_put by hand, Spark's confs as they are", "DataSource
 PARQUET_WRITE, AT_THE_DRIVER = "df.write.parquet", "toArrow at the driver, then put"
 READ, SOURCE_READ, PARQUET_READ = "penstock.read", "DataSource, load", "spark.read.parquet"
 IN_SPARK, AT_THE_SERVER = "penstock.read, filtered in Spark", "penstock.read with the filter"
-NOTHING = "a job that reads nothing"
 KEEPS_1_PERCENT = "c < 10"  # of integers(): c is id % 1000
 _PATH = "store/bench/written"
 _KEPT = "store/bench/kept"
@@ -122,9 +121,8 @@ def reads(bench: Bench, shape: Shape) -> dict[str, Timed]:
 
 
 def filtered(bench: Bench, shape: Shape) -> dict[str, Timed]:
-    """One row of a hundred: chosen by Spark out of all of them, or by the server; and what Spark takes for none."""
+    """One row of a hundred: chosen by Spark out of all of them, or by the server."""
     spark, url = bench.spark, bench.disk.url
-    tasks = penstock.do_get(_KEPT, filter=KEEPS_1_PERCENT, url=url).tickets(spark).count()
     expected = _sums(shape.frame(spark).filter(KEEPS_1_PERCENT), shape)
 
     def in_spark() -> None:
@@ -133,17 +131,7 @@ def filtered(bench: Bench, shape: Shape) -> dict[str, Timed]:
     def at_the_server() -> None:
         assert _sums(penstock.read(spark, _KEPT, url=url, filter=KEEPS_1_PERCENT), shape) == expected
 
-    def nothing() -> None:
-        _sums(spark.range(0, tasks, 1, tasks).mapInArrow(_no_rows, shape.frame(spark).schema), shape)
-
-    return {
-        IN_SPARK: bench.timed(in_spark), AT_THE_SERVER: bench.timed(at_the_server), NOTHING: bench.timed(nothing)
-    }  # fmt: skip
-
-
-def _no_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _ in batches:
-        yield from ()
+    return {IN_SPARK: bench.timed(in_spark), AT_THE_SERVER: bench.timed(at_the_server)}
 
 
 def kept(bench: Bench, shape: Shape, path: str = _KEPT) -> None:

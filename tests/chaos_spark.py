@@ -6,9 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.fix_spark import started
 from tests.watching import eventually
 
 
@@ -24,14 +24,9 @@ class Driver:
 
     def start(self) -> None:
         url, sink, master = self._arguments
-        root = str(Path(__file__).parents[1])
-        code = f"import sys; sys.path.insert(0, {root!r}); from tests.chaos_driver import main; main()"
+        arguments = url, str(self.folder), sink, master
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, url, str(self.folder), sink, master], stdout=log, stderr=log,
-                cwd=self.folder, start_new_session=True,
-                env={**os.environ, "PYSPARK_PYTHON": str(self._python), "SPARK_LOCAL_IP": "127.0.0.1"},
-            )  # fmt: skip
+            process = started("chaos_driver", self.folder, self._python, *arguments, stdout=log, stderr=log)
         self._sessions.append(process)
 
     def is_dead(self) -> bool:

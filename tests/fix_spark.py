@@ -8,13 +8,14 @@ import marshal
 import os
 import re
 import site
+import subprocess
 import sys
 import venv
 import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -73,7 +74,8 @@ def with_bytecode(sources: Path, found: Path) -> None:
             text = old.read(name)
             new.writestr(name, text)
             if name.endswith(".py") and not RARE.match(name):
-                new.writestr(f"{name}c", UNCHECKED + marshal.dumps(compile(text, name, "exec", dont_inherit=True)))
+                code = compile(text, str(found / name), "exec", dont_inherit=True)
+                new.writestr(f"{name}c", UNCHECKED + marshal.dumps(code))
 
 
 @pytest.fixture(scope="session")
@@ -127,6 +129,18 @@ def elsewhere(folder: Path, python: Path) -> Iterator[None]:
         os.chdir(here)
         os.environ.clear()
         os.environ.update(before)
+
+
+def started(module: str, folder: Path, python: Path, *arguments: str, **streams: Any) -> subprocess.Popen[Any]:
+    """A driver in a process of its own, the leader of a session of all that it starts; `python` is its workers'."""
+    needs_spark()
+    folder.mkdir(exist_ok=True)
+    root = str(Path(__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); from tests.{module} import main; main()",
+         *arguments], cwd=folder, start_new_session=True, **streams,
+        env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
+    )  # fmt: skip
 
 
 def needs_spark() -> None:

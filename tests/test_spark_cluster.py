@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.settings import Settings
 from tests.cluster_driver import ROWS
 from tests.fix_server import ANY_PORT, Puts, left_behind, puts_seen
-from tests.fix_spark import needs_spark
+from tests.fix_spark import started
 from tests.meddling import Marks
 from tests.spark_rows import expected, held, names
 from tests.watching import eventually, files
@@ -53,17 +52,12 @@ class Cluster:
     """After each: what was on disk and was no dataset's."""
 
 
-def driver(folder: Path, python: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Its process, the leader of a group of all that it starts."""
-    needs_spark()
-    folder.mkdir()
-    root = Path(__file__).parents[1]
-    code = f"import sys; sys.path.insert(0, {str(root)!r}); from tests.cluster_driver import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
-        env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
-    )  # fmt: skip
+def driver(
+    folder: Path, python: Path, url: str, scenarios: str, *master: str, module: str = "cluster_driver"
+) -> subprocess.Popen[str]:
+    """One that tells of its scenarios, and waits for a line before the next one."""
+    pipe = subprocess.PIPE
+    return started(module, folder, python, url, str(folder), scenarios, *master, stdin=pipe, stdout=pipe, text=True)
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -109,7 +103,7 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ):
         patched.setattr(LocalDoor, "_opened", lambda *_: ([], []))  # executors are elsewhere
         url = str(server.url)
-        process = driver(folder / "spark", bare_python, url, str(folder / "spark"), ",".join(SCENARIOS))
+        process = driver(folder / "spark", bare_python, url, ",".join(SCENARIOS))
         reads = Marks(folder / "spark" / "marks-killed_executor_reading")
         reads.when_asked(lambda: eventually(lambda: server.streams.open_streams), within=300)
         told = told_by(process, lambda name: left.update({name: left_behind(url, folder / "data")}))
@@ -176,7 +170,7 @@ def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
 ) -> None:
     with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
-        process = driver(tmp_path / "spark", bare_python, url, str(tmp_path / "spark"), "never_ends", "local[2]")
+        process = driver(tmp_path / "spark", bare_python, url, "never_ends", "local[2]")
         marks = Marks(tmp_path / "spark" / "marks-never_ends")
         try:
             for partition in (2, 3):
@@ -203,7 +197,7 @@ def test_a_dead_driver_of_a_read_leaves_no_stream_open_and_the_dataset_as_it_was
 ) -> None:
     with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
-        process = driver(tmp_path / "spark", bare_python, url, str(tmp_path / "spark"), "never_reads", "local[2]")
+        process = driver(tmp_path / "spark", bare_python, url, "never_reads", "local[2]")
         marks = tmp_path / "spark" / "marks-never_reads"
         try:
             eventually(lambda: len(list(marks.glob("reads-*"))) == 2, within=240, what="two tasks read")
@@ -221,7 +215,7 @@ def test_workers_without_pyarrow_are_a_clear_error(tmp_path: Path) -> None:
     with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         python = tmp_path / "none" / "bin" / "python"
-        process = driver(tmp_path / "spark", python, url, str(tmp_path / "spark"), "lost_shuffle", "local[2]")
+        process = driver(tmp_path / "spark", python, url, "lost_shuffle", "local[2]")
         told = told_by(process)
 
         assert "pyarrow" in told["lost_shuffle"]["error"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +18,10 @@ from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.put import Putter
 from penstock.flight_server.settings import Settings
 from tests.fix_server import ANY_PORT, left_behind
-from tests.fix_spark import needs_spark
 from tests.meddling import Marks
 from tests.spark_rows import batch, expected, held, names
 from tests.stream_driver import TASKS
-from tests.test_spark_cluster import end, told_by
+from tests.test_spark_cluster import driver, end, told_by
 from tests.watching import eventually
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
@@ -33,19 +29,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process, pytest
 
 IN = "topic/in"
 ROWS = 1_200
-
-
-def driver(folder: Path, python: Path, url: str, names: str, *master: str) -> subprocess.Popen[str]:
-    """Its process, the leader of a group of all that it starts."""
-    needs_spark()
-    folder.mkdir(exist_ok=True)
-    root = Path(__file__).parents[1]
-    code = f"import sys; sys.path.insert(0, {str(root)!r}); from tests.stream_driver import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, url, str(folder), names, *master],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
-        env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
-    )  # fmt: skip
 
 
 def fill(url: str) -> None:
@@ -103,7 +86,7 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ):
         url = str(server.url)
         fill(url)
-        process = driver(folder / "spark", bare_python, url, "speculation,killed_executor")
+        process = driver(folder / "spark", bare_python, url, "speculation,killed_executor", module="stream_driver")
 
         def look(name: str) -> None:
             left[name] = {*names(url, b"write/"), *left_behind(url, folder / "data")}
@@ -144,7 +127,9 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_pat
 
             for until in (200, ROWS):
                 before = landed()
-                process = driver(tmp_path / f"to {until}", bare_python, url, "goes_on", "local[2]")
+                process = driver(
+                    tmp_path / f"to {until}", bare_python, url, "goes_on", "local[2]", module="stream_driver"
+                )
                 try:
                     eventually(lambda until=until: landed() >= until, within=180, what="rows land")  # type: ignore[misc]
                 finally:

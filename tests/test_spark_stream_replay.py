@@ -211,18 +211,25 @@ def test_a_data_folder_that_was_replaced_by_an_empty_one_ends_the_query(
         assert landed(streams) == Counter(range(100, 120))
 
 
-def test_a_data_folder_that_was_put_back_to_an_older_state_ends_the_query(
-    on: Callable[[str], AbstractContextManager[Streams]], tmp_path: Path
-) -> None:
-    """Its topic ends before the query's place: what comes next would have the offsets of rows that were read."""
+@contextmanager
+def on_older_data(on: Callable[[str], AbstractContextManager[Streams]], folder: Path) -> Iterator[Streams]:
+    """On the data folder of when the topic had 10 rows; the query has read 20."""
     with on("data") as streams:
         streams.put(0, 10)
         streams.run(streams.stream(), OUT)
-    shutil.copytree(tmp_path / "data", tmp_path / "older")
+    shutil.copytree(folder / "data", folder / "older")
     with on("data") as streams:
         streams.put(10, 10)
         streams.run(streams.stream(), OUT)
     with on("older") as streams:
+        yield streams
+
+
+def test_a_data_folder_that_was_put_back_to_an_older_state_ends_the_query(
+    on: Callable[[str], AbstractContextManager[Streams]], tmp_path: Path
+) -> None:
+    """Its topic ends before the query's place: what comes next would have the offsets of rows that were read."""
+    with on_older_data(on, tmp_path) as streams:
         for _ in range(2):
             with pytest.raises(Exception, match=r"topic/in ends before shard 0: 20 of 1[05].*checkpointLocation"):
                 streams.run(streams.stream(), OUT)
@@ -235,14 +242,7 @@ def test_nor_does_it_go_on_when_the_topic_has_grown_past_its_place_again(
     on: Callable[[str], AbstractContextManager[Streams]], tmp_path: Path
 ) -> None:
     """Other rows have the offsets that it has read."""
-    with on("data") as streams:
-        streams.put(0, 10)
-        streams.run(streams.stream(), OUT)
-    shutil.copytree(tmp_path / "data", tmp_path / "older")
-    with on("data") as streams:
-        streams.put(10, 10)
-        streams.run(streams.stream(), OUT)
-    with on("older") as streams:
+    with on_older_data(on, tmp_path) as streams:
         streams.put(100, 20)
         told = error_of(streams, streams.stream())
         assert "older state" in told or landed(streams) == Counter([*range(10), *range(100, 120)])

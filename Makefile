@@ -38,10 +38,11 @@ test-spark-matrix: $(STAMP) $(JAVA)  ## run the Spark tests on Spark 3.5 to 4.3 
 check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 	@echo "ruff check"; $(BIN)/ruff check --quiet
 	@echo "ruff format"; $(BIN)/ruff format --check --quiet || { echo "make fmt mends it; these differ:"; $(BIN)/ruff format --check; exit 1; }
-	@echo "mypy"; $(BIN)/mypy
-	@echo "pytest, without the tests of processes, faults and Spark"
-	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load -o tmp_path_retention_policy=failed \
-	    -m "not process and not faults and not spark"
+	@echo "mypy, and pytest without the tests of processes, faults and Spark"
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; $(BIN)/mypy >"$$said" & \
+	$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load -o tmp_path_retention_policy=failed \
+	    -m "not process and not faults and not spark"; tests=$$?; \
+	wait $$!; types=$$?; cat "$$said"; exit $$((tests | types))
 
 bench: $(STAMP)  ## measure puts and gets beside plain pyarrow
 	@$(BIN)/python scripts/bench_flight.py $(ARGS)
@@ -53,7 +54,7 @@ bench-topics: $(STAMP) $(JAVA)  ## measure topics and streams beside Kafka
 	@$(BIN)/python scripts/bench_topics.py $(ARGS)
 
 planted: $(STAMP)  ## plant known faults in copies of the code: the tests must find each
-	@$(BIN)/python scripts/planted/run.py $(ARGS)
+	@$(IN_MEMORY) $(BIN)/python scripts/planted/run.py $(ARGS)
 
 fmt: $(STAMP)  ## format, and mend what the linter can
 	@$(BIN)/ruff check --fix-only --quiet

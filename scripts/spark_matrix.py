@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def tested(version: str, options: list[str]) -> Outcome:
-    """The tests marked `spark`, on one Spark."""
+    """The tests marked `spark`, on one Spark; but the benchmarks', which are of the newest."""
     python, report = environment(version), HOMES / f"{version}.xml"
     done = subprocess.run([python, __file__, "--probe"], check=True, capture_output=True, text=True)
     outcome = Outcome(version, json.loads(done.stdout))
@@ -92,7 +92,7 @@ def tested(version: str, options: list[str]) -> Outcome:
     began = time.monotonic()
     subprocess.run(
         [python, "-m", "pytest", "-q", "-m", "spark", "-n", os.environ.get("PYTEST_WORKERS", "2"), "-r", "fE",
-         "-p", "no:cacheprovider", f"--junit-xml={report}", *warned, *options],
+         "-p", "no:cacheprovider", "--ignore-glob=*/test_bench*", f"--junit-xml={report}", *warned, *options],
         cwd=ROOT, env=clean, check=False,
     )  # fmt: skip
     outcome.seconds = time.monotonic() - began

@@ -183,8 +183,10 @@ def commit_unlogged(world: World, dice: random.Random) -> None:
     world.until(lambda: commits.exists() and len(list(commits.glob("[0-9]*"))) > 1, "some batches are done")
     world.driver.kill()
     last = max(int(file.name) for file in commits.glob("[0-9]*") if file.name.isdecimal())
-    for file in (commits / str(last), commits / f".{last}.crc"):
-        file.unlink(missing_ok=True)
+    offsets = world.driver.checkpoint / "offsets"
+    for log, number in ((commits, last), (offsets, last + 1)):  # the next batch is planned behind the commit
+        for file in (log / str(number), log / f".{number}.crc"):
+            file.unlink(missing_ok=True)
     world.driver.start()
 
 

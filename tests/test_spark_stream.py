@@ -123,6 +123,7 @@ def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None
     streams.put(0, 5)
     streams.put(5, 5)
     seen: dict[int, list[bytes]] = defaultdict(list)
+    held: list[int] = []
 
     def batch(df: DataFrame, number: int) -> None:
         rows = df.toArrow()
@@ -130,6 +131,8 @@ def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None
         with pa.ipc.new_stream(out, rows.schema) as writer:
             writer.write_table(rows.combine_chunks())
         seen[number].append(out.getvalue().to_pybytes())
+        (consumer,) = streams.client.call("describe", {"path": IN})["consumers"]
+        held.append(sum(consumer["position"].values()))
         if len(seen[number]) < 3:
             raise RuntimeError("planted")
 
@@ -139,6 +142,7 @@ def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None
         streams.put(10, 5)
     assert streams.run(streams.stream(startingOffsets="latest"), lambda df, n: batch(df, n) if n == 0 else None)
     assert [len(set(each)) for each in seen.values()] == [1]
+    assert held == [2, 2, 2], "no row of it counts as done before it is"
     assert pa.ipc.open_stream(seen[0][0]).read_all()["id"].to_pylist() == list(range(2, 10))
 
 

@@ -1,8 +1,10 @@
 """One reader's way through a topic: which offsets come next, and what counts as committed. Without Spark.
 
 Spark tells a source little. `commit(X)` comes one batch late and never for the last batch; from 4.2 on `latestOffset`
-is given the last offset of the commit log, which says it in time; before that `partitions(X, X)` says it after a
-restart. With async progress tracking the offset runs ahead of the disk, and isn't believed any more once that shows.
+is given the last offset of the commit log, which says it in time; before that its being asked says that the batch
+which was planned last is done. `partitions(X, X)` after a restart says no such thing: X is the end of the last batch
+in the offset log, which may be still to come. With async progress tracking the offset runs ahead of the disk, and
+isn't believed any more once that shows.
 """
 
 from __future__ import annotations
@@ -85,19 +87,22 @@ class Consumption:
     def planned(self, start: Offset, end: Offset) -> tuple[Offset, Offset]:
         """The range of a batch that Spark plans. The end is the word of the checkpoint, and so is its consumer's name.
 
-        Spark asks for the initial offset again where the first batch is repeated: then the start is a new one's.
+        Spark asks for the initial offset again where the first batch is repeated: then the start is a new one's. An
+        empty batch is what a restarted Spark plans first: it has planned up to there, no more is said.
         """
         if start.consumer != end.consumer:
             start = replace(end, shards=end.initial)
+        if start.shards == end.shards:
+            self._known = end
+            return start, end
         begin, until = self._still_there(start, end)
         self._attach(begin, end)
         if self._batches and start.shards != self._committed:
             self._believed = False  # async progress tracking: Spark goes on before its commit is on disk
         if not self._batches and start.shards != start.initial:
             self._commit(start)
-        if start.shards != end.shards:
-            self._batches += 1
-            self._since = self._now()
+        self._batches += 1
+        self._since = self._now()
         self._known = end
         return begin, until
 

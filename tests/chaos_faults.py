@@ -178,16 +178,23 @@ def driver_killed(world: World, dice: random.Random) -> None:
 
 
 def commit_unlogged(world: World, dice: random.Random) -> None:
-    """The driver died between the sink's commit and Spark's."""
-    commits = world.driver.checkpoint / "commits"
-    world.until(lambda: commits.exists() and len(list(commits.glob("[0-9]*"))) > 1, "some batches are done")
-    world.driver.kill()
-    last = max(int(file.name) for file in commits.glob("[0-9]*") if file.name.isdecimal())
-    offsets = world.driver.checkpoint / "offsets"
-    for log, number in ((commits, last), (offsets, last + 1)):  # the next batch is planned behind the commit
-        for file in (log / str(number), log / f".{number}.crc"):
-            file.unlink(missing_ok=True)
+    """The driver died between the sink's commit and Spark's: of a batch that no other one is planned behind."""
+    commits, offsets = world.driver.checkpoint / "commits", world.driver.checkpoint / "offsets"
+    while True:
+        world.until(lambda: _last(commits) == _last(offsets) > 0, "Spark has done all that it planned")
+        world.driver.kill()
+        last = _last(commits)
+        if last == _last(offsets):
+            break
+        world.driver.start()
+    for file in (commits / str(last), commits / f".{last}.crc"):
+        file.unlink(missing_ok=True)
     world.driver.start()
+
+
+def _last(log: Path) -> int:
+    """Its newest batch, or -1."""
+    return max((int(file.name) for file in log.glob("[0-9]*") if file.name.isdecimal()), default=-1)
 
 
 def older_checkpoint(world: World, dice: random.Random) -> None:

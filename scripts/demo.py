@@ -31,7 +31,7 @@ ZONES = [
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
 SPARK, STREAM = Path(__file__).with_name("demo_spark.py"), Path(__file__).with_name("demo_stream.py")
-START_LIMIT = 20.0  # seconds
+START_LIMIT = 60.0  # seconds
 
 
 def trips(rows: int = ROWS) -> pa.Table:

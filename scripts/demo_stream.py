@@ -34,7 +34,7 @@ SECONDS = 12.0
 """For which the producer publishes."""
 KILLED_AT, BACK_AFTER = 0.4, 1.5
 """Which part of the events is published when the server is killed, and for how many seconds it is away."""
-PATIENCE = 90.0
+PATIENCE = 300.0
 TOPIC, DATASET = "topic/demo/orders", "store/demo/orders"
 _BARS = " ▁▂▃▄▅▆▇█"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.flight as flight
 from tests.chaos_driver import TOPIC
 from tests.chaos_ledger import Sample
 from tests.cut_wire import Wire
-from tests.fix_server import ProcessServer, process_server
+from tests.fix_server import ProcessServer, free_port, process_server
 from tests.plain import call
 from tests.watching import descriptors, threads
 
@@ -26,8 +25,7 @@ class Server:
         """Where `wire` leads to."""
         self.data, self.hooks = folder / "data", folder / "hooks"
         self.hooks.mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            wire.target = free.getsockname()[1]
+        wire.target = free_port()
         self.url = f"grpc://127.0.0.1:{wire.target}"
         self._settings: dict[str, Any] = {"listen": self.url, "advertise": wire.url, "drain": 5.0}
         self._stack = ExitStack()
@@ -44,10 +42,10 @@ class Server:
         prelude = f"import pathlib; from tests.chaos_hooks import plant; plant(pathlib.Path({str(self.hooks)!r}))"
         self._process = self._stack.enter_context(process_server(self.data, prelude=prelude, **self._settings))
 
-    def look(self, sink: str) -> Sample:
+    def look(self, sink: str, timeout: float = 60) -> Sample:
         """Positions, then what has landed, then the process."""
         with flight.connect(self.url) as bare:
-            options = flight.FlightCallOptions(timeout=3)
+            options = flight.FlightCallOptions(timeout=timeout)
             consumers = call(bare, "describe", options, path=TOPIC)["consumers"]
             landed = 0
             with contextlib.suppress(flight.FlightServerError, KeyError):  # there is no dataset yet

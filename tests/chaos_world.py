@@ -106,7 +106,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         while not self.world.ended.wait(0.2):
             with contextlib.suppress(*FAILED, OSError):  # it is dead or stopped just now
-                self.samples.append(self.world.server.look(self.world.sink))
+                self.samples.append(self.world.server.look(self.world.sink, timeout=3))
 
 
 @dataclass
@@ -148,7 +148,7 @@ class World:
         for thread in (self.watch, *self.producers):
             thread.start()
 
-    def until(self, true: Callable[[], object], what: str, within: float = 240) -> None:
+    def until(self, true: Callable[[], object], what: str, within: float = 600) -> None:
         """Wait until it is so; what dies meanwhile unasked is started again, and counted."""
         give_up = time.monotonic() + within
         while not true():
@@ -178,7 +178,7 @@ class World:
             return self.published() in positions and last.landed >= self.published()
 
         with contextlib.suppress(AssertionError):  # then the checker says what is missing
-            self.until(lambda: done() or time.monotonic() - moved[1] > 45, "all has landed")
+            self.until(lambda: done() or time.monotonic() - moved[1] > 180, "all has landed")
         self.ended.set()
         self.watch.join(30)
         self.driver.stop()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -129,6 +131,15 @@ def process_server(
         process.wait(30)
         process.stdout.close()
         log.close()
+
+
+def free_port() -> int:
+    """For what is started in a moment, or again and again: nobody who binds to port 0 gets it meanwhile."""
+    others = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, others)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager

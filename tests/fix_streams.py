@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-LIMIT = 60
+LIMIT = 180
 IN = "topic/in"
 
 

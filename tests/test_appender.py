@@ -339,7 +339,9 @@ def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Pa
     for round_ in range(3):
         with process_server(data) as server, ThreadPoolExecutor(4) as pool:
             running = [pool.submit(row_by_row, server.url, round_ * 4 + n, asked, answered) for n in range(4)]
-            threading.Event().wait(dice.uniform(0.2, 0.6))  # how far they get is left to chance
+            enough = len(answered) + 20
+            eventually(lambda enough=enough: len(answered) >= enough, within=60, what="they put")  # type: ignore[misc]
+            threading.Event().wait(dice.uniform(0, 0.2))  # how far they get then is left to chance
             server.kill()
             for each in running:
                 each.result(30)
@@ -353,7 +355,6 @@ def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Pa
             assert set(seen) <= asked, "never asked for"
             for client in range(round_ * 4 + 4):
                 assert (mine := [number for number in seen if number // 1_000_000 == client]) == sorted(mine)
-    assert len(answered) > 50
 
 
 def row_by_row(url: str, client: int, asked: set[int], answered: set[int]) -> None:

@@ -23,7 +23,7 @@ SEED = 7
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_faults_of_all_kinds_under_a_stream_lose_change_and_double_nothing(
     tmp_path: Path, bare_python: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

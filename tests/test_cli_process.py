@@ -24,6 +24,7 @@ import pytest
 from penstock.cli import app
 from penstock.client import connect
 from penstock.flight_server.server import PenstockServer
+from tests.fix_server import free_port
 
 pytestmark = pytest.mark.process
 
@@ -69,13 +70,6 @@ def wait_for(pattern: str, log: Path, process: subprocess.Popen[bytes]) -> str:
         assert process.poll() is None, log.read_text()
         time.sleep(0.01)
     raise AssertionError(f"no {pattern} in {log.read_text()}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

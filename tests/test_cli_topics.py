@@ -709,32 +709,48 @@ def test_follow_ends_after_n_rows_and_begins_where_it_is_told(here: Run, ten: st
     assert found.text.split() == ['"id"', "7", "8"]
 
 
+@pytest.fixture
+def once_followed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Do it as soon as the command line follows, from another thread."""
+
+    def plan(do: Callable[[], object]) -> None:
+        follow, waiting = Client.follow, [do]
+
+        def followed(self: Client, *given: Any, **options: Any) -> Any:
+            follower = follow(self, *given, **options)
+            if waiting:
+                threading.Thread(target=waiting.pop()).start()
+            return follower
+
+        monkeypatch.setattr(Client, "follow", followed)
+
+    return plan
+
+
 def test_follow_begins_now_and_writes_a_file_that_is_whole_when_it_ends(
-    here: Run, client: Client, ten: str, tmp_path: Path
+    here: Run, client: Client, ten: str, tmp_path: Path, once_followed: Callable[[Callable[[], object]], None]
 ) -> None:
-    timers = [threading.Timer(0.3 + n / 10, client.put, (ten, pa.table({"id": [100 + n]}))) for n in range(3)]
-    for timer in timers:
-        timer.start()
+    once_followed(lambda: [client.put(ten, pa.table({"id": [100 + number]})) for number in range(3)])
     done = here("get", "-f", ten, "-n", "3", "-o", str(tmp_path / "a.parquet"))
     assert (done.code, re.match(r"\S+a\.parquet: 3 rows", done.text) is not None) == (0, True)
     assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {"id": [100, 101, 102]}
 
 
 def test_a_followed_file_keeps_its_columns_when_the_topic_gets_more(
-    here: Run, client: Client, ten: str, tmp_path: Path
+    here: Run, client: Client, ten: str, tmp_path: Path, once_followed: Callable[[Callable[[], object]], None]
 ) -> None:
-    timer = threading.Timer(0.3, client.put, (ten, pa.table({"id": [10], "new": ["n"]})))
-    timer.start()
+    once_followed(lambda: client.put(ten, pa.table({"id": [10], "new": ["n"]})))
     for name in ("a.csv", "b.arrow"):
         done = here("get", "-f", ten, "-n", "11", "--start", "earliest", "-o", str(tmp_path / name))
         assert done.code == 0
     assert (tmp_path / "a.csv").read_text().split() == ['"id"', *map(str, range(11))]
 
 
-def test_a_followed_file_takes_nulls_where_there_were_none(here: Run, client: Client, tmp_path: Path) -> None:
+def test_a_followed_file_takes_nulls_where_there_were_none(
+    here: Run, client: Client, tmp_path: Path, once_followed: Callable[[Callable[[], object]], None]
+) -> None:
     create(client, pa.schema([pa.field("id", pa.int64(), nullable=False)]))
-    timer = threading.Timer(0.3, client.put, ("topic/x", pa.table({"id": [1, None]})))
-    timer.start()
+    once_followed(lambda: client.put("topic/x", pa.table({"id": [1, None]})))
     assert here("get", "-f", "topic/x", "-n", "2", "-o", str(tmp_path / "a.parquet")).code == 0
     assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {"id": [1, None]}
 

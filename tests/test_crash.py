@@ -22,7 +22,7 @@ from penstock.flight_server.settings import Settings
 from tests.fix_server import ANY_PORT, process_server
 from tests.plain import at, attempt_of, call, ids, names, new_attempt, put, refused, trips
 from tests.test_lifecycle import named_parts
-from tests.watching import files
+from tests.watching import eventually, files
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -241,7 +241,6 @@ def test_kills_at_random_under_load_lose_and_double_nothing_that_was_answered(tm
                 append_run(bare, number)
                 ledger.answered.append(number)
             check(bare, ledger)
-    assert len(ledger.answered) > 50
 
 
 def kill_under_load(data: Path, ledger: Ledger, round_: int) -> None:
@@ -252,7 +251,9 @@ def kill_under_load(data: Path, ledger: Ledger, round_: int) -> None:
         writers += [threading.Thread(target=deleter, args=(server.url,))]
         for writer in writers:
             writer.start()
-        time.sleep(random.uniform(0.3, 1.0))  # how far they get is left to chance
+        enough = len(ledger.answered) + 15
+        eventually(lambda: len(ledger.answered) >= enough, within=60, what="they put")
+        time.sleep(random.uniform(0, 0.5))  # how far they get then is left to chance
         server.kill()
         for writer in writers:
             writer.join(30)

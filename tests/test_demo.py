@@ -28,7 +28,7 @@ def demo(folder: Path, **environment: str) -> str:
         env={**kept, "TMPDIR": str(folder), **environment}, start_new_session=True,
     )  # fmt: skip
     try:
-        said, wrong = process.communicate(timeout=280)
+        said, wrong = process.communicate(timeout=560)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)  # its server too
         process.communicate()
@@ -42,7 +42,7 @@ def demo(folder: Path, **environment: str) -> str:
 
 @pytest.mark.process
 @pytest.mark.spark
-@pytest.mark.timeout(300)  # under a minute alone; Spark starts in it, beside other tests
+@pytest.mark.timeout(600)  # under a minute alone; Spark starts in it, beside other tests
 def test_the_demo_shows_the_whole_way_with_spark_and_clears_up(tmp_path: Path) -> None:
     needs_spark()
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ def test_the_demo_shows_the_whole_way_with_spark_and_clears_up(tmp_path: Path) -
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_without_java_the_demo_shows_the_rest_and_says_how_to_get_it(tmp_path: Path) -> None:
     said = demo(tmp_path, JAVA_HOME="/nowhere")
 

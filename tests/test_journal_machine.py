@@ -39,7 +39,7 @@ from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from tests.doubles import Clock, Crash, crash_at
 
-pytestmark = pytest.mark.faults  # 14 s of crashes
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # 14 s of crashes, alone
 
 PATH = "topic/x"
 NARROW = pa.schema([pa.field("n", pa.int64(), nullable=False), ("key", pa.int64())])

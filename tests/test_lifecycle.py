@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sqlite3
 import urllib.error
 import urllib.request
@@ -19,7 +18,7 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.flight_server.lifecycle import CUT, home, serving
 from penstock.flight_server.settings import Settings
-from tests.fix_server import ANY_PORT, ProcessServer, process_server
+from tests.fix_server import ANY_PORT, ProcessServer, free_port, process_server
 from tests.plain import TRIPS, at, attempt_of, call, fetch, ids, info, names, new_attempt, noted, put, trailer, trips
 from tests.watching import eventually, files
 
@@ -114,8 +113,7 @@ def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_readyz_says_draining_until_the_end(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        http = f"127.0.0.1:{free.getsockname()[1]}"
+    http = f"127.0.0.1:{free_port()}"
     with process_server(tmp_path / "d", http=http) as server, flight.connect(server.url) as bare:
         with urllib.request.urlopen(f"http://{http}/readyz", timeout=10) as answer:
             assert answer.status == 200

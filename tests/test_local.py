@@ -101,7 +101,7 @@ def test_one_reader_too_many_is_sent_away_until_another_leaves(
 def test_a_reader_who_asks_for_nothing_is_sent_away_and_one_who_asks_stays(
     knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_IDLE", 1.0)
+    monkeypatch.setattr(local, "_IDLE", 3.0)
     asking, silent = knock(), knock()
     assert (asks(asking, ticket), asks(silent, ticket)) == (2, 2)
 
@@ -121,6 +121,7 @@ def test_a_reader_who_asks_for_nothing_is_sent_away_and_one_who_asks_stays(
 def test_the_last_silent_reader_is_sent_away_too(knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_IDLE", 0.1)
     assert knock().recv(1) == b""
+    monkeypatch.setattr(local, "_IDLE", 20.0)
     assert asks(knock(), ticket) == 2
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import Internal
 from penstock.flight_server import actions
-from tests.fix_streams import IN, Streams, ended
+from tests.fix_streams import IN, LIMIT, Streams, ended
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -203,7 +203,7 @@ def test_what_cant_be_meant_is_refused(start: Callable[[Any], Any], said: str, s
 
 def ended_or_stopped(query: Any) -> None:
     """Not by AvailableNow, which async progress tracking doesn't know."""
-    query.awaitTermination(30)
+    assert query.awaitTermination(LIMIT), "it goes on"
     query.stop()
 
 

@@ -17,7 +17,7 @@ from penstock.client import connect
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.settings import Settings
 from tests.fix_server import ANY_PORT
-from tests.fix_streams import IN, Streams
+from tests.fix_streams import IN, Streams, ended
 from tests.plain import read
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_a_topic_that_is_made_again_while_the_query_runs_ends_it_too(streams: St
     streams.client.delete(IN)
     streams.put(100, 20)
     with pytest.raises(Exception, match=r"topic/in was deleted and made again since|no topic at topic/in"):
-        query.awaitTermination(60)
+        ended(query)
     assert landed(streams) == Counter(range(10))
 
 

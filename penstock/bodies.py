@@ -119,6 +119,8 @@ class AttachConsumer(Body):
     initial: dict[str, Any] | None = None
     position: dict[str, Any] | None = None
     """Where it stands, if the server doesn't know it: not beyond the topic's end."""
+    known: dict[str, Any] | None = None
+    """The furthest place that it has on record: one who has committed more was put back, and is refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Fenced, InvalidRequest, Lost, NotFound
+from penstock.errors import Fenced, InvalidRequest, Lost, NotFound, StoreFull
 from penstock.spark_plugin.offsets import Offset
 from tests.fix_consuming import DAY, Reading, X
 from tests.plain import at, call, put, trips
@@ -139,18 +139,23 @@ class TestHowMuchABatchHas:
     def test_few_rows_are_waited_for_and_then_taken(self, topic: Reading) -> None:
         query = topic.query(min_rows=20, max_delay=60)
         start = query.initial()
-        assert query.latest(start) == start
-        topic.clock.now += 59
-        assert query.latest(start) == start
-        topic.clock.now += 1
         end = query.latest(start)
-        assert sum(end.shards.values()) == 15
+        assert sum(end.shards.values()) == 15, "a run's first batch waits for nothing"
         query.planned(start, end)
 
         topic.put(1, 19)
-        assert query.latest(end) == end, "the wait begins anew with each batch"
+        assert query.latest(end) == end
+        topic.clock.now += 59
+        assert query.latest(end) == end
+        topic.clock.now += 1
+        further = query.latest(end)
+        assert further.shards == {"0": 10, "1": 24}
+        query.planned(end, further)
+
+        topic.put(1, 19)
+        assert query.latest(further) == further, "the wait begins anew with each batch"
         topic.put(1, 1)
-        assert query.latest(end).shards == {"0": 10, "1": 25}, "enough rows aren't waited for"
+        assert query.latest(further).shards == {"0": 10, "1": 44}, "enough rows aren't waited for"
 
     def test_a_pinned_query_waits_for_no_rows(self, topic: Reading) -> None:
         query = topic.query(min_rows=1_000)
@@ -246,6 +251,20 @@ class TestWhatIsDone:
         assert restarted.planned(again(start), again(end)) == (start, end)
         assert topic.position() == start.shards
 
+    def test_a_batch_that_is_planned_twice_is_one_batch(self, topic: Reading) -> None:
+        """As of a union of a stream with itself: Spark scans the one source twice."""
+        query = topic.query(max_rows=6)
+        at = query.initial()
+        for _ in range(3):
+            end = query.latest(at)
+            for _ in range(2):
+                assert query.planned(at, end) == (at, end)
+            at = end
+            assert query.latest(at) != at or at.shards == {"0": 10, "1": 5}
+            assert topic.position() == at.shards
+            query.committed(at)
+        assert at.shards == {"0": 10, "1": 5}
+
     def test_a_position_never_goes_back(self, topic: Reading) -> None:
         query = topic.query(max_rows=6)
         first = query.latest(query.initial())
@@ -285,6 +304,31 @@ class TestWhatIsDone:
             query.latest(end)
         query.committed(end)
         assert called == ["consumer.commit", *["consumer.offsets"] * 5]
+
+    def test_a_full_disk_keeps_the_query_from_nothing(
+        self, topic: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        query = topic.query(max_rows=6)
+        start = query.initial()
+        end = query.latest(start)
+        query.planned(start, end)
+        begun = topic.server._ledger.transaction
+
+        def full() -> Any:
+            raise StoreFull("no room for the ledger", retry_after=5)
+
+        monkeypatch.setattr(topic.server._ledger, "transaction", full)
+        topic.later(3_600)
+        further = query.latest(end)
+        assert further.shards == {"0": 8, "1": 4}
+        query.committed(end)
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told == "topic/x: its position can't be noted for now: no room for the ledger"
+        assert topic.position() == start.shards
+
+        monkeypatch.setattr(topic.server._ledger, "transaction", begun)
+        query.latest(end)
+        assert topic.position() == end.shards
 
     @pytest.mark.parametrize("since", [0, 5])
     def test_the_first_batch_repeated_is_its_own_consumers(self, since: int, topic: Reading) -> None:
@@ -353,6 +397,41 @@ class TestTwoQueriesOnOneCheckpoint:
                 call_it()
         newer.committed(end)
         assert topic.position() == end.shards
+
+    def test_the_older_one_is_told_where_it_plans_too(self, topic: Reading) -> None:
+        """It has its batch's end already; the newer one, from a copy of the checkpoint, has more rows in that batch."""
+        older = topic.query()
+        start = older.initial()
+        end = older.latest(start)
+        topic.put(0, 5)
+        newer = topic.query()
+        assert newer.latest(again(start)) != end
+        with pytest.raises(Fenced):
+            older.planned(start, end)
+
+    def test_an_older_copy_of_the_checkpoint_ends_itself_and_not_the_other(self, topic: Reading) -> None:
+        query = topic.query(max_rows=3)
+        offsets = [query.initial()]
+        for _ in range(4):
+            offsets.append(query.latest(offsets[-1]))
+            query.planned(*offsets[-2:])
+            query.committed(offsets[-1])
+        said = r"topic/x: the checkpoint is older than what this query has committed \(shard 0: 4 of 8, shard 1"
+        with pytest.raises(Lost, match=said):
+            topic.query().latest(offsets[2])
+        with pytest.raises(Lost, match=said):
+            topic.query().planned(offsets[1], offsets[2])
+        assert query.latest(offsets[-1]).shards != offsets[-1].shards
+
+    def test_a_batch_between_two_consumers_is_refused_with_the_cure(self, topic: Reading) -> None:
+        """4.0 and 4.1 with their wrapper for AvailableNow ask for the end first, and get one of a new consumer."""
+        query = topic.query(max_rows=3)
+        place = query.latest(query.initial())
+        query.planned(query.initial(), place)
+        restarted = topic.query()
+        end = restarted.latest()
+        with pytest.raises(InvalidRequest, match=r"triggerAvailableNowWrapper\.enabled to false"):
+            restarted.planned(again(place), end)
 
     def test_queries_with_checkpoints_of_their_own_dont_meet(self, topic: Reading) -> None:
         queries = [topic.query(), topic.query(max_rows=2)]
@@ -503,6 +582,19 @@ class TestATopicThatWasMadeAgain:
         begin, until = topic.query(fail_on_loss=False).planned(again(old), again(end))
         assert (begin.shards, until.shards) == ({"0": 0}, {"0": 4})
         assert topic.position() == {"0": 0}
+
+    def test_how_much_is_left_is_told_of_the_new_one(self, old: Offset, topic: Reading) -> None:
+        """Also while few rows are waited for: the old one's shards aren't the new one's."""
+        query = topic.query(fail_on_loss=False, min_rows=7)
+        first = query.latest(old)
+        query.planned(old, first)
+        topic.client.delete(X)
+        topic.create(shards=1)
+        put(topic.bare, at(X), [trips(0)])
+        assert query.latest(first) == first
+        found = query.behind()
+        assert found is not None
+        assert (found["shards"], found["behind"]["rows"]) == ({"0": 1}, 1)
 
     def test_a_pinned_query_ends_in_the_new_one_too(self, old: Offset, topic: Reading) -> None:
         query = topic.query(fail_on_loss=False)

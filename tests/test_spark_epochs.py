@@ -77,6 +77,17 @@ def test_an_epoch_that_comes_again_adds_nothing(path: str, guarded: Client) -> N
     assert len(guarded.list("write/")) == 0
 
 
+def test_an_epoch_that_comes_again_with_other_rows_says_so(guarded: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Another driver, with a copy of the checkpoint, has written it: its rows count, and these nobody writes again."""
+    writer("store/x").commit(put("store/x", [1, 2], [3]), 0)
+    writer("store/x").commit(put("store/x", [1, 2], [3]), 0)
+    assert caplog.records == []
+    writer("store/x").commit(put("store/x", [1, 2], [3, 4]), 0)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "store/x: run ('q', 0) was written before, with 3 rows, and the 4 rows that come now are left out" in told
+    assert ids(guarded, "store/x") == [1, 2, 3]
+
+
 def test_a_commit_that_comes_again_is_the_same(guarded: Client) -> None:
     """Its answer was lost."""
     messages = put("store/x", [1, 2], [3])

@@ -108,15 +108,23 @@ def test_a_limit_of_rows_makes_batches_of_that_size(streams: Streams) -> None:
 
 
 def test_a_batch_waits_for_rows_but_not_for_ever(streams: Streams) -> None:
-    streams.put(0, 10)
-    query = streams.start(streams.stream(minRowsPerTrigger=15, maxTriggerDelay=3_600), "store/out", now=False)
-    streams.put(10, 5)
-    eventually(lambda: query.recentProgress and sum(p["numInputRows"] for p in query.recentProgress) == 15, within=60)
+    """The first one doesn't, so that a query that runs by AvailableNow gets somewhere."""
+
+    def rows(query: Any) -> list[int]:
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    few: Any = {"minRowsPerTrigger": 15, "maxTriggerDelay": 3_600}
+    streams.put(0, 3)
+    assert streams.run(streams.stream(**few), "store/out") == [3]
+    streams.put(3, 1)
+    query = streams.start(streams.stream(**few), "store/out", now=False)
+    eventually(lambda: rows(query) == [1], within=60)
+    streams.put(4, 10)
+    streams.put(14, 5)
+    eventually(lambda: sum(rows(query)) == 16, within=60)
     query.stop()
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [15]
-    streams.put(15, 1)
-    streams.run(streams.stream(minRowsPerTrigger=15, maxTriggerDelay=0), "store/out")
-    assert streams.ids("store/out") == list(range(16))
+    assert rows(query) == [1, 15]
+    assert streams.ids("store/out") == list(range(19))
 
 
 def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None:
@@ -202,6 +210,19 @@ def test_an_idle_query_has_its_position_at_the_end(streams: Streams) -> None:
     query = streams.start(streams.stream(), "noop", now=False)
     eventually(lambda: streams.consumers() and streams.position() == {"0": 10}, within=60)
     query.stop()
+
+
+def test_a_query_that_scans_its_stream_twice_has_its_position_at_the_end_too(streams: Streams) -> None:
+    """Spark plans each batch of it twice."""
+    streams.put(0, 10)
+    frame = streams.stream()
+    twice = frame.filter("id % 2 = 0").union(frame.filter("id % 2 = 1"))
+    query = streams.start(twice, "store/out", now=False)
+    eventually(lambda: streams.consumers() and streams.position() == {"0": 10}, within=60)
+    streams.put(10, 5)
+    eventually(lambda: streams.position() == {"0": 15}, within=60)
+    query.stop()
+    assert sorted(streams.ids("store/out")) == list(range(15))
 
 
 def test_an_idle_query_that_starts_again_brings_it_along(streams: Streams, server: PenstockServer) -> None:

@@ -40,7 +40,10 @@ class Desk:
         topic = self._topic(asked.path, asked.journal)
         initial = offsets(topic, asked.initial, topic.earliest())
         position = offsets(topic, asked.position, initial)
-        held = self.consumers.attach(topic, asked.consumer, asked.session, initial=initial, position=position)
+        known = None if asked.known is None else offsets(topic, asked.known, position)
+        held = self.consumers.attach(
+            topic, asked.consumer, asked.session, initial=initial, position=position, known=known
+        )
         return {"journal": topic.journal, "epoch": topic.epoch, "position": _named(held)}
 
     def offsets(self, call: Call, body: bytes) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class Desk:
 
 TABLE: dict[str, tuple[str, Callable[[Desk, Call, bytes], dict[str, Any]]]] = {
     "consumer.attach": (
-        "Read a topic as a consumer from now on: {path, journal, consumer, session, initial, position} -> its journal.",
+        "Read a topic as a consumer from now on: {path, journal, consumer, session, initial, …} -> its journal.",
         Desk.attach,
     ),
     "consumer.offsets": (

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound
+from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound, StoreFull
 from penstock.queue.ledger import Ledger
 from penstock.queue.topic import Behind, Topic
 from penstock.queue.topics import Topics
@@ -51,12 +51,19 @@ class Consumers:
         self._ledger, self._topics, self._passed = ledger, topics, passed
 
     def attach(
-        self, topic: Topic, consumer: str, session: str, *, initial: Mapping[int, int], position: Mapping[int, int]
+        self,
+        topic: Topic,
+        consumer: str,
+        session: str,
+        *,
+        initial: Mapping[int, int],
+        position: Mapping[int, int],
+        known: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
         """A session of a consumer begins; the one before may say nothing any more. How far it has committed.
 
         A consumer that isn't known is registered where this session stands, if that is within the topic, and if the
-        name is no other topic's.
+        name is no other topic's. One that has committed more than is `known` to this session is refused to it.
         """
         with self._ledger.transaction() as t:
             row = _row(t, topic, consumer)
@@ -71,6 +78,7 @@ class Consumers:
                     (consumer, topic.path, topic.journal, session, _text(initial), _text(position), t.now, t.now),
                 )
                 return dict(position)
+            _check_age(topic, known or {}, _position(row["position"]))
             _is_back(topic, row)
             t.sql.execute(
                 "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", (session, t.now, consumer)
@@ -96,17 +104,21 @@ class Consumers:
         return moved
 
     def heard(self, topic: Topic, consumer: str, session: str) -> None:
-        """The session asks for something: it is alive, and still the one."""
+        """The session asks for something: it is alive, and still the one. A full disk keeps nobody from reading."""
         with self._ledger.database.lock:
             rows = self._ledger.database.rows("SELECT * FROM consumers WHERE id = ?", consumer)
-            lately = rows and rows[0]["state"] == "live" and self._ledger.now() - rows[0]["seen"] < _SEEN
-            if lately and rows[0]["session"] == session:
+            is_it = bool(rows) and (rows[0]["session"], rows[0]["state"]) == (session, "live")
+            if is_it and self._ledger.now() - rows[0]["seen"] < _SEEN:
                 return
-            with self._ledger.transaction() as t:
-                row = self._of_session(t, topic, consumer, session)
-                _check_room(t, topic, row)
-                _is_back(topic, row)
-                t.sql.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", (t.now, consumer))
+            try:
+                with self._ledger.transaction() as t:
+                    row = self._of_session(t, topic, consumer, session)
+                    _check_room(t, topic, row)
+                    _is_back(topic, row)
+                    t.sql.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", (t.now, consumer))
+            except StoreFull:
+                if not is_it:
+                    raise
 
     def detach(self, topic: Topic, consumer: str, session: str) -> None:
         """This consumer won't come again, and holds nothing any more."""
@@ -180,6 +192,16 @@ def _check_place(topic: Topic, position: Mapping[int, int]) -> None:
     beyond = [f"shard {shard}: {at} of {ends[shard]}" for shard, at in position.items() if at > ends.get(shard, at)]
     if beyond:
         raise Lost(f"{topic.path} ends before {', '.join(beyond)}: these offsets aren't of this journal")
+
+
+def _check_age(topic: Topic, known: Mapping[int, int], held: Mapping[int, int]) -> None:
+    """Refuse an older copy of a checkpoint, before the session that has the newer one is told to stop."""
+    older = [f"shard {shard}: {at} of {held[shard]}" for shard, at in known.items() if at < held.get(shard, at)]
+    if older:
+        raise Lost(
+            f"{topic.path}: the checkpoint is older than what this query has committed ({', '.join(older)}): the "
+            "batches that come now have numbers that others had, and a sink that goes by them drops rows"
+        )
 
 
 def _check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:

@@ -10,6 +10,7 @@ isn't believed any more once that shows.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.client import Client
-from penstock.errors import Lost, NotFound
+from penstock.errors import InvalidRequest, Lost, NotFound, PenstockError, StoreFull
 from penstock.spark_plugin.offsets import Limits, Offset, check_start, gaps, starting
 
 log = logging.getLogger("penstock")
@@ -39,18 +40,17 @@ class Consumption:
         """The end of the batch that comes next."""
         self._attached: tuple[str, str] | None = None
         self._committed: dict[str, int] | None = None
-        self._held: dict[str, int] | None = None
-        """What the server had as committed when this session began, until the first batch is asked for."""
         self._told: tuple[str, dict[str, int]] | None = None
         """The journal, and the position in it, that the server has from this session."""
-        self._gap = ""
-        """The gap that was warned of last: Spark asks for the same range more than once."""
-        self._batches = 0
+        self._warned = ""
+        """What was warned of last: Spark asks for the same range more than once."""
+        self._planned: tuple[Offset, Offset] | None = None
+        """The batch that was planned last."""
         self._believed = True
         self._pinned: dict[str, int] | None = None
         self._ordered: bool | None = None
-        self._since = now()
-        """When the last batch was planned."""
+        self._since = -math.inf
+        """When the last batch was planned: the first one waits for no rows."""
 
     def is_ordered(self) -> bool:
         """Whether the rows of a shard have an order that a task is to keep."""
@@ -71,37 +71,39 @@ class Consumption:
         start = start or self._known or self.initial()
         self._known = start
         self._attach(start)
-        self._check_age(start)
         if self._believed and start.shards != start.initial:
             self._commit(start)
         limits = Limits() if everything else self.limits
         at = self._reached(start, limits)
         self._next, end = start, at["end"]
+        if at["journal"] != start.journal:
+            self._next = replace(start, journal=at["journal"], initial=at["start"], shards=at["start"])
         few = sum(end.values()) - sum(at["start"].values()) < (limits.min_rows or 0)
         if few and self._pinned is None and self._now() - self._since < limits.max_delay:
             return start
-        initial = start.initial if at["journal"] == start.journal else at["start"]
-        self._next = replace(start, journal=at["journal"], epoch=at["epoch"], initial=initial, shards=end)
+        self._next = replace(self._next, epoch=at["epoch"], shards=end)
         return self._next
 
     def planned(self, start: Offset, end: Offset) -> tuple[Offset, Offset]:
         """The range of a batch that Spark plans. The end is the word of the checkpoint, and so is its consumer's name.
 
         Spark asks for the initial offset again where the first batch is repeated: then the start is a new one's. An
-        empty batch is what a restarted Spark plans first: it has planned up to there, no more is said.
+        empty batch is what a restarted Spark plans first: it has planned up to there, no more is said. The same batch
+        comes again where a query scans its stream twice, as in a union with itself.
         """
         if start.consumer != end.consumer:
+            self._check_own(start)
             start = replace(end, shards=end.initial)
         if start.shards == end.shards:
             self._known = end
             return start, end
         begin, until = self._still_there(start, end)
         self._attach(begin, end)
-        if self._batches and start.shards != self._committed:
-            self._believed = False  # async progress tracking: Spark goes on before its commit is on disk
-        if not self._batches and start.shards != start.initial:
+        if self._planned is None and start.shards != start.initial:
             self._commit(start)
-        self._batches += 1
+        if self._planned not in (None, (start, end)) and start.shards != self._committed:
+            self._believed = False  # async progress tracking: Spark goes on before its commit is on disk
+        self._planned = start, end
         self._since = self._now()
         self._known = end
         return begin, until
@@ -142,16 +144,14 @@ class Consumption:
             found = self._ask(start=self._over(start.shards, found["first"], gap), **most)
         return found
 
-    def _check_age(self, start: Offset) -> None:
-        """Where Spark asks for the next batch all before it is in its commit log, and so was all that is committed."""
-        held, self._held = self._held, None
-        older = [f"shard {s}: {at} of {held[s]}" for s, at in start.shards.items() if at < held[s]] if held else []
-        if older:
-            self._tell(
-                Lost(
-                    f"{self.path}: the checkpoint is older than what this query has committed ({', '.join(older)}): "
-                    "the batches that come now have numbers that others had, and a sink that goes by them drops rows"
-                )
+    def _check_own(self, start: Offset) -> None:
+        """Only this session's first offset stands for the one that the checkpoint began with."""
+        if start != self._first:
+            raise InvalidRequest(
+                f"{self.path}: this batch begins at the place of another consumer than the one it ends with, as Spark "
+                "asked for the end before it said where this query is. Set "
+                "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, and remove the newest file from the "
+                "checkpoint's folder `offsets`: nothing of that batch was read"
             )
 
     def _check_end(self, start: Offset, ends: Mapping[str, int]) -> None:
@@ -175,8 +175,9 @@ class Consumption:
 
     def _still_there(self, start: Offset, end: Offset) -> tuple[Offset, Offset]:
         """The range, without what is gone of it, if that is to be let pass."""
-        try:
-            first = self._ask(journal=end.journal)["first"]
+        began = self._attached == (end.consumer, end.journal)
+        try:  # once this session has begun, another one's is told
+            first = (self._place(end, {}) if began else self._ask(journal=end.journal))["first"]
         except Lost as gone:
             self._tell(gone)
             return end, end
@@ -197,26 +198,28 @@ class Consumption:
 
     def _tell(self, gone: Lost) -> None:
         """End the query, with the cure; or warn, once, and go on."""
-        text = str(gone).partition(" [request ")[0]
+        text = _plain(gone)
         if self.limits.fail_on_loss:
             raise Lost(
                 f"{text}. To go on without them: failOnDataLoss=false; to start elsewhere: a new checkpointLocation "
                 "and startingOffsets, as a query's place is kept in its checkpoint",
                 request=gone.request,
             ) from gone
-        if self._gap != text:
-            self._gap = text
-            log.warning("%s. The query goes on behind them, as failOnDataLoss is false", text)
+        self._warn(f"{text}. The query goes on behind them, as failOnDataLoss is false")
+
+    def _warn(self, text: str) -> None:
+        if self._warned != text:
+            self._warned = text
+            log.warning("%s", text)
 
     def _attach(self, *known: Offset) -> None:
         """Speak for the consumer that the checkpoint names, from now on; an older session is told to stop."""
         offset = known[-1]
         if self._attached == (offset.consumer, offset.journal):
             return
-        answer = self._call("consumer.attach", offset, initial=offset.initial, position=known[0].shards)
-        self._held = answer and answer["position"]
-        if not answer:
-            ends = self._ask()["next"]  # it ends before this place, and that is let pass: the consumer stands there
+        about = {"initial": offset.initial, "position": known[0].shards, "known": offset.shards}
+        if not self._call("consumer.attach", offset, **about):  # an older copy, or an older server: that is let pass
+            ends = self._ask()["next"]
             capped = [
                 {shard: min(at, ends.get(shard, at)) for shard, at in each.items()}
                 for each in (offset.initial, known[0].shards)
@@ -233,6 +236,9 @@ class Consumption:
         except NotFound:  # the server was put back to an older state, or the consumer had expired and was forgotten
             self._attached = None
             self._attach(offset)
+        except StoreFull as full:  # a position that comes late loses nothing, and the next batch has another
+            self._warn(f"{self.path}: its position can't be noted for now: {_plain(full)}")
+            return
         self._told = offset.journal, offset.shards
 
     def _call(self, name: str, offset: Offset, **more: Any) -> dict[str, Any] | None:
@@ -247,3 +253,8 @@ class Consumption:
     def _ask(self, **about: Any) -> dict[str, Any]:
         asked = {name: value for name, value in about.items() if value is not None}
         return self._client.call("consumer.offsets", {"path": self.path, **asked})
+
+
+def _plain(error: PenstockError) -> str:
+    """What it says, without the request's number: each request has another."""
+    return str(error).partition(" [request ")[0]

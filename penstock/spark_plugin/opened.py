@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from penstock.spark_plugin.tasks import RECEIPTS, PutPartition
 from penstock.views import Written
 from penstock.wire import Mode
 
+log = logging.getLogger("penstock")
 Run = str | tuple[str | int, ...]
 
 
@@ -76,6 +78,7 @@ class OpenPut:
         """The same, as a run that wasn't known at the start: one that is written already adds nothing."""
         if self.before is not None:
             return self.before
+        receipts = list(receipts)
         attempts = [*self._first, *self._attempts(receipts)]
         try:
             body = {"ticket": self._opened.ticket, "attempts": attempts}
@@ -86,6 +89,12 @@ class OpenPut:
                 raise
             self.finished = self.before
             return self.before
+        if answer["write"] != self.write and answer["rows"] != (came := sum(each["rows"] for each in receipts)):
+            log.warning(
+                "%s: run %s was written before, with %s rows, and the %s rows that come now are left out. Two drivers "
+                "have copies of one checkpoint, or this query's rows differ each time that a batch is repeated",
+                self.path, run, f"{answer['rows']:,}", f"{came:,}",
+            )  # fmt: skip
         tasks = {"attempts": answer["attempts"] - len(self._first)}
         self.finished = self.finished or Written.of({**answer, **tasks}, seconds=time.monotonic() - self._began)
         return self.finished

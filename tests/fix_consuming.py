@@ -16,7 +16,7 @@ from penstock.queue.consumers import Consumers
 from penstock.queue.retention import retain
 from penstock.queue.topics import Topics
 from penstock.spark_plugin.consuming import Consumption
-from penstock.spark_plugin.offsets import Limits
+from penstock.spark_plugin.offsets import Limits, Offset
 from tests.doubles import Clock
 from tests.plain import at, call, put, trips
 
@@ -46,6 +46,14 @@ class Reading:
     def query(self, **limits: Any) -> Consumption:
         """A query that starts, or starts again."""
         return Consumption(self.client, X, Limits(**limits), self.clock)
+
+    def begun(self, **limits: Any) -> tuple[Consumption, Offset, Offset]:
+        """A query that has planned its first batch, and where that begins and ends."""
+        query = self.query(**limits)
+        start = query.initial()
+        end = query.latest(start)
+        query.planned(start, end)
+        return query, start, end
 
     def consumers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = call(self.bare, "describe", path=X)["consumers"]

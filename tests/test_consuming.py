@@ -190,20 +190,14 @@ def sizes_of(query: Any, at: Offset) -> list[int]:
 
 class TestWhatIsDone:
     def test_a_batch_in_the_commit_log_is_done(self, topic: Reading) -> None:
-        query = topic.query(max_rows=6)
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        query, _, end = topic.begun(max_rows=6)
         assert topic.position() == {"0": 0, "1": 0}
         query.committed(end)
         assert topic.position() == end.shards == {"0": 4, "1": 2}
 
     def test_what_spark_starts_the_next_batch_at_is_done(self, topic: Reading) -> None:
         """It is all that comes of the last batch: an idle tail, and the end of AvailableNow."""
-        query = topic.query()
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        query, _, end = topic.begun()
         assert query.latest(end) == end
         assert topic.position() == end.shards
 
@@ -218,10 +212,7 @@ class TestWhatIsDone:
 
     def test_what_a_restarted_spark_saw_last_is_done_when_it_asks_what_comes_next(self, topic: Reading) -> None:
         """It plans an empty batch at the end of its offset log first; 4.0 and 4.1 tell nothing else of that."""
-        query = topic.query(max_rows=6)
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        _, start, end = topic.begun(max_rows=6)
         restarted = topic.query()
         assert restarted.planned(again(end), again(end)) == (end, end)
         assert topic.position() == start.shards, "nobody said that the batch has landed"
@@ -230,10 +221,7 @@ class TestWhatIsDone:
 
     def test_what_a_restarted_spark_saw_last_isnt_done_where_it_is_still_to_come(self, topic: Reading) -> None:
         """Killed in the middle of a batch, it repeats it: its rows are needed for as long as that takes."""
-        query = topic.query(max_rows=6)
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        query, _, end = topic.begun(max_rows=6)
         further = query.latest(end)
         restarted = topic.query()
         restarted.planned(again(further), again(further))
@@ -243,10 +231,7 @@ class TestWhatIsDone:
         assert topic.position() == further.shards
 
     def test_a_repeated_batch_isnt_done(self, topic: Reading) -> None:
-        query = topic.query(max_rows=6)
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        _, start, end = topic.begun(max_rows=6)
         restarted = topic.query()
         assert restarted.planned(again(start), again(end)) == (start, end)
         assert topic.position() == start.shards
@@ -288,10 +273,7 @@ class TestWhatIsDone:
 
     def test_an_idle_query_says_it_once(self, topic: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each saying is an fsync, and Spark asks a hundred times a second."""
-        query = topic.query()
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        query, _, end = topic.begun()
         called: list[str] = []
         ask = topic.client.call
 
@@ -308,10 +290,7 @@ class TestWhatIsDone:
     def test_a_full_disk_keeps_the_query_from_nothing(
         self, topic: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        query = topic.query(max_rows=6)
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        query, start, end = topic.begun(max_rows=6)
         begun = topic.server._ledger.transaction
 
         def full() -> Any:
@@ -333,10 +312,7 @@ class TestWhatIsDone:
     @pytest.mark.parametrize("since", [0, 5])
     def test_the_first_batch_repeated_is_its_own_consumers(self, since: int, topic: Reading) -> None:
         """Spark asks for the initial offset again, and gets a new name: the end has the old one, and where it began."""
-        query = topic.query(starting='{"0": 3}')
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        _, start, end = topic.begun(starting='{"0": 3}')
         if since:
             topic.put(0, since)
         restarted = topic.query(starting="latest")
@@ -385,10 +361,7 @@ class TestAsyncProgressTracking:
 
 class TestTwoQueriesOnOneCheckpoint:
     def test_the_older_one_is_told(self, topic: Reading) -> None:
-        older = topic.query(max_rows=3)
-        start = older.initial()
-        end = older.latest(start)
-        older.planned(start, end)
+        older, start, end = topic.begun(max_rows=3)
         newer = topic.query(max_rows=3)
         newer.planned(again(start), again(end))
         said = f"another query reads topic/x as consumer {start.consumer}: two queries have one checkpoint"
@@ -449,12 +422,17 @@ class TestAServerThatWasPutBack:
         with topic.server._ledger.transaction() as t:
             t.sql.execute("DELETE FROM consumers")
 
+    def test_a_consumer_that_it_doesnt_know_stands_where_the_batch_begins(self, topic: Reading) -> None:
+        """What is planned then is still to come."""
+        query, _, end = topic.begun(max_rows=6)
+        further = query.latest(end)
+        self.forget(topic)
+        assert query.planned(end, further) == (end, further)
+        assert topic.position() == end.shards
+
     @pytest.mark.parametrize("then", ["latest", "committed"])
     def test_a_consumer_that_it_doesnt_know_is_attached_again(self, then: str, topic: Reading) -> None:
-        query = topic.query(max_rows=6)
-        start = query.initial()
-        end = query.latest(start)
-        query.planned(start, end)
+        query, start, end = topic.begun(max_rows=6)
         self.forget(topic)
         if then == "latest":
             query.latest(end)

@@ -175,9 +175,15 @@ class Consumption:
 
     def _still_there(self, start: Offset, end: Offset) -> tuple[Offset, Offset]:
         """The range, without what is gone of it, if that is to be let pass."""
-        began = self._attached == (end.consumer, end.journal)
-        try:  # once this session has begun, another one's is told
-            first = (self._place(end, {}) if began else self._ask(journal=end.journal))["first"]
+        began = self._attached == (end.consumer, end.journal)  # then another session's having begun is told
+        who = {"consumer": end.consumer, "session": self._session} if began else {}
+        try:
+            first = self._ask(journal=end.journal, **who)["first"]
+        except NotFound:  # of the consumer: it is attached again where this batch begins, as the batch is still to come
+            if not began:
+                raise
+            self._attached = None
+            return self._still_there(start, end)
         except Lost as gone:
             self._tell(gone)
             return end, end

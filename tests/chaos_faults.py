@@ -22,18 +22,6 @@ STEPS = (
 TOO_OLD = "the checkpoint is older than what this query has committed"
 
 
-def there(world: World, which: Callable[[], list[int]], what: str) -> list[int]:
-    """The processes, once Spark has any."""
-    found: list[int] = []
-
-    def any_there() -> bool:
-        found[:] = which()
-        return bool(found)
-
-    world.until(any_there, f"Spark has {what}")
-    return found
-
-
 def server_killed(world: World, dice: random.Random) -> None:
     """kill -9; for a second or so nobody is there."""
     world.server.process.kill()
@@ -158,24 +146,24 @@ def throttled(world: World, dice: random.Random) -> None:
 
 
 def worker_killed(world: World, dice: random.Random) -> None:
-    kill(dice.choice(there(world, world.driver.workers, "a Python worker")))
+    kill(dice.choice(world.until(world.driver.workers, "Spark has a Python worker")))
 
 
 def worker_stopped(world: World, dice: random.Random) -> None:
-    pid = there(world, world.driver.workers, "a Python worker")[0]
+    pid = world.until(world.driver.workers, "Spark has a Python worker")[0]
     kill(pid, signal.SIGSTOP)
     time.sleep(dice.uniform(1, 3))
     kill(pid, signal.SIGCONT)
 
 
 def executor_killed(world: World, dice: random.Random) -> None:
-    kill(dice.choice(there(world, world.driver.executors, "an executor")))
+    kill(dice.choice(world.until(world.driver.executors, "Spark has an executor")))
 
 
 def source_killed(world: World, dice: random.Random) -> None:
     """The process in which the source plans: the query fails, and is started again by its driver."""
     ends = len(world.driver.ends())
-    for pid in there(world, world.driver.sources, "a source"):
+    for pid in world.until(world.driver.sources, "Spark has a source"):
         kill(pid)
     world.until(lambda: len(world.driver.ends()) > ends, "the query has failed")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -28,6 +29,7 @@ from tests.watching import eventually, files
 SHARDS = 4
 KEPT = 30 * 24 * 3600
 """Seconds for which topics keep their rows: the clock jumps, and what is to be counted at the end must be there."""
+Found = TypeVar("Found")
 FAILED = (flight.FlightError, pa.ArrowException, PenstockError, AssertionError)
 
 
@@ -148,10 +150,10 @@ class World:
         for thread in (self.watch, *self.producers):
             thread.start()
 
-    def until(self, true: Callable[[], object], what: str, within: float = 600) -> None:
-        """Wait until it is so; what dies meanwhile unasked is started again, and counted."""
+    def until(self, true: Callable[[], Found], what: str, within: float = 600) -> Found:
+        """Wait until it is so, and what it is; what dies meanwhile unasked is started again, and counted."""
         give_up = time.monotonic() + within
-        while not true():
+        while not (found := true()):
             for producer in self.producers:
                 if producer.failed:
                     raise AssertionError(f"{producer.name} failed: {producer.failed!r}") from producer.failed
@@ -162,6 +164,7 @@ class World:
             assert not self.server.is_dead(), f"the server died by itself: {self.server.process.log()[-3000:]}"
             assert time.monotonic() < give_up, f"not within {within:g} s: {what}. {self.driver.ends()[-1:]}"
             time.sleep(0.02)
+        return found
 
     def drain(self) -> None:
         """All is published, and what is in the topic has landed, or nothing lands any more."""

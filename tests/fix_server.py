@@ -137,7 +137,7 @@ def free_port() -> int:
     """For what is started in a moment, or again and again: nobody who binds to port 0 gets it meanwhile."""
     others = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.randrange(10_000, others)
+        port = random.randrange(10_000, max(others, 20_000))
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 

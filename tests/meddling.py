@@ -158,7 +158,10 @@ def die() -> None:
 
 def kill_executor() -> None:
     """The executor's JVM is killed: the parent of the daemon that forked this worker."""
-    daemon = os.getppid()
-    jvm = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(jvm, signal.SIGKILL)
+    os.kill(parent(os.getppid()), signal.SIGKILL)
     time.sleep(60)  # what is left of this task ends with its pipe
+
+
+def parent(pid: int) -> int:
+    """The process that has started it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -355,6 +355,7 @@ def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Pa
             assert set(seen) <= asked, "never asked for"
             for client in range(round_ * 4 + 4):
                 assert (mine := [number for number in seen if number // 1_000_000 == client]) == sorted(mine)
+    assert len(answered) > 50
 
 
 def row_by_row(url: str, client: int, asked: set[int], answered: set[int]) -> None:

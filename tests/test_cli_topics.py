@@ -31,6 +31,7 @@ from tests.test_cli_move import WRITE
 from tests.test_cli_process import PENSTOCK, ROOT, environment
 
 LIMIT = 30.0
+Plan = Callable[[Callable[[], object]], None]
 ORDERS = pa.schema(
     [
         pa.field("id", pa.int32(), nullable=False),
@@ -710,7 +711,7 @@ def test_follow_ends_after_n_rows_and_begins_where_it_is_told(here: Run, ten: st
 
 
 @pytest.fixture
-def once_followed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+def once_followed(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Do it as soon as the command line follows, from another thread."""
 
     def plan(do: Callable[[], object]) -> None:
@@ -728,7 +729,7 @@ def once_followed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], obj
 
 
 def test_follow_begins_now_and_writes_a_file_that_is_whole_when_it_ends(
-    here: Run, client: Client, ten: str, tmp_path: Path, once_followed: Callable[[Callable[[], object]], None]
+    here: Run, client: Client, ten: str, tmp_path: Path, once_followed: Plan
 ) -> None:
     once_followed(lambda: [client.put(ten, pa.table({"id": [100 + number]})) for number in range(3)])
     done = here("get", "-f", ten, "-n", "3", "-o", str(tmp_path / "a.parquet"))
@@ -737,7 +738,7 @@ def test_follow_begins_now_and_writes_a_file_that_is_whole_when_it_ends(
 
 
 def test_a_followed_file_keeps_its_columns_when_the_topic_gets_more(
-    here: Run, client: Client, ten: str, tmp_path: Path, once_followed: Callable[[Callable[[], object]], None]
+    here: Run, client: Client, ten: str, tmp_path: Path, once_followed: Plan
 ) -> None:
     once_followed(lambda: client.put(ten, pa.table({"id": [10], "new": ["n"]})))
     for name in ("a.csv", "b.arrow"):
@@ -747,7 +748,7 @@ def test_a_followed_file_keeps_its_columns_when_the_topic_gets_more(
 
 
 def test_a_followed_file_takes_nulls_where_there_were_none(
-    here: Run, client: Client, tmp_path: Path, once_followed: Callable[[Callable[[], object]], None]
+    here: Run, client: Client, tmp_path: Path, once_followed: Plan
 ) -> None:
     create(client, pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     once_followed(lambda: client.put("topic/x", pa.table({"id": [1, None]})))

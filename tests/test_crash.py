@@ -241,6 +241,7 @@ def test_kills_at_random_under_load_lose_and_double_nothing_that_was_answered(tm
                 append_run(bare, number)
                 ledger.answered.append(number)
             check(bare, ledger)
+    assert len(ledger.answered) > 50
 
 
 def kill_under_load(data: Path, ledger: Ledger, round_: int) -> None:

@@ -124,7 +124,12 @@ def test_a_batch_waits_for_rows_but_not_for_ever(streams: Streams) -> None:
     eventually(lambda: sum(rows(query)) == 16, within=60)
     query.stop()
     assert rows(query) == [1, 15]
-    assert streams.ids("store/out") == list(range(19))
+    query = streams.start(streams.stream(**few | {"maxTriggerDelay": 2}), "store/out", now=False)
+    for first in (19, 20):
+        streams.put(first, 1)
+        eventually(lambda first=first: rows(query) == [1] * (first - 18), within=60)  # type: ignore[misc]
+    query.stop()
+    assert streams.ids("store/out") == list(range(21))
 
 
 def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None:

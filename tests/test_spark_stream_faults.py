@@ -24,7 +24,7 @@ from penstock.flight_server.server import PenstockServer
 from tests.cut_wire import wire
 from tests.fix_server import process_server
 from tests.fix_streams import IN, Streams, ended
-from tests.meddling import Batches, Marks, Meddled, Once
+from tests.meddling import Batches, Marks, Meddled, Once, parent
 from tests.plain import read
 from tests.test_spark_faults_server import Reborn
 from tests.watching import eventually
@@ -187,16 +187,13 @@ def same(batches: Batches) -> Batches:
     yield from batches
 
 
-def children(parent: int) -> list[int]:
+def children(of: int) -> list[int]:
     """The processes that a process has started."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = file.read_text()
-        except OSError:  # it has ended
-            continue
-        if int(text.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(file.parent.name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if parent(int(folder.name)) == of:
+                found.append(int(folder.name))
     return found
 
 
@@ -213,7 +210,7 @@ def kill_workers() -> None:
     Spark stands still until they are reaped: it takes a dead one for alive before, and gives it to the next attempt.
     """
     daemon = os.getppid()
-    jvm = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
+    jvm = parent(daemon)
     doomed = [Path(f"/proc/{pid}") for pid in children(daemon)]
     if os.fork() == 0:  # nobody of Spark's
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # type checkers know the name; importing typing costs 7 ms
 if TYPE_CHECKING:
     from penstock import errors as errors
-    from penstock.client import connect as connect
+    from penstock.client.client import connect as connect
     from penstock.spark_plugin.read import do_get as do_get
     from penstock.spark_plugin.read import read as read
     from penstock.spark_plugin.source import DataSource as DataSource
@@ -26,7 +26,7 @@ __all__ = ["DataSource", "connect", "do_get", "do_put", "errors", "read", "write
 
 _HOMES = {
     "DataSource": ("penstock.spark_plugin.source", "DataSource"),
-    "connect": ("penstock.client", "connect"),
+    "connect": ("penstock.client.client", "connect"),
     "do_get": ("penstock.spark_plugin.read", "do_get"),
     "do_put": ("penstock.spark_plugin.write", "do_put"),
     "errors": ("penstock.errors", None),

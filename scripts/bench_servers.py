@@ -19,7 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.wire import PutCommand, ReadCommand, Trailer
+from penstock.wire.body import PutCommand, ReadCommand, Trailer
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {

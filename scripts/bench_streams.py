@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import penstock
-from penstock.client import Client
+from penstock.client.client import Client
 from scripts.bench_rows import Row, Sizes, Timed, compared, interleaved, rate
 from scripts.bench_servers import Server
 

@@ -22,7 +22,7 @@ import pyarrow.flight as flight
 import pyarrow.parquet as pq
 
 import penstock
-from penstock import readable
+from penstock.text import format_size, format_table
 
 ROWS = 500_000
 ZONES = [
@@ -157,9 +157,9 @@ def rates(url: str, table: pa.Table) -> str:
         lines = []
         for name, work in ways.items():
             rows, seconds = timed(work)
-            rate = f"{readable.size(info.bytes / seconds)}/s"
-            lines.append((name, f"{rows:,}", readable.size(info.bytes), f"{seconds:.3f}", rate))
-    return readable.table(("", "rows", "size", "seconds", "rate"), lines, right=("rows", "size", "seconds", "rate"))
+            rate = f"{format_size(info.bytes / seconds)}/s"
+            lines.append((name, f"{rows:,}", format_size(info.bytes), f"{seconds:.3f}", rate))
+    return format_table(("", "rows", "size", "seconds", "rate"), lines, right=("rows", "size", "seconds", "rate"))
 
 
 def main() -> None:
@@ -171,7 +171,7 @@ def main() -> None:
     try:
         table = trips()
         pq.write_table(table, "trips.parquet")
-        say(f"trips.parquet: {table.num_rows:,} trips, {readable.size(Path('trips.parquet').stat().st_size)}\n")
+        say(f"trips.parquet: {table.num_rows:,} trips, {format_size(Path('trips.parquet').stat().st_size)}\n")
         with server(folder) as url:
             os.environ["PENSTOCK_URL"] = url
             for line in (

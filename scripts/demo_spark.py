@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
 import penstock
-from penstock import readable
+from penstock.text import format_size, format_table
 from scripts.demo import ZONES, paint, say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.views import Written
+    from penstock.client.views import Written
 
 ROWS = 2_000_000
 PARTITIONS = 8
@@ -148,7 +148,7 @@ def figures(written: Written, found: list[tuple[str, int, float]]) -> str:
         for name, rows, seconds in found
     ]
     heads = ("", "rows moved", "seconds", "rows/s", "MB/s")
-    return readable.table(heads, lines, right=heads[1:])
+    return format_table(heads, lines, right=heads[1:])
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def main() -> None:
         say(f"Spark {spark.version} is there after {time.perf_counter() - began:.1f} s\n")
         written, found = shown(spark)
         say(figures(written, found))
-        say(f"rows/s and MB/s are of the dataset's {written.rows:,} rows and {readable.size(written.bytes)}")
+        say(f"rows/s and MB/s are of the dataset's {written.rows:,} rows and {format_size(written.bytes)}")
     with penstock.connect() as c:
         c.delete(PATH)
 

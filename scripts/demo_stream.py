@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
 import penstock
-from penstock import readable
+from penstock.client.client import Client
 from penstock.errors import NotFound
+from penstock.text import format_table
 from scripts.demo import PENSTOCK, address, paint, say
 from scripts.demo_spark import code, missing, session
 
@@ -110,7 +111,7 @@ def events() -> Iterator[pa.Table]:
         yield pa.table({"id": ids, "customer": pa.array([f"c{n % 997}" for n in range(EACH)]), "amount": amount})
 
 
-def landed(client: penstock.client.Client) -> int:
+def landed(client: Client) -> int:
     """Rows in the dataset by now."""
     try:
         return client.info(DATASET).rows
@@ -171,7 +172,7 @@ def closing(url: str, samples: list[tuple[float, int, int]], batches: int) -> st
     seconds = samples[-1][0]
     line = (f"{EVENTS:,}", f"{len(ids):,}", "0", "0", "1", f"{batches:,}", f"{EVENTS / seconds:,.0f}")
     heads = ("published", "landed", "lost", "doubled", "kill -9", "batches", "events/s")
-    return readable.table(heads, [line], right=heads)
+    return format_table(heads, [line], right=heads)
 
 
 def main() -> None:

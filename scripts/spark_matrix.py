@@ -162,7 +162,8 @@ def count(report: Path, outcome: Outcome) -> None:
     """Add up pytest's report; an area is a file of tests."""
     for case in ET.parse(report).iter("testcase"):
         module = case.get("classname") or case.get("name") or ""  # the name is a file's that was skipped as a whole
-        area = re.sub(r"^test_(spark_)?", "", module.removeprefix("tests.").split(".")[0])
+        names = module.removeprefix("tests.").split(".")
+        area = next((name for name in names if name.startswith("test_")), names[0]).removeprefix("test_")
         skipped = case.find("skipped")
         if skipped is not None:
             outcome.areas[area]["skipped"] += 1
@@ -203,7 +204,7 @@ def page(outcomes: list[Outcome]) -> str:
     return f"""# Compatibility
 
 Written by `make test-spark-matrix` on {today}. A column is an environment of its own, in which the tests
-marked `spark` ran against a real Spark; a row `tests: x` is the file `tests/test_spark_x.py` or `tests/test_x.py`.
+marked `spark` ran against a real Spark; a row `tests: x` is the file `test_x.py` below `tests/`.
 
 {table}
 

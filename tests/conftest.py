@@ -6,14 +6,14 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = [
-    "tests.fix_server",
-    "tests.fix_ledger",
-    "tests.fix_plain",
-    "tests.fix_cli",
-    "tests.fix_spark",
-    "tests.fix_topics",
-    "tests.fix_consuming",
-    "tests.fix_streams",
+    "tests.kit.server",
+    "tests.kit.ledger",
+    "tests.kit.plain_server",
+    "tests.kit.cli",
+    "tests.kit.spark",
+    "tests.kit.topics",
+    "tests.kit.consumption",
+    "tests.kit.streams",
 ]
 
 # No deadline per example: a busy machine makes an fsync slow, and that is no fault of the code.
@@ -23,13 +23,21 @@ settings.register_profile("long", parent=settings.get_profile("ci"), max_example
 settings.load_profile("ci")
 
 
-SLOWEST = ("chaos", "spark_cluster", "spark_stream_cluster", "demo", "notebooks", "bench_topics", "spark_stream")
+SLOWEST = (
+    "test_chaos",
+    "test_cluster",
+    "test_stream_cluster",
+    "test_demo",
+    "test_notebooks",
+    "test_bench_topics",
+    "test_stream",
+)
 """Files of minutes, each for one of xdist's workers; none should be left to one of them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest first. A test that needs Spark has one that starts sooner, and may take its time."""
-    order = {f"test_{name}": place for place, name in enumerate(SLOWEST)}
+    order = {name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
         if item.get_closest_marker("spark") and isinstance(item, pytest.Function):

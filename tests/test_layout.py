@@ -25,34 +25,19 @@ ROOT = Path(__file__).parents[1]
 LINKS = ("flight_server", "spark_plugin", "store", "queue")
 HEAVY = ("pandas", "pyspark", "ray", "google", "grpc", "sqlite3", "click", "rich")
 
-GROUND = (
-    "arguments",
-    "bodies",
-    "errors",
-    "filter_tokens",
-    "filter_values",
-    "filters",
-    "paths",
-    "projection",
-    "readable",
-    "schemas",
-    "settings",
-    "steps",
-    "tickets",
-    "views",
-    "wire",
-)
+GROUND = ("errors", "text", "steps")
+BELOW = (*GROUND, "wire", "rows")
 ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itself; from the ground up
     **dict.fromkeys(GROUND, GROUND),
-    "store": GROUND,
-    "queue": (*GROUND, "store"),
-    "flight_server": ("penstock", *GROUND, "store", "queue"),
-    "client": (*GROUND, "streams", "following"),
-    "streams": (*GROUND, "door"),
-    "door": GROUND,
-    "following": GROUND,
-    "spark_plugin": ("penstock", *GROUND, "client", "door"),
-    "cli": ("penstock", *GROUND, "client", "streams", "following"),
+    "wire": GROUND,
+    "rows": (*GROUND, "wire"),
+    "store": BELOW,
+    "ledger": (*BELOW, "store", "queue"),
+    "queue": (*BELOW, "store", "ledger"),
+    "flight_server": ("penstock", *BELOW, "store", "ledger", "queue"),
+    "client": BELOW,
+    "spark_plugin": ("penstock", *BELOW, "client"),
+    "cli": ("penstock", *BELOW, "client"),
     "penstock": (*GROUND, "client", "spark_plugin"),  # __init__ itself: lazy names
 }
 ALSO = {"cli/serve.py": ("flight_server", "store"), "cli/doctor.py": ("flight_server",)}
@@ -151,7 +136,7 @@ def importable() -> list[str]:
 
 
 def test_imports_point_one_way() -> None:
-    """Ground <- store <- queue <- flight_server; ground <- client <- cli and spark_plugin."""
+    """errors, text <- wire, rows <- store <- ledger <- queue <- flight_server; rows <- client <- spark_plugin, cli."""
     wrong = [line for file in python_files() for line in wrong_imports(file, (ROOT / "penstock" / file).read_text())]
     assert not wrong, "\n".join(wrong)
 
@@ -159,17 +144,17 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("wire.py", "import penstock.store"),
-        ("store/disk.py", "from penstock.queue import ledger"),
-        ("store/disk.py", "from ..queue import ledger"),
-        ("store/disk.py", "from .. import queue"),
+        ("wire/body.py", "import penstock.store"),
+        ("store/disk.py", "from penstock.ledger import ledger"),
+        ("store/disk.py", "from ..ledger import ledger"),
+        ("store/disk.py", "from .. import ledger"),
         ("queue/ledger.py", "def later():\n    from penstock.flight_server import server"),
         ("client.py", "from penstock.flight_server.server import Server"),
         ("cli/look.py", "import penstock.flight_server.server"),
         ("client.py", "from penstock.spark_plugin import write"),
         ("spark_plugin/write.py", "def later():\n    from penstock.flight_server import server"),
         ("cli/look.py", "from penstock.spark_plugin.read import read"),
-        ("paths.py", "from tests import fix_server"),
+        ("wire/paths.py", "from tests.kit import server"),
         ("novelty.py", ""),
     ],
 )
@@ -184,11 +169,17 @@ def test_a_wrong_import_is_found(file: str, source: str) -> None:
         ("store/disk.py", "import queue\nfrom . import records\nfrom penstock import errors"),
         ("queue/ledger.py", "from penstock.store import open"),
         ("cli/serve.py", "from penstock.flight_server.server import Server"),
-        ("spark_plugin/tasks.py", "import penstock\nimport pyspark\nfrom penstock.client import Client"),
+        ("spark_plugin/tasks.py", "import penstock\nimport pyspark\nfrom penstock.client.client import Client"),
     ],
 )
 def test_a_right_import_passes(file: str, source: str) -> None:
     assert wrong_imports(Path(file), source) == []
+
+
+def test_the_root_of_the_package_is_a_hall() -> None:
+    """What is at the root is what every room may import."""
+    names = {file.stem for file in (ROOT / "penstock").glob("*.py")}
+    assert names == {"__init__", *GROUND}
 
 
 def test_scripts_do_without_the_tests() -> None:
@@ -247,7 +238,7 @@ def test_import_penstock_is_light() -> None:
 
 def test_connect_pulls_in_pyarrow_and_nothing_else() -> None:
     loaded = run("import penstock, sys; penstock.connect; print(*sys.modules)", ROOT).split()
-    assert {"penstock.client", "pyarrow.flight"} <= set(loaded)
+    assert {"penstock.client.client", "pyarrow.flight"} <= set(loaded)
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
 
 

@@ -18,11 +18,11 @@ from urllib.request import urlopen
 import click
 
 import penstock
-from penstock import readable
 from penstock.cli import tables
 from penstock.cli.app import FAILED
 from penstock.cli.session import Session, example, pass_session, shared
 from penstock.errors import Denied, PenstockError
+from penstock.text import format_size
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 _NEEDED_DISK = 1 << 30
@@ -119,14 +119,14 @@ def _java() -> Finding:
 
 
 def _data_folder() -> Finding:
-    from penstock.flight_server.settings import default_data
+    from penstock.flight_server.config import default_data
 
     folder = Path(os.environ.get("PENSTOCK_DATA") or default_data())
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Finding("problem", "data folder", f"{folder} can't be written: choose one with serve --data")
     free = shutil.disk_usage(there).free
-    text = f"{folder}, {readable.size(free)} free"
+    text = f"{folder}, {format_size(free)} free"
     if free < _NEEDED_DISK:
         return Finding("problem", "data folder", f"{text}: make room, or choose another with serve --data")
     return Finding("ok", "data folder", text)
@@ -134,10 +134,10 @@ def _data_folder() -> Finding:
 
 def _ports(reached: tuple[str, int] | None) -> Iterator[Finding]:
     """The ports that `serve` would take, by its variables or defaults; a server was reached at one of them, or not."""
-    from penstock.flight_server import settings
+    from penstock.flight_server import config
 
-    listen = os.environ.get("PENSTOCK_LISTEN") or settings.DEFAULT_LISTEN
-    http = os.environ.get("PENSTOCK_HTTP") or settings.DEFAULT_HTTP
+    listen = os.environ.get("PENSTOCK_LISTEN") or config.DEFAULT_LISTEN
+    http = os.environ.get("PENSTOCK_HTTP") or config.DEFAULT_HTTP
     where = _address(listen)
     yield _port("--listen", listen, ours=bool(reached and where and reached[1] == where[1]))
     if http != "off":

@@ -20,7 +20,7 @@ import pyarrow.types as types
 from penstock.cli import tables
 from penstock.cli.values import Unfit, column_of, column_of_text
 from penstock.errors import InvalidRequest, SchemaMismatch
-from penstock.schemas import check_names
+from penstock.rows.schemas import check_names
 
 
 class Line(NamedTuple):

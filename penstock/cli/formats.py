@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from penstock import readable
 from penstock.errors import InvalidRequest
+from penstock.text import suggest
 
 FORMATS = ("arrow", "arrows", "parquet", "csv", "json")
 """Arrow IPC file, Arrow IPC stream, Parquet, CSV with a line of heads, JSON lines."""
@@ -20,7 +20,7 @@ def by_extension(file: str) -> str:
     extension = PurePath(file).suffix.lower()
     if extension in EXTENSIONS:
         return EXTENSIONS[extension]
-    hint = readable.near(extension, EXTENSIONS)
+    hint = suggest(extension, EXTENSIONS)
     raise InvalidRequest(f"{file}: the extension {extension!r} tells no format; {hint} (--format says it, too)")
 
 

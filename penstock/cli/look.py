@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock import readable
 from penstock.cli import tables
 from penstock.cli.session import Session, completed, example, pass_session, shared
 from penstock.errors import InvalidRequest, NotFound
+from penstock.text import format_age, format_size, format_table
 
 if TYPE_CHECKING:
-    from penstock.client import Client
-    from penstock.wire import Entry
+    from penstock.client.client import Client
+    from penstock.wire.body import Entry
 
 _ORDER = ("folder", "dataset", "topic")
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
@@ -44,7 +44,7 @@ def ls(session: Session, path: str | None, *, recursive: bool) -> None:
 
 
 def _list_things(session: Session, entries: Sequence[Entry]) -> None:
-    from penstock.views import Listing
+    from penstock.client.views import Listing
 
     if session.json:
         tables.lines(*({name: value for name, value in e.to_json().items() if name != "local"} for e in entries))
@@ -58,7 +58,7 @@ def _list_writes(session: Session, writes: Sequence[dict[str, Any]]) -> None:
     heads = ("write", "for", "rows", "size", "opened", "last put", "visible")
     rows = [
         (
-            f"write/{w['write']}", _purpose(w), f"{w['rows']:,}", readable.size(w["bytes"]),
+            f"write/{w['write']}", _purpose(w), f"{w['rows']:,}", format_size(w["bytes"]),
             tables.ago(w.get("opened")), tables.ago(w.get("touched")), _visible(w),
         )
         for w in writes
@@ -66,7 +66,7 @@ def _list_writes(session: Session, writes: Sequence[dict[str, Any]]) -> None:
     if session.json:
         tables.lines(*writes)
     elif writes:
-        tables.listing(readable.table(heads, rows, right=heads[2:6]))
+        tables.listing(format_table(heads, rows, right=heads[2:6]))
     else:
         click.echo("no write is open", err=True)
 
@@ -113,7 +113,7 @@ def _show_consumers(consumers: Sequence[dict[str, Any]] | None) -> None:
 
 def _section(thing: str, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     click.secho(f"  {tables.counted(len(rows), thing)}", dim=True)
-    for line in readable.table(heads, rows, right=right).splitlines() if rows else ():
+    for line in format_table(heads, rows, right=right).splitlines() if rows else ():
         if line:  # columns have no heads
             click.echo(f"    {line}")
 
@@ -159,7 +159,7 @@ def _topic_facts(topic: dict[str, Any]) -> dict[str, str]:
     return {
         **_dataset_facts(topic),
         "key": topic["key"] or "",
-        "kept": readable.age(topic["keep_seconds"]) + ("" if most is None else f", {readable.size(most)} at most"),
+        "kept": format_age(topic["keep_seconds"]) + ("" if most is None else f", {format_size(most)} at most"),
         "journal": f"{topic['journal']}, epoch {topic['epoch']}",
     }
 
@@ -177,7 +177,7 @@ def _write_facts(write: dict[str, Any]) -> dict[str, str]:
 
 
 def _size(found: dict[str, Any]) -> str:
-    return f"{readable.size(found['bytes'])} in {tables.counted(found['parts'], 'part')}"
+    return f"{format_size(found['bytes'])} in {tables.counted(found['parts'], 'part')}"
 
 
 def _purpose(write: dict[str, Any]) -> str:
@@ -212,7 +212,7 @@ def call(session: Session, name: str | None, body: str | None) -> None:
             if session.json:
                 tables.lines(*({"action": action, "does": does} for action, does in actions.items()))
             else:
-                tables.listing(readable.table(("action", "does"), [*actions.items()]))
+                tables.listing(format_table(("action", "does"), [*actions.items()]))
         elif session.json:
             tables.lines(client.call(name, _object(body)))
         else:

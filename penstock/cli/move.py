@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock import readable
 from penstock.cli import app, tables
 from penstock.cli.formats import FORMATS, by_extension
 from penstock.cli.session import Session, completed, example, pass_session, shared
 from penstock.errors import InvalidRequest, NotFound, PenstockError
+from penstock.text import format_size
 
 if TYPE_CHECKING:
     from penstock.cli.reading import Files
-    from penstock.client import Client
-    from penstock.wire import Mode
+    from penstock.client.client import Client
+    from penstock.wire.body import Mode
 
 _START = (
     "A topic's rows from here on: earliest, latest, a time (2026-11-18T20:00), how long ago (10m), or offsets by shard "
@@ -202,4 +202,4 @@ def _deleted(session: Session, gone: dict[str, Any]) -> None:
     elif "write" in gone:
         click.echo(f"ended write/{gone['write']} to {gone['path']}")
     else:
-        click.echo(f"deleted {gone['path']}: {gone['rows']:,} rows, {readable.size(gone['bytes'])}")
+        click.echo(f"deleted {gone['path']}: {gone['rows']:,} rows, {format_size(gone['bytes'])}")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import tables, writing
-from penstock.client import Client
+from penstock.client.client import Client
 
 ROWS = 20
 """What a bare `get` shows."""

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as types
 
-from penstock import readable
 from penstock.cli import tables
 from penstock.cli.fitting import Fitter, Line
 from penstock.cli.formats import by_beginning
 from penstock.cli.reading import STDIN, Files, faults_of
 from penstock.cli.session import CTRL_C, heeding
 from penstock.cli.values import first_wrong
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.errors import InvalidRequest, NotFound, PenstockError
-from penstock.wire import Mode, Receipt
+from penstock.text import format_size
+from penstock.wire.body import Mode, Receipt
 
 _EVERY = 0.2  # seconds between two looks of the progress line
 _MOST = 1_000  # lines of a batch
@@ -120,7 +120,7 @@ class Pour:
         if now >= self._shown + _EVERY:
             self._shown = now
             rate = f"{self.rows / (now - self._began):,.0f} rows/s"
-            self._line(f"\r\x1b[K{self._path}: {self.rows:,} rows, {readable.size(self.bytes)} durable, {rate}")
+            self._line(f"\r\x1b[K{self._path}: {self.rows:,} rows, {format_size(self.bytes)} durable, {rate}")
 
     def _line(self, text: str) -> None:
         if not self._silent:

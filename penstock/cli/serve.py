@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock import readable
 from penstock.cli import session
 from penstock.errors import InvalidRequest
+from penstock.text import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.flight_server.settings import Settings
+    from penstock.flight_server.config import Settings
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -32,7 +32,7 @@ _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
 def seconds(text: str) -> float:
     """30, 90s, 30m, 12h or 2d."""
     for said in (text, f"{text}s"):
-        if (found := readable.seconds(said)) is not None:
+        if (found := parse_duration(said)) is not None:
             return found
     raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
 
@@ -87,8 +87,8 @@ def serve(*, log_level: str, **given: Any) -> int:
 
 def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given: Any) -> Settings:
     """The server's settings; what wasn't given has its default there."""
+    from penstock.flight_server.config import Settings
     from penstock.flight_server.limits import Limits
-    from penstock.flight_server.settings import Settings
     from penstock.store.open import physical_memory
 
     chosen = {name: value for name, value in given.items() if value is not None}

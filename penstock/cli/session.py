@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 import penstock
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 RETRY_FOR = 5.0
 """Seconds for which a busy server is tried again: somebody is looking at the prompt."""

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from penstock import readable
+from penstock.text import format_age, format_size
 
 
 def on_terminal(stream: IO[Any] | None = None) -> bool:
@@ -43,13 +43,13 @@ def lines(*values: Mapping[str, Any]) -> None:
 
 def ago(when: float | None) -> str:
     """How long ago; nothing where it isn't known."""
-    return "" if when is None else f"{readable.age(time.time() - when)} ago"
+    return "" if when is None else f"{format_age(time.time() - when)} ago"
 
 
 def lag(consumer: Mapping[str, Any]) -> tuple[str, str, str]:
     """How far a consumer is behind: rows, bytes, and since when."""
     behind = consumer["lag_rows"]
-    return f"{behind:,}", readable.size(consumer["lag_bytes"]), readable.age(consumer["lag_seconds"]) if behind else ""
+    return f"{behind:,}", format_size(consumer["lag_bytes"]), format_age(consumer["lag_seconds"]) if behind else ""
 
 
 def counted(number: int, thing: str) -> str:
@@ -96,5 +96,5 @@ def moved(as_json: bool, what: str, found: dict[str, Any], began: float) -> None
     if as_json:
         lines({**found, "seconds": round(seconds, 3)})
     else:
-        rate = readable.size(found["bytes"] / max(seconds, 1e-6))
-        click.echo(f"{what}: {found['rows']:,} rows, {readable.size(found['bytes'])} in {seconds:.2f} s ({rate}/s)")
+        rate = format_size(found["bytes"] / max(seconds, 1e-6))
+        click.echo(f"{what}: {found['rows']:,} rows, {format_size(found['bytes'])} in {seconds:.2f} s ({rate}/s)")

@@ -12,13 +12,13 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from penstock import readable
 from penstock.cli import tables, writing
 from penstock.cli.session import ASKED_TO_END, Session, heeding
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.follow import Follower
 from penstock.errors import InvalidRequest
-from penstock.following import Follower
-from penstock.projection import first_rows
+from penstock.rows.slices import first_rows
+from penstock.text import parse_duration
 
 _PATIENCE = 600.0  # seconds for which a server that is away is waited for
 _EXPECTED = (
@@ -124,7 +124,7 @@ def _where(text: str, option: str) -> Where:
 
 def _moment(text: str, option: str) -> datetime:
     """A time, or how long ago."""
-    ago = readable.seconds(text)
+    ago = parse_duration(text)
     try:
         return datetime.fromisoformat(text.strip()) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
     except (ValueError, OverflowError) as wrong:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock import readable
 from penstock.cli import tables
 from penstock.cli.session import Session, example, pass_session, shared
+from penstock.text import format_age, format_size, format_table
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 _TOPICS = ("topic", "rows", "rows/s", "size", "oldest", "consumers", "behind")
 _CONSUMERS = ("consumer", "topic", "behind", "size", "oldest", "committed/s", "seen", "")
@@ -67,8 +67,8 @@ def _pages(client: Client, seconds: float, most: int | None) -> Iterator[dict[st
 def _text(page: dict[str, Any]) -> list[str]:
     topics = [
         (
-            topic["path"], f"{topic['rows']:,}", _per_second(topic["rows_per_s"]), readable.size(topic["bytes"]),
-            "" if topic["oldest"] is None else readable.age(topic["oldest"]), str(len(topic["consumers"])),
+            topic["path"], f"{topic['rows']:,}", _per_second(topic["rows_per_s"]), format_size(topic["bytes"]),
+            "" if topic["oldest"] is None else format_age(topic["oldest"]), str(len(topic["consumers"])),
             f"{max((each['lag_rows'] for each in topic['consumers']), default=0):,}",
         )
         for topic in page["topics"]
@@ -84,12 +84,12 @@ def _text(page: dict[str, Any]) -> list[str]:
     writes = [
         (
             write["write"][:12], tables.printable(write["path"]), f"{write['attempts']:,}", f"{write['rows']:,}",
-            _per_second(write["rows_per_s"]), readable.size(write["bytes"]), tables.ago(write.get("touched")),
+            _per_second(write["rows_per_s"]), format_size(write["bytes"]), tables.ago(write.get("touched")),
         )
         for write in page["writes"]
     ]  # fmt: skip
     parts = ((_TOPICS, topics, 1), (_CONSUMERS, consumers, 2), (_WRITES, writes, 2))
-    tables_of = [readable.table(heads, rows, right=heads[left:]) for heads, rows, left in parts if rows]
+    tables_of = [format_table(heads, rows, right=heads[left:]) for heads, rows, left in parts if rows]
     return [line for table in tables_of for line in (*table.splitlines(), "")] or ["no topic, no open write"]
 
 

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock import paths, schemas, steps
-from penstock.bodies import AbortWrite, CreateTopic, FinishWrite, OpenedWrite, OpenWrite, Target
+from penstock import steps
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server import consuming
-from penstock.flight_server.access import Call
+from penstock.flight_server.gate import Call
 from penstock.flight_server.limits import Limits, Streams, check, draining
 from penstock.flight_server.put import mode_at
-from penstock.queue.ledger import Ledger
-from penstock.queue.sweep import Sweeper
-from penstock.queue.topic import Topic
-from penstock.queue.topics import Topics
-from penstock.tickets import Signer, WriteTicket
+from penstock.flight_server.tickets import Signer, WriteTicket
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.sweep import Sweeper
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.rows import schemas
+from penstock.wire import paths
+from penstock.wire.actions import AbortWrite, CreateTopic, FinishWrite, OpenedWrite, OpenWrite, Target
 
 
 @dataclass(frozen=True, slots=True)

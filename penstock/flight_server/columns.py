@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock import filters, projection, readable
 from penstock.errors import InvalidRequest
-from penstock.queue.journal import META
-from penstock.queue.topic import Topic
-from penstock.queue.writes import Dataset
-from penstock.wire import ReadCommand
+from penstock.ledger.writes import Dataset
+from penstock.queue.topics.journal import META
+from penstock.queue.topics.topic import Topic
+from penstock.rows import slices
+from penstock.rows.filter.parse import parse_filter
+from penstock.text import suggest
+from penstock.wire.body import ReadCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Columns:
         if command.columns is not None:
             self._check_names(command.columns)
         if command.filter is not None:
-            filters.parse(command.filter, self.all).check(self.all, command.columns)
+            parse_filter(command.filter, self.all).check(self.all, command.columns)
 
     def named(self, command: ReadCommand) -> tuple[str, ...] | None:
         """The columns that come; None for those that the parts have."""
@@ -41,13 +43,13 @@ class Columns:
 
     def schema(self, command: ReadCommand) -> pa.Schema:
         """What comes."""
-        return projection.select(self.all, self.named(command))
+        return slices.select(self.all, self.named(command))
 
     def added(self, command: ReadCommand) -> set[str]:
         """Which of the server's own columns come, or are asked about by the filter."""
         wanted = set(command.columns or ())
         if command.filter is not None:
-            wanted |= set(filters.parse(command.filter, self.all).needed(self.all, self.named(command)))
+            wanted |= set(parse_filter(command.filter, self.all).needed(self.all, self.named(command)))
         return wanted & set(META.names) if self.all is not self.own else set()
 
     def _check_names(self, columns: tuple[str, ...]) -> None:
@@ -56,7 +58,7 @@ class Columns:
         known = dict.fromkeys(self.all.names)
         for name in columns:
             if name not in known:
-                raise InvalidRequest(f"{self.path} has no column {name[:80]!r}; {readable.near(name, known)}")
+                raise InvalidRequest(f"{self.path} has no column {name[:80]!r}; {suggest(name, known)}")
 
 
 def with_places(schema: pa.Schema) -> pa.Schema:

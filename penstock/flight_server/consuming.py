@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock import paths
-from penstock.bodies import AskOffsets, AttachConsumer, Consuming
 from penstock.errors import InvalidRequest
-from penstock.flight_server.access import Call
+from penstock.flight_server.gate import Call
 from penstock.flight_server.metrics import Sample
 from penstock.flight_server.ranges import must_be, offsets
-from penstock.queue.consumers import Consumers
-from penstock.queue.topic import Topic
-from penstock.queue.topics import Topics
+from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.wire import paths
+from penstock.wire.actions import AskOffsets, AttachConsumer, Consuming
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 

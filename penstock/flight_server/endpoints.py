@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.flight_server.columns import Columns
-from penstock.queue.writes import Laid
-from penstock.tickets import ReadTicket, Signer
-from penstock.wire import EndpointNote, Entry, ReadCommand
+from penstock.flight_server.tickets import ReadTicket, Signer
+from penstock.ledger.writes import Laid
+from penstock.wire.body import EndpointNote, Entry, ReadCommand
 
 RUN_BYTES = 32 << 20
 RUN_PARTS = 64

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import Internal, LimitExceeded, PenstockError, to_flight
-from penstock.flight_server.access import Call
+from penstock.flight_server.gate import Call
 
 log = logging.getLogger("penstock")
 _T = TypeVar("_T")

@@ -11,13 +11,14 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import filters, projection
-from penstock.flight_server.access import Call
 from penstock.flight_server.columns import with_places
 from penstock.flight_server.funnel import funnelled
+from penstock.flight_server.gate import Call
+from penstock.flight_server.tickets import ReadTicket, Signer
+from penstock.rows import slices
+from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
-from penstock.tickets import ReadTicket, Signer
 
 _WORTH_SENDING = 1 << 20
 Moved = Callable[[int, int], None]
@@ -37,7 +38,7 @@ def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer, moved:
         moved(first.rows, first.bytes)
         return flight.RecordBatchStream(first.reader(ticket.columns))  # 3.
     whole = _schema(ticket, first)
-    schema = projection.select(whole, ticket.columns)
+    schema = slices.select(whole, ticket.columns)
     cut = _cut(ticket, chain((first,), map(store.open, ticket.get[1:])))
     if ticket.filter is not None:
         return flight.GeneratorStream(schema, funnelled(call, _kept(ticket.filter, whole, ticket, cut, moved)))
@@ -66,7 +67,7 @@ class _Cut:
         """These rows, in this schema: columns that came later are null, the server's own are added. No copy."""
         held = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
         at = self.skip
-        for batch in projection.rows_of(self.part.reader(held), self.skip, self.rows):
+        for batch in slices.rows_of(self.part.reader(held), self.skip, self.rows):
             yield pa.RecordBatch.from_arrays([self._column(field, batch, at) for field in schema], schema=schema)
             at += batch.num_rows
 
@@ -120,9 +121,9 @@ def _kept(text: str, whole: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut],
     A part is filtered at once. The few rows that are left of several leave together: 1 % of 8 MiB in a message of its
     own would cost a reader more than the rows do.
     """
-    wanted = filters.parse(text, whole)
+    wanted = parse_filter(text, whole)
     names = wanted.needed(whole, ticket.columns)
-    needed = projection.select(whole, names)
+    needed = slices.select(whole, names)
     left, waiting, size = ticket.limit, [], 0
     for cut in cuts:
         found = wanted.kept(pa.Table.from_batches(cut.batches(needed), needed))
@@ -142,4 +143,4 @@ def _kept(text: str, whole: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut],
 def _in_one(tables: list[pa.Table]) -> Iterator[pa.Table]:
     batches = [batch for table in tables for batch in table.to_batches() if batch.num_rows]
     if batches:
-        yield from (pa.Table.from_batches([piece]) for piece in projection.together(batches))
+        yield from (pa.Table.from_batches([piece]) for piece in slices.together(batches))

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.errors import Internal, InvalidRequest, Unavailable
+from penstock.flight_server.config import Settings
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
-from penstock.flight_server.settings import Settings
-from penstock.queue.catalog import TABLES
-from penstock.queue.ledger import Ledger
-from penstock.queue.sweep import free, recover
+from penstock.ledger.catalog import TABLES
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.sweep import free, recover
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.open import open_medium

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
-from penstock import readable
 from penstock.errors import InvalidRequest, LimitExceeded, Unavailable
 from penstock.store.open import parse_bytes
+from penstock.text import suggest
 
 log = logging.getLogger("penstock")
 _REASONS = 10_000
@@ -62,7 +62,7 @@ class Limits:
         known = [field.name for field in fields(self)]
         for name in given:
             if name not in known:
-                raise InvalidRequest(f"no limit is called {name!r}; {readable.near(name, known)}")
+                raise InvalidRequest(f"no limit is called {name!r}; {suggest(name, known)}")
         return replace(self, **{name: parse_bytes(value) for name, value in given.items()})
 
 

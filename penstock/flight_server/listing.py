@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import paths
-from penstock.bodies import Summary
 from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.flight_server.columns import Columns
 from penstock.flight_server.endpoints import Endpoints
 from penstock.flight_server.ranges import Ranges
-from penstock.queue.ledger import Ledger
-from penstock.queue.writes import Dataset, Folder, Laid
-from penstock.wire import Entry, ListCommand, ReadCommand
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.writes import Dataset, Folder, Laid
+from penstock.wire import paths
+from penstock.wire.actions import Summary
+from penstock.wire.body import Entry, ListCommand, ReadCommand
 
 _NO_SCHEMA = pa.schema([])
 

@@ -21,8 +21,8 @@ from contextlib import ExitStack
 
 from penstock.errors import PenstockError
 from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.tickets import Signer
 from penstock.store.payloads import SplitPayloadStore
-from penstock.tickets import Signer
 
 log = logging.getLogger("penstock")
 _MAX_TICKET = 1 << 20

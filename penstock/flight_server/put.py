@@ -16,22 +16,24 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import paths, readable, steps
+from penstock import steps
 from penstock.errors import InvalidRequest, PenstockError, StoreFull, WriteEnded
 from penstock.flight_server import limits
-from penstock.flight_server.access import Call
+from penstock.flight_server.gate import Call
 from penstock.flight_server.limits import Limits
+from penstock.flight_server.tickets import Signer
 from penstock.flight_server.upload import Upload
-from penstock.queue import keys
-from penstock.queue.appender import Appender, SmallPut, check_again
-from penstock.queue.ledger import Ledger
-from penstock.queue.topics import Topics
-from penstock.queue.writes import Attempt, Write
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.writes import Attempt, Write
+from penstock.queue.topics import keys
+from penstock.queue.topics.append import Appender, SmallPut, check_again
+from penstock.queue.topics.topics import Topics
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
-from penstock.tickets import Signer
-from penstock.wire import Mode, PutCommand, Receipt
+from penstock.text import format_age, format_size
+from penstock.wire import paths
+from penstock.wire.body import Mode, PutCommand, Receipt
 
 _IN_FLIGHT = 2
 """Parts of one put that are being stored while the next is received: 2 threads made 1.3 GB/s of 1's 0.4, 3 made 1.0."""
@@ -177,8 +179,8 @@ class Putter:
         size, until = self.ledger.held_by_tickets()
         if not size:
             return full
-        end = f"{time.strftime('%H:%M UTC', time.gmtime(until))}, in {readable.age(until - time.time())}"
-        text = f"{full}. {readable.size(size)} are deleted, but held by read tickets until {end} at the latest"
+        end = f"{time.strftime('%H:%M UTC', time.gmtime(until))}, in {format_age(until - time.time())}"
+        text = f"{full}. {format_size(size)} are deleted, but held by read tickets until {end} at the latest"
         return StoreFull(text, retry_after=full.retry_after)
 
     @contextmanager

@@ -12,9 +12,9 @@ import pyarrow.flight as flight
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server.columns import Columns
 from penstock.flight_server.endpoints import Endpoints
-from penstock.queue.topic import Topic
-from penstock.queue.topics import Topics
-from penstock.wire import Entry, ReadCommand
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.wire.body import Entry, ReadCommand
 
 _MOST = 2**63
 """An offset is less: the ledger keeps it in 64 bits."""

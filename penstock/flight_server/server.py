@@ -14,24 +14,24 @@ import pyarrow.flight as flight
 import penstock
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.flight_server import get, limits
-from penstock.flight_server.access import KEY, Call, Gate, OpenHandshake
 from penstock.flight_server.actions import Actions, sentences
+from penstock.flight_server.config import Settings
 from penstock.flight_server.consuming import Desk, journal_gauges
 from penstock.flight_server.endpoints import Endpoints
 from penstock.flight_server.funnel import Frameless, funnel, funnelled
+from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake
 from penstock.flight_server.listing import Lister
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.metrics import Metrics, Sample
 from penstock.flight_server.put import Putter
 from penstock.flight_server.ranges import Ranges
-from penstock.flight_server.settings import Settings
-from penstock.queue.appender import Appender
-from penstock.queue.consumers import Consumers
-from penstock.queue.ledger import Ledger
-from penstock.queue.sweep import Sweeper
-from penstock.queue.topics import Topics
+from penstock.flight_server.tickets import Signer
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.sweep import Sweeper
+from penstock.queue.topics.append import Appender
+from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.topics import Topics
 from penstock.store.payloads import SplitPayloadStore
-from penstock.tickets import Signer
 
 _WRITERS = 4  # threads that store parts, for all puts together
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import projection, schemas
 from penstock.errors import InvalidRequest
 from penstock.flight_server import limits
 from penstock.flight_server.limits import Limits
-from penstock.wire import Trailer
+from penstock.rows import schemas, slices
+from penstock.wire.body import Trailer
 
 _T = TypeVar("_T")
 
@@ -40,10 +40,10 @@ class Upload:
         part: list[pa.RecordBatch] = []
         size = 0
         for batch in self._checked():
-            for piece in projection.sliced(batch):
+            for piece in slices.sliced(batch):
                 part.append(piece)
                 size += piece.nbytes
-                if size >= projection.PART_BYTES:
+                if size >= slices.PART_BYTES:
                     yield part
                     part, size = [], 0
         if part:

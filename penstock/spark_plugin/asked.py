@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock import readable
 from penstock.errors import SchemaMismatch
-from penstock.spark_plugin import types
-from penstock.spark_plugin.casting import alike, fields_of
+from penstock.spark_plugin.worker import types
+from penstock.spark_plugin.worker.casting import alike, fields_of
+from penstock.text import suggest
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,7 +39,7 @@ def same_values(wanted: StructType, held: pa.Schema) -> dict[str, str]:
 def _differences(wanted: StructType, held: pa.Schema) -> Iterator[str]:
     for field, arrow in zip(wanted, types.stored(wanted), strict=True):
         if field.name not in held.names:
-            yield f"no column {field.name!r}, {readable.near(field.name, held.names, 'it has')}"
+            yield f"no column {field.name!r}, {suggest(field.name, held.names, 'it has')}"
             continue
         own, as_read = types.readable(pa.schema([held.field(field.name)]))
         if not alike(as_read.field(0).type, arrow.type):

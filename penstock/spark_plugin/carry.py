@@ -107,7 +107,8 @@ def _text() -> tuple[str, bytes]:
     if hasattr(brought, "digest"):  # in a worker that packs again, as the data source's planning does
         return brought.digest, brought.text
     root = Path(penstock.__file__).parent
-    files = sorted([*root.glob("*.py"), *root.glob("spark_plugin/*.py")])
+    rooms = ("wire", "rows", "client", "spark_plugin")
+    files = sorted([*root.glob("*.py"), *(file for room in rooms for file in root.glob(f"{room}/**/*.py"))])
     names = [".".join([penstock.__name__, *file.relative_to(root).with_suffix("").parts]) for file in files]
     modules = {name.removesuffix(".__init__"): file.read_text("utf-8") for name, file in zip(names, files, strict=True)}
     text = zlib.compress(json.dumps(modules).encode(), 9)

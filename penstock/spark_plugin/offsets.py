@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.errors import InvalidRequest
 
 VERSION = 1

@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.bodies import OpenedWrite
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.settings import PATIENCE
+from penstock.client.views import Written
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
-from penstock.settings import PATIENCE
-from penstock.spark_plugin.tasks import RECEIPTS, PutPartition
-from penstock.views import Written
-from penstock.wire import Mode
+from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
+from penstock.wire.actions import OpenedWrite
+from penstock.wire.body import Mode
 
 log = logging.getLogger("penstock")
 Run = str | tuple[str | int, ...]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock import readable
 from penstock.errors import InvalidRequest
+from penstock.text import parse_duration, suggest
 
 Use = Literal["read", "write", "stream", "sink"]
 
@@ -127,7 +127,7 @@ def seconds(given: Mapping[str, str], name: str, default: float) -> float:
     text = given.get(name.lower())
     if text is None:
         return default
-    found = readable.seconds(f"{text}s" if text[-1:].isdecimal() else text)
+    found = parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
     if found is None or found >= 1e6:
         raise InvalidRequest(f"the option {name}={text[:80]!r}: expected seconds, or a time such as 90s, 15m or 2h")
     return found
@@ -136,7 +136,7 @@ def seconds(given: Mapping[str, str], name: str, default: float) -> float:
 def _check_name(name: str, use: Use, *others: Use) -> None:
     if name not in _KNOWN:
         ours = [option.name for option in OPTIONS if use in option.uses]
-        hint = f"did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else readable.near(name, ours)
+        hint = f"did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else suggest(name, ours)
         raise InvalidRequest(f"penstock has no option '{name[:80]}'; {hint}")
     if not {use, *others} & {*_KNOWN[name].uses}:
         other = " and ".join(_WORDS[each] for each in _KNOWN[name].uses)

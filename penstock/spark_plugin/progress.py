@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock import readable
 from penstock.errors import PenstockError
+from penstock.text import format_size
 
 _EVERY = 0.5
 Show = Callable[[str], None]
@@ -43,7 +43,7 @@ def _follow(path: str, ask: Callable[[], dict[str, Any]], show: Show, done: thre
         if done.is_set():
             break
         seconds = time.monotonic() - began
-        amount = f"{found['rows']:,} rows, {readable.size(found['bytes'])}"
+        amount = f"{found['rows']:,} rows, {format_size(found['bytes'])}"
         show(f"{path}: {amount} of {found['attempts']:,} partitions are there, {seconds:.0f} s")
     show("")
 

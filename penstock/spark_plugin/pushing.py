@@ -1,4 +1,4 @@
-"""Spark's filters as the text of `penstock.filters`, which the server evaluates: those that come out exactly so."""
+"""Spark's filters as the server's filter text: those that come out exactly so."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock import filters
 from penstock.errors import InvalidRequest
+from penstock.rows.filter.parse import parse_filter
 
 _SIGNS = {"EqualTo": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=", "LessThan": "<", "LessThanOrEqual": "<="}
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -47,7 +47,7 @@ class Pushed:
     def _fits(self, text: str) -> bool:
         """Whether the server takes it with all the others: they have a most of characters and comparisons."""
         try:
-            filters.parse(self.text(text) or text, self._schema).check(self._schema, self._schema.names)
+            parse_filter(self.text(text) or text, self._schema).check(self._schema, self._schema.names)
         except InvalidRequest:
             return False
         return True

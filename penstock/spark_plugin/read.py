@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock import client as clients
+from penstock.client import client as clients
 from penstock.errors import InvalidRequest
-from penstock.spark_plugin import carry, types
-from penstock.spark_plugin.tasks import TICKETS, GetPieces, GetTickets, HandOut, plain
-from penstock.wire import EndpointNote
+from penstock.spark_plugin import carry
+from penstock.spark_plugin.worker import types
+from penstock.spark_plugin.worker.tasks import TICKETS, GetPieces, GetTickets, HandOut, plain
+from penstock.wire.body import EndpointNote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import datasource as sql
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.errors import Internal, InvalidRequest, PenstockError
-from penstock.paths import is_topic
-from penstock.spark_plugin import carry, types
+from penstock.spark_plugin import carry
 from penstock.spark_plugin.opened import OpenPut
-from penstock.wire import Mode
+from penstock.spark_plugin.worker import types
+from penstock.wire.body import Mode
+from penstock.wire.paths import is_topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from penstock import client as clients
+from penstock.client import client as clients
+from penstock.client.settings import Settings
 from penstock.errors import Internal, PenstockError, SchemaMismatch
-from penstock.settings import Settings
-from penstock.spark_plugin import asked, carry, options, types
+from penstock.spark_plugin import asked, carry, options
 from penstock.spark_plugin.offsets import a_range
 from penstock.spark_plugin.opened import OpenPut
 from penstock.spark_plugin.pushing import Pushed
 from penstock.spark_plugin.read import pieces
-from penstock.spark_plugin.tasks import GetTickets
-from penstock.wire import Mode
+from penstock.spark_plugin.worker import types
+from penstock.spark_plugin.worker.tasks import GetTickets
+from penstock.wire.body import Mode
 
 try:
     from pyspark.sql import datasource as sql

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import datasource as sql
 
-from penstock.client import Client
-from penstock.spark_plugin import asked, carry, options, types
-from penstock.spark_plugin.consuming import Consumption
+from penstock.client.client import Client
+from penstock.client.views import Info
+from penstock.spark_plugin import asked, carry, options
+from penstock.spark_plugin.consumption import Consumption
 from penstock.spark_plugin.offsets import MAX_DELAY, Limits, Offset
 from penstock.spark_plugin.read import pieces
-from penstock.spark_plugin.tasks import GetTickets
-from penstock.views import Info
-from penstock.wire import EndpointNote
+from penstock.spark_plugin.worker import types
+from penstock.spark_plugin.worker.tasks import GetTickets
+from penstock.wire.body import EndpointNote
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

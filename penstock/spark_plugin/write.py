@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from penstock import client as clients
+from penstock.client import client as clients
+from penstock.client.views import Written
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
-from penstock.spark_plugin import carry, tuning, types
+from penstock.spark_plugin import carry, tuning
 from penstock.spark_plugin.opened import OpenPut, Run
 from penstock.spark_plugin.progress import shown
-from penstock.spark_plugin.tasks import RECEIPTS
-from penstock.views import Written
-from penstock.wire import Mode
+from penstock.spark_plugin.worker import types
+from penstock.spark_plugin.worker.tasks import RECEIPTS
+from penstock.wire.body import Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock import projection, readable, steps
+from penstock import steps
 from penstock.errors import StoreFull, Unavailable
+from penstock.rows import slices
 from penstock.store import records
 from penstock.store.medium import Part, disk_error, lost
+from penstock.text import format_size
 
 _MAPPED = 1_024
 """Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. None has a descriptor,
@@ -140,7 +142,7 @@ class DiskMedium:
         free = disk.f_bavail * disk.f_frsize
         if free < min(_SPARED, disk.f_blocks * disk.f_frsize // 100):
             raise StoreFull(
-                f"the disk has {readable.size(free)} left, which the ledger may need: free some space, or delete "
+                f"the disk has {format_size(free)} left, which the ledger may need: free some space, or delete "
                 "something (penstock rm; bytes go when their last read ticket ends), then try again",
                 retry_after=5,
             )
@@ -191,7 +193,7 @@ class MappedPart:
     def reader(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
         if columns is None and self._table is not None:
             return self._table.to_reader()
-        return projection.open_stream(self._stream, columns)
+        return slices.open_stream(self._stream, columns)
 
     def descriptor(self) -> tuple[int, int]:
         return os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), self.bytes

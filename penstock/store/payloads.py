@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
-from penstock.paths import check_key
 from penstock.store.database import Database, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
+from penstock.wire.paths import check_key
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS payloads(

@@ -1,0 +1,1 @@
+"""The client: one file for each verb, and what they share."""

@@ -1,0 +1,120 @@
+"""What a client is told of datasets, as values that print well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, overload
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.text import format_age, format_html_table, format_size, format_table
+from penstock.wire.body import Entry
+
+_HEADS = ("path", "rows", "size", "parts", "changed", "")
+_RIGHT = ("rows", "size", "parts", "changed")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Info:
+    """A dataset, or a range of a topic: its schema, its size, and endpoints with a ticket for each run of parts.
+
+    Rows and bytes are -1, as Flight has it, where a filter decides.
+    """
+
+    path: str
+    schema: pa.Schema
+    rows: int
+    bytes: int
+    parts: int
+    changed: float | None
+    endpoints: tuple[flight.FlightEndpoint, ...]
+    local: str | None = None
+
+    @property
+    def location(self) -> str | None:
+        """Where the server says that tickets are good; None where it leaves that to who asks."""
+        return next((where.uri.decode() for endpoint in self.endpoints for where in endpoint.locations), None)
+
+    def __repr__(self) -> str:
+        amount = "some rows" if self.rows < 0 else f"{self.rows:,} rows, {format_size(self.bytes)}"
+        head = f"{self.path}: {amount} in {self.parts:,} parts"
+        return "\n".join(
+            [head, *(f"  {field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in self.schema)]
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Written:
+    """A finished write; prints as a line, in a notebook as HTML."""
+
+    path: str
+    write: str
+    mode: str
+    rows: int
+    bytes: int
+    parts: int
+    attempts: int
+    run: str | None = None
+    seconds: float | None = None
+    """How long it took; None where an earlier write of the same run had done it."""
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any], seconds: float | None = None) -> Self:
+        """The view of a write's summary."""
+        names = ("path", "write", "mode", "rows", "bytes", "parts", "attempts", "run")
+        return cls(**{name: summary[name] for name in names if name in summary}, seconds=seconds)
+
+    def __repr__(self) -> str:
+        amount = f"{self.rows:,} rows, {format_size(self.bytes)} in {self.parts:,} parts"
+        if self.seconds is None:
+            return f"{self.path}: {amount}, written before by run {self.run!r}"
+        return f"{self.path}: {amount}, {self.seconds:.1f} s ({format_size(self.bytes / max(self.seconds, 1e-6))}/s)"
+
+    def _repr_html_(self) -> str:
+        heads = ("path", "rows", "size", "parts", "attempts", "took", "write")
+        took = "before, by its run" if self.seconds is None else f"{self.seconds:.1f} s"
+        row = (self.path, f"{self.rows:,}", format_size(self.bytes), f"{self.parts:,}", f"{self.attempts:,}", took)
+        return format_html_table(heads, [(*row, f"write/{self.write}")], right=heads[1:6])
+
+
+class Listing(Sequence[Entry]):
+    """The lines of a listing; prints as a table, in a notebook as HTML."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = tuple(entries)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, at: int | slice) -> Entry | tuple[Entry, ...]:
+        return self._entries[at]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return format_table(_HEADS, self._rows(), right=_RIGHT) if self._entries else "nothing here"
+
+    def _repr_html_(self) -> str:
+        return format_html_table(_HEADS, self._rows(), right=_RIGHT)
+
+    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
+        printer.text(repr(self))  # type: ignore[attr-defined]  # IPython's, which isn't a dependency
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        now = time.time()
+        return [
+            (
+                entry.path,
+                f"{entry.rows:,}",
+                format_size(entry.bytes),
+                f"{entry.parts:,}",
+                "" if entry.changed is None else f"{format_age(now - entry.changed)} ago",
+                entry.state or "",
+            )
+            for entry in self._entries
+        ]

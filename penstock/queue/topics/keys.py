@@ -1,0 +1,90 @@
+"""Which shard a row of a topic is for: a key keeps to one shard, so that its rows keep their order."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidRequest
+from penstock.queue.topics.topic import Layout
+
+_INTERVAL = pa.month_day_nano_interval()
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def check(path: str, schema: pa.Schema, key: str) -> None:
+    """Refuse a key that two equal rows could have in two forms."""
+    if schema.get_field_index(key) < 0:
+        raise InvalidRequest(f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}")
+    kind = schema.field(key).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    short = pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind)  # which Arrow doesn't encode
+    if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind) or kind == _INTERVAL or short:
+        raise InvalidRequest(f"{path}: a key is a number without fraction, text, bytes, a date or a time, not {kind}")
+
+
+def sharded(
+    parts: Iterable[list[pa.RecordBatch]], topic: Layout | None, attempt: str
+) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    """What is put, by shard. Without a key all of a put goes to one, and keeps its order there."""
+    if topic is None or topic.key is None:
+        shard = int(attempt[:8], 16) % topic.shards if topic else 0
+        yield from ((shard, batches) for batches in parts)
+        return
+    for batches in parts:
+        found: dict[int, list[pa.RecordBatch]] = {}
+        for batch in batches:
+            for shard, rows in _by_key(batch, topic.key, topic.shards):
+                found.setdefault(shard, []).append(rows)
+        yield from found.items()
+
+
+def _by_key(batch: pa.RecordBatch, key: str, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if batch.schema.get_field_index(key) < 0:  # a column that may be missing reads as null
+        yield 0, batch
+        return
+    column: Any = batch.column(key)
+    if pa.types.is_nested(column.type):
+        raise InvalidRequest(f"the column {key} is the topic's key, which is no {column.type}")
+    if not pa.types.is_dictionary(column.type):
+        column = _plain(column).dictionary_encode()
+    values = _plain(column.dictionary).to_pylist()
+    places = [_place(value, shards) for value in values]  # each value once, not each row
+    of_row = pc.fill_null(pa.array(places, pa.int32()).take(column.indices), 0)
+    for shard in sorted({*places, 0}):
+        if (wanted := pc.equal(of_row, shard)).true_count:
+            yield shard, _filtered(batch, wanted)
+
+
+def _plain(column: Any) -> Any:
+    """The same values in a type that Arrow encodes, and Python prints one way with pandas or without."""
+    kind = column.type
+    if kind in _VIEWS:
+        return column.cast(_VIEWS[kind])
+    if pa.types.is_temporal(kind):
+        return column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    return column
+
+
+def _filtered(batch: pa.RecordBatch, wanted: pa.BooleanArray) -> pa.RecordBatch:
+    """These rows; Arrow filters no views."""
+    try:
+        if not any(field.type in _VIEWS for field in batch.schema):
+            return batch.filter(wanted)
+        plain = pa.RecordBatch.from_arrays(
+            [column.cast(_VIEWS.get(column.type, column.type)) for column in batch.columns], batch.schema.names
+        ).filter(wanted)
+        columns = [column.cast(field.type) for column, field in zip(plain.columns, batch.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    except pa.ArrowNotImplementedError as cannot:
+        raise InvalidRequest(f"rows with such columns can't be parted by their key: {str(cannot)[:200]}") from cannot
+
+
+def _place(value: object, shards: int) -> int:
+    if value is None:
+        return 0
+    return zlib.crc32(value if isinstance(value, bytes) else str(value).encode()) % shards

@@ -1,0 +1,1 @@
+"""Arrow in, Arrow out: schemas, slices of batches, filters."""

@@ -1,0 +1,1 @@
+"""What runs in Spark's workers, and all that travels to them."""

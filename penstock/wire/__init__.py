@@ -1,0 +1,1 @@
+"""What crosses the wire, as types that both ends encode and decode. No I/O."""

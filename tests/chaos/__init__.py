@@ -1,0 +1,1 @@
+"""The chaos run: one workload under every fault, checked by laws."""

@@ -1,0 +1,468 @@
+"""The client: what goes in, what comes out, what is tried again, and what is seen when it fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.client import local
+from penstock.client.client import _ALIVE, Client, connect
+from penstock.errors import (
+    AlreadyExists,
+    Denied,
+    InvalidRequest,
+    Lost,
+    NotFound,
+    PenstockError,
+    SchemaMismatch,
+    StoreFull,
+    Unavailable,
+    WriteEnded,
+)
+from penstock.flight_server.config import Settings
+from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.limits import Limits
+from penstock.flight_server.local import LocalDoor
+from penstock.flight_server.server import PenstockServer
+from penstock.store.disk import DiskMedium
+from tests.kit.cut_wire import wire
+from tests.kit.server import process_server
+from tests.kit.wait import descriptors, eventually
+
+TABLE = pa.table({"id": [1, 2, 3], "city": ["Bergen", "Oslo", None]})
+
+
+class Capsule:
+    """Anything that hands out an Arrow stream, as pandas, polars and DuckDB do."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "table": lambda: TABLE,
+    "batch": lambda: TABLE.to_batches()[0],
+    "reader": TABLE.to_reader,
+    "capsule": lambda: Capsule(TABLE),
+    "iterator": lambda: iter(TABLE.to_batches()),
+    "list": TABLE.to_batches,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_put_takes_whatever_holds_arrow_data(client: Client, kind: str) -> None:
+    receipt = client.put("store/t", KINDS[kind]())
+    assert receipt.rows == 3
+    assert client.get("store/t").read_all() == TABLE
+
+
+@pytest.mark.parametrize("wrong", [{"a": [1]}, "rows", 7, [{"a": 1}]])
+def test_put_refuses_what_it_can_not_send_and_names_it(client: Client, wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
+        client.put("store/t", wrong)
+
+
+def test_an_empty_iterator_needs_a_schema(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="schema="):
+        client.put("store/t", iter([]))
+    client.put("store/t", iter([]), schema=TABLE.schema)
+    assert client.get("store/t").read_all() == TABLE.schema.empty_table()
+
+
+def test_modes(client: Client) -> None:
+    client.put("store/t", TABLE)
+    with pytest.raises(AlreadyExists, match="append"):
+        client.put("store/t", TABLE)
+    client.put("store/t", TABLE, mode="append")
+    assert client.get("store/t").read_all() == pa.concat_tables([TABLE, TABLE])
+    client.put("store/t", TABLE.slice(1), mode="overwrite")
+    assert client.get("store/t").read_all() == TABLE.slice(1)
+
+
+def test_a_run_is_written_once(client: Client) -> None:
+    first = client.put("store/t", TABLE, mode="append", run="day-1")
+    assert client.put("store/t", TABLE.slice(1), mode="append", run="day-1") == first
+    assert client.info("store/t").rows == 3
+
+
+def test_another_schema_is_refused_with_the_difference(client: Client) -> None:
+    client.put("store/t", TABLE)
+    with pytest.raises(SchemaMismatch, match=r"id is int64, got string.*"):
+        client.put("store/t", pa.table({"id": ["x"], "city": ["y"]}), mode="append")
+
+
+def test_columns_come_in_the_order_asked_for(client: Client) -> None:
+    client.put("store/t", TABLE)
+    assert client.get("store/t", columns=["city", "id"]).read_all() == TABLE.select(["city", "id"])
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4, 5, 100])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_limit_holds_over_several_parts(
+    client: Client, limit: int, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not mapped:
+        monkeypatch.setattr(local.LocalParts, "open", lambda self, ticket: None)
+    for start in range(0, 9, 3):
+        client.put("store/t", pa.table({"n": range(start, start + 3)}), mode="append")
+    found = client.get("store/t", limit=limit).read_all()
+    assert found["n"].to_pylist() == list(range(9))[:limit]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("store", ["disk:", "memory:"])
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_rows_come_back_in_order_by_map_and_by_do_get(
+    make_server: Callable[..., PenstockServer], mapped: bool, store: str, parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not mapped:
+        monkeypatch.setattr(local.LocalParts, "__init__", lambda self, name: setattr(self, "_socket", None))
+    server = make_server(store=store)
+    table = pa.table({"n": np.arange(5_000_000), "s": pa.array(["a", "b"] * 2_500_000).dictionary_encode()})
+    with connect(server.url) as client:
+        client.put("store/t", table)
+        assert client.info("store/t").parts > 3
+        assert client.get("store/t", parallel=parallel).read_all().equals(table)
+    handed_over = any(line.startswith("penstock_maps_total ") for line in server.metrics.text().splitlines())
+    assert handed_over == (mapped and store == "disk:")
+
+
+def test_parts_that_are_sent_come_side_by_side_if_that_is_asked_for(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.LocalParts, "__init__", lambda self, name: setattr(self, "_socket", None))
+    both, fetch = threading.Barrier(2, timeout=30), Client.fetch
+
+    def met(self: Client, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        both.wait()
+        return fetch(self, ticket)
+
+    monkeypatch.setattr(Client, "fetch", met)
+    with connect(make_server().url) as client:
+        client.put("store/t", pa.table({"n": [1]}))
+        client.put("store/t", pa.table({"n": [2], "more": ["x"]}), mode="append")  # another schema: another endpoint
+        assert client.get("store/t", parallel=2).read_all()["n"].to_pylist() == [1, 2]
+
+
+def test_a_dataset_of_many_parts_is_mapped_without_a_descriptor_for_each(client: Client) -> None:
+    for number in range(60):
+        client.put("store/t", pa.table({"n": [number]}), mode="append")
+    before = descriptors(os.getpid())
+    table = client.get("store/t").read_all()
+    eventually(lambda: descriptors(os.getpid()) < before + 30, what="the door has closed its own")
+    assert table["n"].to_pylist() == list(range(60))
+
+
+def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.put("store/t", TABLE)
+    open_for = LocalDoor._opened
+    shut = threading.Event()
+
+    def late(*given: Any) -> Any:
+        shut.wait(20)
+        return open_for(*given)
+
+    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    monkeypatch.setattr(LocalDoor, "_opened", late)
+    assert client.get("store/t").read_all() == TABLE
+    shut.set()
+
+
+def test_a_reader_out_of_descriptors_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.put("store/t", TABLE)
+    monkeypatch.setattr(local, "_mapped", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    assert client.get("store/t").read_all() == TABLE
+
+
+def test_one_part_by_number(client: Client) -> None:
+    for n in range(3):
+        client.put("store/t", pa.table({"n": [n]}), mode="append")
+    assert client.get("store/t", part=1).read_all()["n"].to_pylist() == [1]
+    with pytest.raises(NotFound, match="it has 3"):
+        client.get("store/t", part=3)
+
+
+def test_a_reader_outlives_overwrite_and_delete(client: Client) -> None:
+    client.put("store/t", TABLE)
+    before = client.get("store/t")
+    client.put("store/t", TABLE.slice(2), mode="overwrite")
+    client.delete("store/t")
+    assert before.read_all() == TABLE
+
+
+def test_added_columns_are_null_in_older_rows(client: Client) -> None:
+    client.put("store/t", TABLE)
+    client.put("store/t", TABLE.append_column("zip", pa.array(["1", "2", "3"])), mode="append")
+    found = client.get("store/t", columns=["zip", "id"]).read_all()
+    assert found.to_pydict() == {"zip": [None] * 3 + ["1", "2", "3"], "id": [1, 2, 3, 1, 2, 3]}
+
+
+class TestWriter:
+    def test_leaving_commits(self, client: Client) -> None:
+        with client.writer("store/t", TABLE.schema) as writer:
+            writer.write(TABLE)
+            writer.write(TABLE.to_batches()[0])
+        assert writer.receipt is not None
+        assert writer.receipt.rows == 6
+        assert client.info("store/t").rows == 6
+
+    def test_leaving_by_exception_writes_nothing_and_shows_the_users_own(self, client: Client) -> None:
+        with pytest.raises(ZeroDivisionError), client.writer("store/t", TABLE.schema) as writer:
+            writer.write(TABLE)
+            _ = 1 / 0
+        assert len(client.list()) == len(client.list("write/")) == 0
+
+    def test_a_refusal_says_the_servers_reason(self, client: Client) -> None:
+        client.put("store/t", TABLE)
+        writer = client.writer("store/t", TABLE.schema)
+        with pytest.raises(AlreadyExists):
+            for _ in range(1_000):
+                writer.write(TABLE)
+
+    def test_a_closed_writer_takes_no_more(self, client: Client) -> None:
+        writer = client.writer("store/t", TABLE.schema)
+        assert writer.close() == writer.close()
+        with pytest.raises(InvalidRequest, match="closed"):
+            writer.write(TABLE)
+
+    def test_an_iterator_that_fails_leaves_nothing(self, client: Client) -> None:
+        def broken() -> Iterator[pa.RecordBatch]:
+            yield TABLE.to_batches()[0]
+            raise KeyError("the user's own")
+
+        with pytest.raises(KeyError, match="own"):
+            client.put("store/t", broken())
+        assert len(client.list()) == 0
+
+
+class TestPrinting:
+    def test_a_listing_is_a_table_and_html_in_a_notebook(self, client: Client) -> None:
+        client.put("store/a/t", TABLE)
+        listing = client.list()
+        assert "store/a/" in repr(listing)
+        assert "3" in repr(listing)
+        assert listing._repr_html_().startswith("<table>")
+        assert [entry.path for entry in client.list("store/a")] == ["store/a/t"]
+        assert [entry.path for entry in client.list(recursive=True)] == ["store/a/t"]
+
+    def test_an_info_shows_rows_and_columns(self, client: Client) -> None:
+        client.put("store/t", TABLE)
+        assert repr(client.info("store/t")) == (
+            f"store/t: 3 rows, {client.info('store/t').bytes} B in 1 parts\n  id: int64\n  city: string"
+        )
+
+    def test_a_secret_is_never_printed(self) -> None:
+        client = connect("grpc://127.0.0.1:1", token="canary-canary-canary")
+        assert "canary" not in repr(client) + repr(client.settings)
+
+
+@pytest.mark.faults
+class TestTryingAgain:
+    def test_settings_pickle_and_connect_elsewhere(self, client: Client) -> None:
+        client.put("store/t", TABLE)
+        with pickle.loads(pickle.dumps(client)) as other:
+            assert other.get("store/t").read_all() == TABLE
+
+    def test_a_server_that_is_not_there_gives_up_with_the_cure(self) -> None:
+        with connect("grpc://127.0.0.1:1", retry_for=0.2) as client, pytest.raises(Unavailable, match="penstock serve"):
+            client.list()
+
+    @pytest.mark.parametrize("data", [TABLE, Capsule(TABLE)], ids=["read again", "read once"])
+    def test_one_stream_too_many_is_tried_again_until_there_is_room(
+        self, make_server: Callable[..., PenstockServer], data: Any
+    ) -> None:
+        server = make_server(limits=Limits(streams=1))
+        with connect(server.url, retry_for=20) as client:
+            holding = client.writer("store/a", TABLE.schema)
+            holding.write(TABLE)
+            eventually(lambda: server.streams.open_streams == 1)
+            with ThreadPoolExecutor(1) as pool:
+                second = pool.submit(client.put, "store/b", data)
+                eventually(lambda: 'verb="do_put",code="unavailable"' in server.metrics.text())
+                holding.close()
+                assert second.result(20).rows == 3
+
+    def test_what_can_be_read_once_and_was_begun_is_not_put_without_its_head(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server refuses it behind some rows; what is left is no whole."""
+        write, fail = DiskMedium.write, [True]
+
+        def fails_once(*given: Any) -> Any:
+            if fail.pop() if fail else False:
+                raise Unavailable("the disk failed", retry_after=0.01)
+            return write(*given)
+
+        monkeypatch.setattr(DiskMedium, "write", fails_once)
+        with pytest.raises(Unavailable, match="the disk failed"):
+            client.put("store/t", iter(TABLE.to_batches(max_chunksize=1)))
+        assert len(client.list()) == 0
+        fail.append(True)
+        assert client.put("store/t", TABLE).rows == 3  # which can be read again, and was
+
+    def test_a_full_store_is_not_tried_again(self, make_server: Callable[..., PenstockServer]) -> None:
+        with connect(make_server(quota=10).url) as client, pytest.raises(StoreFull, match="quota"):
+            client.put("store/t", TABLE)
+
+    @pytest.mark.process
+    def test_a_restarted_server_is_found_again(self, tmp_path: Path) -> None:
+        with process_server(tmp_path / "data") as first:
+            client = connect(first.url, retry_for=30)
+            client.put("store/t", TABLE)
+            info = client.info("store/t")
+            first.kill()
+        with process_server(tmp_path / "data", listen=first.url.replace("+tcp", "")):
+            assert client.get("store/t").read_all() == TABLE
+            tickets = [endpoint.ticket for endpoint in info.endpoints]
+            assert sum(batch.num_rows for ticket in tickets for batch in client.fetch(ticket.ticket)) == 3
+
+    @pytest.mark.process
+    def test_a_put_whose_answer_was_lost_is_sent_again_and_happens_once(self, tmp_path: Path) -> None:
+        """The server dies after the transaction and before the answer; the second try finds the run done."""
+        with process_server(tmp_path / "data", crash_at="put.recorded") as first:
+            client = connect(first.url, retry_for=60)
+            with ThreadPoolExecutor(1) as pool:
+                receipt = pool.submit(client.put, "store/t", TABLE, mode="append")
+                first.process.wait(30)
+                with process_server(tmp_path / "data", listen=first.url.replace("+tcp", "")):
+                    assert receipt.result(60).rows == 3
+                    assert client.info("store/t").rows == 3
+
+    def test_a_stream_that_can_not_be_read_twice_is_not_sent_twice(self, client: Client) -> None:
+        taken: list[int] = []
+
+        def once() -> Iterator[pa.RecordBatch]:
+            taken.append(1)
+            yield TABLE.to_batches()[0]
+            raise Unavailable("as if the connection broke")
+
+        with pytest.raises(Unavailable):
+            client.put("store/t", once())
+        assert taken == [1]
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    def work(n: int) -> int:
+        client.put(f"store/t{n}", pa.table({"n": [n]}))
+        found: int = client.get(f"store/t{n}").read_all()["n"][0].as_py()
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(40))) == list(range(40))
+    assert len(client.list()) == 40
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-get")]
+
+
+def test_what_was_in_memory_is_lost_by_name_after_a_restart(
+    make_server: Callable[..., PenstockServer], tmp_path: Path
+) -> None:
+    settings = Settings(data=tmp_path / "m", listen="grpc://127.0.0.1:0", store="memory:")
+    with serving(settings) as server, connect(server.url) as client:
+        client.put("store/t", TABLE)
+    with serving(settings) as server, connect(server.url) as client:
+        assert client.list()[0].state == "lost"
+        with pytest.raises(Lost, match="overwrite"):
+            client.get("store/t")
+        with pytest.raises(Lost, match="overwrite"):
+            client.put("store/t", TABLE, mode="append")
+        client.put("store/t", TABLE, mode="overwrite")
+        assert client.get("store/t").read_all() == TABLE
+
+
+def test_an_unknown_action_says_which_there_are(client: Client) -> None:
+    with pytest.raises(NotFound, match=r"write\.open"):
+        client.call("write.opne")
+
+
+def test_every_error_is_one_of_ours(client: Client) -> None:
+    for call in (
+        lambda: client.get("store/none"),
+        lambda: client.get("queue/none"),
+        lambda: client.delete("store/none"),
+        lambda: client.delete("write/none"),
+        lambda: client.list("nothing/"),
+        lambda: client.call("write.open", {"path": "store/x", "mode": "upsert"}),
+        lambda: list(client.fetch(b"forged")),
+    ):
+        with pytest.raises(PenstockError) as seen:
+            call()
+        assert seen.value.request
+        assert not isinstance(seen.value, Denied) or "get a new one" in str(seen.value)
+
+
+# --- many attempts, many processes ---------------------------------------------------------------
+
+
+def test_attempts_are_written_by_ticket_and_read_by_ticket(client: Client, server: PenstockServer) -> None:
+    opened = client.call("write.open", {"path": "store/x"})
+    elsewhere = Client(client.settings.for_tasks(opened.get("location")))
+    receipts = []
+    for start in (0, 10):
+        with elsewhere.attempt(opened["ticket"], pa.schema({"id": pa.int64()})) as writer:
+            writer.write(pa.table({"id": range(start, start + 10)}))
+        receipts.append(writer.close())
+    client.call("write.finish", {"ticket": opened["ticket"], "attempts": [receipt.attempt for receipt in receipts]})
+
+    tickets = [endpoint.ticket.ticket for endpoint in client.info("store/x").endpoints]
+    rows = [row for ticket in tickets for batch in elsewhere.fetch(ticket) for row in batch["id"].to_pylist()]
+    assert sorted(rows) == list(range(20))
+    assert elsewhere.settings.token is None
+
+
+def test_an_attempt_waits_until_the_server_has_room(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(limits=Limits(streams=1))
+    with connect(server.url, retry_for=20) as client:
+        opened = client.call("write.open", {"path": "store/x"})
+        schema = pa.schema({"id": pa.int64()})
+        first = client.attempt(opened["ticket"], schema)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(client.attempt, opened["ticket"], schema)
+            time.sleep(0.2)  # it may be refused in the meantime, and then asks again
+            assert not second.done()
+            receipt = first.close()
+            with second.result(20) as writer:
+                writer.write(pa.table({"id": [1]}))
+        assert {receipt.rows, writer.close().rows} == {0, 1}
+
+
+def test_an_attempt_of_a_write_that_has_ended_is_refused_before_a_batch_is_sent(client: Client) -> None:
+    opened = client.call("write.open", {"path": "store/x"})
+    client.call("write.abort", {"ticket": opened["ticket"]})
+    with pytest.raises(WriteEnded):
+        client.attempt(opened["ticket"], pa.schema({"id": pa.int64()}))
+
+
+def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(advertise="grpc://127.0.0.1:1")
+    with connect(f"grpc://127.0.0.1:{server.port}") as client:
+        opened = client.call("write.open", {"path": "store/x"})
+    assert opened["location"] == "grpc://127.0.0.1:1"
+    assert client.settings.for_tasks(opened["location"]).url == "grpc://127.0.0.1:1"
+
+
+def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.client._ALIVE", [(name, 500) for name, _ in _ALIVE])
+    with wire() as proxy:
+        proxy.target = make_server(advertise=proxy.url).port
+        with connect(proxy.url, retry_for=0) as client:
+            writer = client.writer("store/x", TABLE.schema)
+            writer.write(TABLE)
+            with proxy.half_open(), pytest.raises(Unavailable):
+                writer.close()

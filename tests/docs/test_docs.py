@@ -1,0 +1,226 @@
+"""The pages are true: their code runs, their links lead somewhere, what they list exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock
+from penstock.client.client import Client
+from penstock.flight_server.server import PenstockServer
+from penstock.wire.body import ReadCommand
+from scripts.demo import trips as make_trips
+from scripts.planted import run as planting
+from tests.kit.server import process_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(page: str | Path, kind: str) -> list[str]:
+    """The code blocks of a page that begin with ```kind, a regular expression, and nothing more on that line."""
+    return re.findall(rf"^```(?:{kind})\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def pages_with(kind: str) -> list[str]:
+    """The pages that have such blocks."""
+    return [str(page.relative_to(ROOT)) for page in PAGES if blocks(page, kind)]
+
+
+def run_all(page: str, kind: str, names: dict[str, Any]) -> dict[str, Any]:
+    """The names that a page's blocks leave, run one after the other."""
+    for code in blocks(page, kind):
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.usefixtures("capsys")
+def test_python_on_a_page_runs_as_it_stands(page: str, server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    run_all(page, "python", {"url": server.url})
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", pages_with("python spark"))
+@pytest.mark.usefixtures("capsys")
+def test_spark_code_on_a_page_runs_as_it_stands(
+    page: str, spark: SparkSession, server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the page's plain Python in between; whatever it opens, it ends."""
+    if spark.version.startswith("3.") and any("penstock.DataSource" in code for code in blocks(page, "python spark")):
+        pytest.skip("Spark 3.5 has no data sources in Python")
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    run_all(page, "python|python spark", {"spark": spark, "penstock": penstock})
+    assert len(client.list("write/")) == 0
+
+
+@pytest.mark.spark
+def test_the_readmes_spark_code_writes_and_reads_what_it_says(
+    spark: SparkSession,
+    server: PenstockServer,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    names = run_all("README.md", "python spark", {"spark": spark})
+
+    rows = [(n, n % 7, n % 1000 / 10) for n in range(100_000)]
+    cheap = [(n, fare) for n, day, fare in rows if fare < 0.5 and day in (5, 6)]
+    assert re.match(rf"store/readme/fares: 100,000 rows, .*\n{len(cheap)}\n", capsys.readouterr().out)
+    assert sorted(tuple(row) for row in names["cheap"].collect()) == cheap
+    found = client.get("store/readme/fares").read_all()
+    assert sorted(zip(*found.to_pydict().values(), strict=True)) == rows  # written twice, the second time by hand
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", ["README.md", "docs/spark.md"])
+def test_a_batch_that_a_stream_repeats_is_written_once(
+    page: str,
+    spark: SparkSession,
+    server: PenstockServer,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page's foreachBatch, in a query that ends between a batch's write and its commit, and starts again."""
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    (code,) = [code for code in blocks(page, "python") if "def save(df, batch):" in code]
+    names: dict[str, Any] = {"penstock": penstock}
+    exec(compile(code, page, "exec"), names)
+    for number in range(3):
+        pq.write_table(pa.table({"id": [number * 10, number * 10 + 1]}), tmp_path / f"{number}.parquet")
+    batches: list[int] = []
+
+    def save(df: DataFrame, batch: int) -> None:
+        batches.append(batch)
+        names["save"](df, batch)
+        if batches == [0, 1]:
+            raise RuntimeError("ended before its commit")
+
+    stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(tmp_path))
+    writer = stream.writeStream.foreachBatch(save).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception, match="ended before its commit"):
+        writer.trigger(availableNow=True).start().awaitTermination(100)
+    assert [entry.rows for entry in client.list("store/", recursive=True)] == [4]
+    writer.trigger(availableNow=True).start().awaitTermination(100)
+
+    assert batches == [0, 1, 1, 2]
+    (orders,) = client.list("store/", recursive=True)
+    assert sorted(client.get(orders.path).read_all()["id"].to_pylist()) == [0, 1, 10, 11, 20, 21]
+
+
+def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockServer, client: Client) -> None:
+    """As the wire page says in its first lines."""
+    code = blocks("docs/wire.md", "python")[0]
+    without = code.replace("writer.write_metadata(json.dumps(trailer).encode())\n", "")
+    assert without != code
+    with pytest.raises(Exception, match="ended without its trailer"):
+        exec(compile(without, "wire.md", "exec"), {"url": server.url})
+    assert len(client.list()) == len(client.list("write/")) == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page", ["README.md", "docs/topics.md"])
+def test_command_lines_on_a_page_run_word_for_word(page: str, tmp_path: Path) -> None:
+    """All but make, which runs the server and the demo themselves."""
+    trips = make_trips(20_000)
+    pq.write_table(trips, tmp_path / "trips.parquet")
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines() if not line.startswith("make")]
+    assert len([line for line in lines if line.startswith("penstock")]) >= 5
+    with process_server(tmp_path / "data") as server:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        for line in lines:
+            done = subprocess.run(
+                line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+                env={**os.environ, "PENSTOCK_URL": server.url, "PATH": path},
+            )  # fmt: skip
+            assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+            assert not done.stderr, f"$ {line}\n{done.stderr}"
+    if page == "README.md":
+        assert pq.read_table(tmp_path / "out.parquet").equals(trips)
+
+
+def test_the_wire_page_has_every_action_and_every_code(client: Client) -> None:
+    page = (ROOT / "docs/wire.md").read_text()
+    for name in client.actions():
+        assert f"| `{name}` |" in page
+    for kind in vars(penstock.errors).values():
+        if isinstance(kind, type) and issubclass(kind, penstock.errors.PenstockError) and kind.code != "error":
+            assert f"`{kind.code}`" in page
+
+
+def test_the_wire_page_has_every_field_of_a_read() -> None:
+    page = (ROOT / "docs/wire.md").read_text()
+    for field in fields(ReadCommand):
+        assert re.search(rf"[{{ ]{field.name}[,}}]", page), field.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_place_on_the_walk_exists() -> None:
+    """docs/walk.md lists `file:function` in the order in which a table meets them."""
+    places = re.findall(r"`(penstock/[\w/]+\.py):(?:(\w+)\.)?(\w+)`", (ROOT / "docs/walk.md").read_text())
+    assert len(places) > 20
+    for file, owner, name in places:
+        text = (ROOT / file).read_text()
+        if owner:
+            text = text[re.search(rf"^class {owner}\b", text, re.MULTILINE).start() :]  # type: ignore[union-attr]
+        assert re.search(rf"^\s*(def|class) {name}\b", text, re.MULTILINE), f"{file} has no {name}"
+
+
+def test_every_planted_bug_fits_the_code(tmp_path: Path) -> None:
+    """Before it is looked for, which takes longer."""
+    shutil.copytree(ROOT / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    originals = {file: file.read_text() for file in tmp_path.rglob("*.py")}
+    for patch in (ROOT / "scripts/planted").glob("*.patch"):
+        planting.plant(patch.read_text(), tmp_path)
+        for file, text in originals.items():
+            file.write_text(text)
+
+
+def test_every_promise_names_a_test_and_a_planted_bug_that_exist() -> None:
+    page = (ROOT / "docs/guarantees.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "tests/" in line]
+    assert len(rows) > 10
+    for row in rows:
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row):
+            assert re.search(rf"(def|class) {name}\b", (ROOT / file).read_text()) if name else (ROOT / file).exists(), (
+                row
+            )
+        for bug in re.findall(r"`([\w-]+)\.patch`", row):
+            assert (ROOT / "scripts/planted" / f"{bug}.patch").exists(), row
+
+
+def test_every_planted_bug_stands_beside_a_promise_whose_tests_find_it() -> None:
+    """Else `make planted` is green, and the promise's own tests may be blind to what would break it."""
+    bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}
+    seen = set()
+    for row in (ROOT / "docs/guarantees.md").read_text().splitlines():
+        if ".patch`" not in row:
+            continue
+        _, _, proof, broken, _ = row.split("|")
+        proved = set(re.findall(r"tests/[\w/]+\.py", proof))
+        for bug in re.findall(r"`([\w-]+)\.patch`", broken):
+            asked = {argument.partition("::")[0] for argument in bugs[bug]}
+            assert proved & asked, f"{bug} is looked for by {bugs[bug]}: {row}"
+            seen.add(bug)
+    assert seen == set(bugs), "these have no promise"

@@ -1,0 +1,223 @@
+"""Who may do what: TLS, the token, and tickets that are enough for their own verb."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import adbc_driver_flightsql.dbapi as adbc
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+import trustme
+
+from penstock.flight_server.server import PenstockServer
+from tests.kit.plain import at, attempt_of, call, code_of, info, names, new_attempt, put, read, refused, trips
+
+TOKEN = "canary-0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server behind TLS and a token, and the authority that vouches for it."""
+
+    server: PenstockServer
+    url: str
+    ca: bytes
+
+    def connect(self) -> flight.FlightClient:
+        return flight.connect(self.url, tls_root_certs=self.ca)
+
+
+@pytest.fixture
+def guarded(make_server: Callable[..., PenstockServer], tmp_path: Path) -> Guarded:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    server = make_server(
+        listen="grpc+tls://127.0.0.1:0", tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem",
+        token_file=token_file(tmp_path, TOKEN),
+    )  # fmt: skip
+    assert server.url is not None
+    return Guarded(server, server.url, authority.cert_pem.bytes())
+
+
+@pytest.fixture
+def known() -> flight.FlightCallOptions:
+    return bearer(TOKEN)
+
+
+@pytest.fixture
+def there(guarded: Guarded) -> Iterator[flight.FlightClient]:
+    with guarded.connect() as found:
+        yield found
+
+
+def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "token"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def bearer(token: str) -> flight.FlightCallOptions:
+    return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+
+
+Verb = Callable[[flight.FlightClient, flight.FlightCallOptions | None], object]
+VERBS: dict[str, Verb] = {
+    "get_flight_info": lambda c, o: c.get_flight_info(at("store/x"), o),
+    "list_flights": lambda c, o: list(c.list_flights(b"", o)),
+    "do_put to a path": lambda c, o: put(c, at("store/y"), [trips(1)], options=o),
+    "write.open": lambda c, o: call(c, "write.open", o, path="store/z"),
+    "describe": lambda c, o: call(c, "describe", o, path="store/x"),
+    "delete": lambda c, o: call(c, "delete", o, path="store/x"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_the_right_token_opens_every_verb_and_no_token_or_a_wrong_one_none(
+    there: flight.FlightClient, known: flight.FlightCallOptions, verb: Verb
+) -> None:
+    put(there, at("store/x"), [trips(1)], options=known)
+
+    with refused("denied", "needs the server's token"):
+        verb(there, None)
+    for wrong in (bearer("wrong-0123456789abcdef"), bearer(""), bearer(TOKEN[:-1]), bearer(TOKEN + "0")):
+        with refused("denied", "token is wrong"):
+            verb(there, wrong)
+    assert [found.descriptor.path[-1] for found in there.list_flights(b"", known)] == [b"x"]
+    verb(there, known)
+
+
+def test_get_schema_needs_the_token_too(there: flight.FlightClient, known: flight.FlightCallOptions) -> None:
+    put(there, at("store/x"), [trips(1)], options=known)
+    with pytest.raises(pa.ArrowException, match="needs the server's token"):
+        there.get_schema(at("store/x"))
+    assert there.get_schema(at("store/x"), known).schema == trips(1).schema
+
+
+def test_a_ticket_alone_is_enough_for_its_own_verb(there: flight.FlightClient, known: flight.FlightCallOptions) -> None:
+    opened = call(there, "write.open", known, path="store/x")
+    attempt = new_attempt()
+
+    put(there, attempt_of(opened["ticket"], attempt), [trips(1, 2)])
+    call(there, "write.finish", ticket=opened["ticket"], attempts=[attempt])
+    (endpoint,) = there.get_flight_info(at("store/x"), known).endpoints
+
+    assert there.do_get(endpoint.ticket).read_all().num_rows == 2
+
+
+def test_a_wrong_token_is_refused_even_with_a_ticket(
+    there: flight.FlightClient, known: flight.FlightCallOptions
+) -> None:
+    put(there, at("store/x"), [trips(1)], options=known)
+    (endpoint,) = there.get_flight_info(at("store/x"), known).endpoints
+    with refused("denied", "token is wrong"):
+        there.do_get(endpoint.ticket, bearer("wrong-0123456789abcdef")).read_all()
+
+
+def test_a_login_by_password_gives_a_bearer_token_to_go_on_with(there: flight.FlightClient) -> None:
+    header = there.authenticate_basic_token("anybody", TOKEN)
+
+    options = flight.FlightCallOptions(headers=[header])
+    put(there, at("store/x"), [trips(1)], options=options)
+    assert len(list(there.list_flights(b"", options))) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a", "ab", "abc", "müller"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_basic_is_read_with_and_without_padding(there: flight.FlightClient, name: str, padded: bool) -> None:
+    """Python pads base64, Go does not."""
+    value = base64.b64encode(f"{name}:{TOKEN}".encode())
+    header = b"Basic " + (value if padded else value.rstrip(b"="))
+    options = flight.FlightCallOptions(headers=[(b"authorization", header)])
+    assert list(there.list_flights(b"", options)) == []
+
+
+def test_a_login_by_a_wrong_password_is_refused(there: flight.FlightClient) -> None:
+    for password in ("", "wrong", TOKEN[:-1]):
+        with pytest.raises(flight.FlightUnauthenticatedError, match="token is wrong"):
+            there.authenticate_basic_token("anybody", password)
+
+
+@pytest.mark.parametrize(
+    "header", [b"Basic", b"Basic ", b"Basic !!!", b"Basic /w==", b"Bearer", b"", b"Negotiate x", TOKEN.encode()]
+)
+def test_a_header_that_is_none_is_refused(there: flight.FlightClient, header: bytes) -> None:
+    options = flight.FlightCallOptions(headers=[(b"authorization", header)])
+    with refused("denied"):
+        call(there, "describe", options, path="store/x")
+
+
+def adbc_login(guarded: Guarded, password: str) -> str:
+    """Log in with the unmodified ADBC driver; what it says when it asks its first question."""
+    options = {
+        "username": "anybody",
+        "password": password,
+        "adbc.flight.sql.client_option.tls_root_certs": guarded.ca.decode(),
+    }
+    try:
+        with adbc.connect(guarded.url, db_kwargs=options, autocommit=True) as connection:
+            connection.adbc_get_info()
+    except adbc.Error as error:
+        return str(error)
+    return ""
+
+
+def test_the_adbc_driver_logs_in_with_name_and_password(guarded: Guarded) -> None:
+    """It goes on with the bearer token that it was given; SQL itself is refused as such, not for want of a login."""
+    said = adbc_login(guarded, TOKEN)
+
+    page = guarded.server.metrics.text()
+    assert 'penstock_calls_total{verb="handshake"} 1' in page
+    assert 'verb="handshake",code' not in page
+    assert 'code="denied"' not in page
+    assert "token" not in said
+
+
+def test_the_adbc_driver_is_refused_with_a_wrong_password(guarded: Guarded) -> None:
+    assert "the token is wrong" in adbc_login(guarded, "wrong")
+    assert 'penstock_errors_total{verb="handshake",code="denied"} 1' in guarded.server.metrics.text()
+
+
+def test_without_tls_nothing_is_answered(guarded: Guarded) -> None:
+    url = guarded.url.replace("grpc+tls", "grpc+tcp")
+    with flight.connect(url) as plain, pytest.raises(flight.FlightUnavailableError):
+        list(plain.list_flights(b"", flight.FlightCallOptions(timeout=5)))
+
+
+def test_a_server_that_another_authority_vouches_for_is_not_believed(guarded: Guarded) -> None:
+    other = trustme.CA().cert_pem.bytes()
+    with flight.connect(guarded.url, tls_root_certs=other) as there, pytest.raises(flight.FlightError):
+        list(there.list_flights(b"", flight.FlightCallOptions(timeout=5)))
+
+
+def test_the_token_is_in_no_log_and_no_error(
+    guarded: Guarded, there: flight.FlightClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        said = [adbc_login(guarded, TOKEN), adbc_login(guarded, TOKEN[:-1])]
+        put(there, at("store/x"), [trips(1)], options=bearer(TOKEN))
+        for options in (None, bearer(TOKEN[:-1]), bearer(TOKEN)):
+            for verb in (*VERBS.values(), *VERBS.values()):
+                try:
+                    verb(there, options)
+                except flight.FlightError as error:
+                    said += [str(error), str(error.extra_info)]
+    assert len(said) > 10
+    assert "denied" in caplog.text
+    assert not [text for text in [*said, caplog.text, guarded.server.metrics.text()] if TOKEN[:-1] in text]
+
+
+def test_without_a_token_configured_everybody_is_known(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)], options=bearer("whatever"))
+    assert names(bare) == ["store/x"]
+    assert read(bare, "store/x").num_rows == 1
+    with pytest.raises(flight.FlightError) as caught:
+        info(bare, "store/y")
+    assert code_of(caught.value) == "not-found"

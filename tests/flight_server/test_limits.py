@@ -1,0 +1,259 @@
+"""Limits: one stream too large, too long or too silent is refused, by the limit's name, and others aren't touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from penstock.flight_server.limits import Limits
+from penstock.flight_server.server import PenstockServer
+from tests.kit.plain import TRIPS, at, call, code_of, ids, info, names, new_attempt, noted, put, refused, trailer, trips
+from tests.kit.raw_flight import RawFlight, flight_data
+from tests.kit.server import process_server
+from tests.kit.wait import descriptors, eventually, files, peak_memory, threads
+
+pytestmark = pytest.mark.faults  # seconds of them
+
+Make = Callable[..., PenstockServer]
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "batches"),
+    [("batch_rows", 2, [trips(1), trips(2, 3, 4)]),
+     ("batch_bytes", 100, [trips(1), trips(*range(20))]),
+     ("put_rows", 4, [trips(1, 2), trips(3, 4), trips(5)]),
+     ("put_bytes", 300, [trips(*range(5)), trips(*range(5)), trips(*range(5)), trips(*range(5))]),
+     ("put_batches", 2, [trips(1), trips(2), trips(3)]),
+     ("columns", 1, [trips(1)])],
+)  # fmt: skip
+def test_more_than_a_limit_is_refused_by_its_name_and_nothing_is_kept(
+    make_server: Make, tmp_path: Path, limit: str, most: int, batches: list[pa.RecordBatch]
+) -> None:
+    server = make_server(limits=Limits(**{limit: most}))
+    with flight.connect(server.url) as bare:
+        with refused("limit", f"--limit {limit}=", f"{most}"):
+            put(bare, at("store/x"), batches)
+        assert names(bare) == names(bare, b"write/") == []
+        put(bare, at("store/x"), [trips(1).select(["id"])])
+        assert ids(bare, "store/x") == [1]
+    assert len(files(tmp_path / "data" / "parts")) == 1
+
+
+def test_exactly_the_limit_is_taken(make_server: Make) -> None:
+    with flight.connect(make_server(limits=Limits(batch_rows=3, put_rows=6, put_batches=2, columns=2)).url) as bare:
+        put(bare, at("store/x"), [trips(1, 2, 3), trips(4, 5, 6)])
+        assert ids(bare, "store/x") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightClient) -> None:
+    """It has no bytes at all, and 2^27 rows."""
+    with refused("limit", "batch_rows"):
+        put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
+
+
+def test_datasets_are_limited(make_server: Make) -> None:
+    with flight.connect(make_server(limits=Limits(datasets=2)).url) as bare:
+        for path in ("store/a", "store/b"):
+            put(bare, at(path), [trips(1)])
+        with refused("limit", "datasets="):
+            put(bare, at("store/c"), [trips(1)])
+        put(bare, at("store/b", attempt=new_attempt(), mode="append"), [trips(2)])
+        call(bare, "delete", path="store/a")
+        put(bare, at("store/c"), [trips(1)])
+        assert names(bare) == ["store/b", "store/c"]
+
+
+def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make, tmp_path: Path) -> None:
+    table = pa.table({"n": range(10_000)})
+    with flight.connect(make_server(quota=100_000).url) as bare:
+        put(bare, at("store/a"), table.to_batches())
+        with refused("full", "quota", "penstock rm"):
+            put(bare, at("store/b"), table.to_batches())
+        assert names(bare) == ["store/a"]
+        assert len(files(tmp_path / "data" / "parts")) == 1
+
+        call(bare, "delete", path="store/a")
+        eventually(lambda: call(bare, "health")["store_bytes"] == 0)
+        put(bare, at("store/b"), table.to_batches())
+        assert names(bare) == ["store/b"]
+
+
+def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
+    assert Limits() == Limits(**dict.fromkeys(told, 0)).changed(told)
+    assert set(told) == {field.name for field in fields(Limits)}
+
+
+# --- how many, how long --------------------------------------------------------------------
+
+
+@contextmanager
+def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Iterator[Any]:
+    """A put that has sent one batch and says nothing more; it ends with the block, however it went."""
+    writer, _ = client.do_put(at(path), TRIPS)
+    writer.write_batch(trips(1))
+    with pytest.raises(flight.FlightError) as ended:
+        try:
+            yield ended
+        finally:
+            writer.close()
+
+
+def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) -> None:
+    server = make_server(limits=Limits(streams=2))
+    with flight.connect(server.url) as bare:
+        with idle_put(bare, "store/one"), idle_put(bare, "store/two"):
+            eventually(lambda: server.streams.open_streams == 2)
+            for verb in (
+                lambda: put(bare, at("store/x"), [trips(1)]),
+                lambda: bare.do_get(flight.Ticket(b"-")).read_all(),
+            ):
+                with refused("unavailable", "2 streams open", "streams="):
+                    verb()
+            assert call(bare, "health")["open_streams"] == 2
+
+        eventually(lambda: server.streams.open_streams == 0)
+        put(bare, at("store/x"), [trips(1)])
+
+
+def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it_in_the_log(
+    make_server: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=Limits(streams=0)).url) as bare:
+        with pytest.raises(flight.FlightUnavailableError) as caught:
+            put(bare, at("store/x"), [trips(1)])
+        assert noted(caught.value)["retry_after"] > 0
+        assert noted(caught.value)["request"] in caplog.text
+
+
+def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
+    server = make_server(limits=Limits(put_idle=3), watch_every=0.1)
+    with flight.connect(server.url) as silent, flight.connect(server.url) as other:
+        assert names(other) == []
+        with idle_put(silent) as ended:
+            eventually(lambda: names(other, b"write/"), what="the put is open")
+            eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+        assert ended.type is flight.FlightUnavailableError
+
+        assert names(other) == names(other, b"write/") == []
+        assert files(tmp_path / "data" / "parts") == files(tmp_path / "data" / "tmp") == set()
+        put(other, at("store/idle"), [trips(2)])
+        assert ids(other, "store/idle") == [2]
+
+
+def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_server: Make) -> None:
+    server = make_server(limits=Limits(put_time=1), watch_every=0.1)
+    with flight.connect(server.url) as bare, flight.connect(server.url) as other:
+        writer, _ = bare.do_put(at("store/x"), TRIPS)
+        give_up = time.monotonic() + 30
+        with pytest.raises((flight.FlightError, pa.ArrowException)):
+            while time.monotonic() < give_up:
+                writer.write_batch(trips(1))
+                time.sleep(0.01)
+        eventually(lambda: server.streams.open_streams == 0)
+        assert names(other) == names(other, b"write/") == []
+
+
+def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
+    server = make_server(limits=Limits(put_idle=3), watch_every=0.1)
+    with flight.connect(server.url) as bare:
+        writer, reader = bare.do_put(at("store/x"), TRIPS)
+        began, sent = time.monotonic(), 0
+        while time.monotonic() < began + 4:
+            writer.write_batch(trips(sent))
+            sent += 1
+            time.sleep(0.1)
+        writer.write_metadata(trailer(sent, sent))
+        writer.done_writing()
+        reader.read()
+        writer.close()
+        assert ids(bare, "store/x") == list(range(sent))
+
+
+def test_a_put_that_sends_its_descriptor_alone_is_cut(make_server: Make) -> None:
+    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    with RawFlight(str(server.url)) as silent:
+        silent.begin([flight_data(path=("store", "x"))])
+        eventually(lambda: server.streams.open_streams == 1)
+        eventually(lambda: server.streams.open_streams == 0)
+
+
+def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: Path) -> None:
+    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+
+    def ledgers_open() -> int:
+        links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
+        return sum(os.path.lexists(link) and os.readlink(link).endswith("ledger.db") for link in links)
+
+    before = ledgers_open()
+    for _ in range(3):
+        with flight.connect(server.url) as silent, idle_put(silent):
+            eventually(lambda: server.streams.open_streams == 1)
+            eventually(lambda: server.streams.open_streams == 0)
+    assert ledgers_open() == before
+
+
+# --- three hundred -------------------------------------------------------------------------
+
+
+def stalled(url: str, count: int) -> list[tuple[flight.FlightClient, list[Any]]]:
+    """So many idle puts, over a few connections."""
+    clients = [flight.connect(url) for _ in range(6)]
+    return [
+        (client, [client.do_put(at(f"store/idle/{number}"), TRIPS)[0] for number in range(at_, count, len(clients))])
+        for at_, client in enumerate(clients)
+    ]
+
+
+def outcomes(puts: list[tuple[flight.FlightClient, list[Any]]]) -> list[str]:
+    """How each of them ends when it is closed without a trailer."""
+    codes = []
+    for client, writers in puts:
+        for writer in writers:
+            with pytest.raises(flight.FlightError) as caught:
+                writer.close()
+            codes.append(code_of(caught.value))
+        client.close()
+    return codes
+
+
+@pytest.mark.process
+@pytest.mark.faults
+@pytest.mark.parametrize(("streams", "held"), [(128, 128), (400, 300)])
+def test_three_hundred_idle_puts_are_capped_and_others_still_answered(tmp_path: Path, streams: int, held: int) -> None:
+    """Under 1 GB of memory, of which each call's thread takes its stack."""
+    with (
+        process_server(tmp_path / "d", memory_limit=1 << 30, limits={"streams": streams}) as server,
+        flight.connect(server.url) as bare,
+    ):
+        put(bare, at("store/x"), [trips(1, 2)])
+        ticket = info(bare, "store/x").endpoints[0].ticket
+        base = threads(server.pid), descriptors(server.pid)
+
+        puts = stalled(server.url, 300)
+        eventually(lambda: call(bare, "health")["open_streams"] == held)
+
+        assert len(names(bare)) == 1
+        if held < streams:
+            assert bare.do_get(ticket).read_all().num_rows == 2
+            put(bare, at("store/y"), [trips(1)])
+        codes = outcomes(puts)
+        puts.clear()
+        assert (codes.count("invalid"), codes.count("unavailable")) == (held, 300 - held)
+        eventually(lambda: call(bare, "health")["open_streams"] == 0)
+        assert ids(bare, "store/x") == [1, 2]
+        assert names(bare, b"write/") == []
+        eventually(lambda: threads(server.pid) <= base[0] + 8, what=f"threads back to {base[0]}")
+        eventually(lambda: descriptors(server.pid) <= base[1] + 4, what=f"descriptors back to {base[1]}")
+        assert peak_memory(server.pid) < 600 << 20

@@ -1,0 +1,206 @@
+"""list_flights and get_flight_info: what there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from penstock.flight_server.server import PenstockServer
+from tests.kit.plain import TRIPS, at, attempt_of, call, info, names, new_attempt, put, read, refused, trips
+
+
+@pytest.fixture
+def filled(bare: flight.FlightClient) -> flight.FlightClient:
+    """Five datasets, two of them below a folder of a folder; names that sort around the slash."""
+    for path in ("store/a/b/one", "store/a/b/two", "store/a/three", "store/a.four", "store/z"):
+        put(bare, at(path), [trips(1, 2)])
+    return bare
+
+
+def entries(client: flight.FlightClient, criteria: bytes) -> dict[str, Any]:
+    return {entry["path"]: entry for entry in (json.loads(f.app_metadata) for f in client.list_flights(criteria))}
+
+
+def test_an_empty_server_lists_nothing(bare: flight.FlightClient) -> None:
+    assert names(bare) == names(bare, b"store/") == names(bare, b"store") == names(bare, b"write/") == []
+
+
+def test_a_list_without_criteria_has_every_dataset(filled: flight.FlightClient) -> None:
+    everything = ["store/a.four", "store/a/b/one", "store/a/b/two", "store/a/three", "store/z"]
+    assert names(filled) == names(filled, b"store/") == everything
+
+
+def test_a_list_of_a_folder_has_what_lies_below_it_and_of_a_dataset_itself(filled: flight.FlightClient) -> None:
+    assert (
+        names(filled, b"store/a/") == names(filled, b"store/a") == ["store/a/b/one", "store/a/b/two", "store/a/three"]
+    )
+    assert names(filled, b"store/a/b") == ["store/a/b/one", "store/a/b/two"]
+    assert names(filled, b"store/z") == ["store/z"]
+
+
+def test_a_list_in_json_shows_folders_with_their_sums(filled: flight.FlightClient) -> None:
+    found = entries(filled, b'{"v":1,"path":"store/a","folders":true}')
+
+    assert list(found) == ["store/a/b/", "store/a/three"]
+    folder, dataset = found.values()
+    assert (folder["kind"], folder["rows"], folder["parts"], folder["state"]) == ("folder", 4, 2, "2 datasets")
+    assert (dataset["kind"], dataset["rows"], dataset["parts"]) == ("dataset", 2, 1)
+    assert folder["bytes"] == 2 * dataset["bytes"]
+    assert list(entries(filled, b'{"v":1,"path":"store/","folders":true}')) == ["store/a.four", "store/a/", "store/z"]
+
+
+def test_a_listed_flight_tells_the_schema_and_a_descriptor_to_ask_with(filled: flight.FlightClient) -> None:
+    (found,) = filled.list_flights(b"store/z")
+
+    assert (found.schema, found.total_records, found.endpoints) == (TRIPS, 2, [])
+    assert filled.get_flight_info(found.descriptor).total_records == 2
+
+
+def test_open_writes_are_listed_with_what_they_write(bare: flight.FlightClient) -> None:
+    opened = call(bare, "write.open", path="store/x", mode="append")
+    done = call(bare, "write.open", path="store/y")
+    call(bare, "write.abort", ticket=done["ticket"])
+
+    (entry,) = entries(bare, b"write/").values()
+
+    assert (entry["path"], entry["kind"]) == (f"write/{opened['write']}", "write")
+    assert entry["state"] == "open, append to store/x"
+    assert list(entries(bare, f"write/{opened['write']}".encode())) == [entry["path"]]
+
+
+def test_a_write_that_is_not_there_is_not_found(bare: flight.FlightClient) -> None:
+    with refused("not-found", "no write/abc"):
+        names(bare, b"write/abc")
+
+
+def test_an_open_write_counts_the_attempts_that_are_whole_so_far(bare: flight.FlightClient) -> None:
+    """For who watches a job that goes on; a finish keeps those that it lists."""
+    opened = call(bare, "write.open", path="store/x")
+    path = f"write/{opened['write']}"
+    first, second = (
+        put(bare, attempt_of(opened["ticket"], new_attempt()), [batch]) for batch in (trips(1, 2), trips(3, 4, 5))
+    )
+    amounts = ("rows", "bytes", "parts")
+
+    (entry,) = entries(bare, b"write/").values()
+    told = call(bare, "describe", path=path)
+    assert [entry[name] for name in amounts] == [told[name] for name in amounts]
+    assert [told[name] for name in amounts] == [first[name] + second[name] for name in amounts]
+    assert (told["rows"], told["attempts"], told["state"]) == (5, 2, "open")
+
+    done = call(bare, "write.finish", ticket=opened["ticket"], attempts=[second["attempt"]])
+    assert [done[name] for name in amounts] == [second[name] for name in amounts]
+    assert (done["rows"], done["attempts"]) == (3, 1)
+
+
+def test_an_ended_write_has_no_rows(bare: flight.FlightClient) -> None:
+    opened = call(bare, "write.open", path="store/x")
+    put(bare, attempt_of(opened["ticket"], new_attempt()), [trips(1, 2)])
+    ended = call(bare, "write.abort", ticket=opened["ticket"])
+    assert (ended["rows"], ended["bytes"], ended["parts"], ended["attempts"]) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "criteria",
+    [b"nothing", b"\xff", b"store/../x", b"store//x", b"{", b'{"v":1}', b'{"v":9,"path":"store/"}', b'{"v":1,"path":7}',
+     b"[1]", b"store/a b", b"store/" + b"x" * 513],
+)  # fmt: skip
+def test_criteria_that_mean_nothing_are_refused(bare: flight.FlightClient, criteria: bytes) -> None:
+    with refused("invalid"):
+        names(bare, criteria)
+
+
+@pytest.mark.parametrize("path", ["store/nope", "store/nope/deeper"])
+def test_a_path_with_nothing_at_it_is_not_found(bare: flight.FlightClient, path: str) -> None:
+    for ask in (lambda: info(bare, path), lambda: names(bare, path.encode()), lambda: call(bare, "delete", path=path)):
+        with refused("not-found", path):
+            ask()
+
+
+def test_a_folder_is_not_read_and_the_error_says_so(filled: flight.FlightClient) -> None:
+    with refused("not-found", "store/a is a folder"):
+        info(filled, "store/a")
+    with refused("invalid", "can't be read as rows"):
+        info(filled, "write/5d41")
+
+
+def test_get_schema_has_the_schema_also_of_some_columns(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)])
+
+    assert bare.get_schema(at("store/x")).schema == TRIPS
+    assert bare.get_schema(at("store/x", columns=["city"])).schema == pa.schema([TRIPS.field("city")])
+    assert bare.get_schema(at("store/x", filter="id > 1")).schema == TRIPS
+
+
+def test_get_schema_refuses_what_get_flight_info_refuses(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)])
+    for wrong in ({"columns": ["citty"]}, {"filter": "citty = 1"}):
+        for ask in (bare.get_schema, bare.get_flight_info):
+            with pytest.raises((flight.FlightError, pa.ArrowException), match="did you mean 'city'"):
+                ask(at("store/x", **wrong))
+
+
+def test_a_descriptor_names_a_path_in_pieces_or_whole(bare: flight.FlightClient) -> None:
+    put(bare, flight.FlightDescriptor.for_path("store/a/b"), [trips(1)])
+
+    assert bare.get_flight_info(flight.FlightDescriptor.for_path("store", "a", "b")).total_records == 1
+    assert bare.get_flight_info(flight.FlightDescriptor.for_path("store/a", "b")).total_records == 1
+
+
+def test_endpoints_tell_the_advertised_address(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(advertise="grpc+tcp://flight.example:8815")
+    with flight.connect(f"grpc://127.0.0.1:{server.port}") as bare:
+        put(bare, at("store/x"), [trips(1)])
+        (endpoint,) = info(bare, "store/x").endpoints
+        assert [location.uri for location in endpoint.locations] == [b"grpc+tcp://flight.example:8815"]
+
+
+def test_a_server_on_every_interface_tells_no_address(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(listen="grpc://0.0.0.0:0", insecure=True)
+    with flight.connect(f"grpc://127.0.0.1:{server.port}") as bare:
+        put(bare, at("store/x"), [trips(1)])
+        (endpoint,) = info(bare, "store/x").endpoints
+        assert endpoint.locations == []
+
+
+def test_readers_see_the_old_rows_or_the_new_ones_while_it_is_overwritten(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(0) for _ in range(20)])
+    for number in range(1, 15):
+        found = info(bare, "store/x")
+        put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(number)] * (20 + number))
+        assert [bare.do_get(e.ticket).read_all().column("id").to_pylist() for e in found.endpoints] == [
+            [number - 1] * (20 + number - 1)
+        ]
+        assert read(bare, "store/x").column("id").to_pylist() == [number] * (20 + number)
+
+
+# --- topics ----------------------------------------------------------------------------------
+
+
+def test_topics_are_listed_apart_from_datasets(filled: flight.FlightClient) -> None:
+    for path in ("topic/b", "topic/a/x", "topic/a.x"):
+        put(filled, at(path), [trips(1, 2)])
+
+    assert names(filled, b"topic/") == names(filled, b"topic") == ["topic/a.x", "topic/a/x", "topic/b"]
+    assert names(filled, b"topic/a") == ["topic/a/x"]
+    assert names(filled, b"topic/b") == ["topic/b"]
+    assert not [path for path in names(filled) if path.startswith("topic/")]
+    with refused("not-found", "topic/none"):
+        names(filled, b"topic/none")
+
+
+def test_a_listed_topic_tells_its_size_schema_and_shards(bare: flight.FlightClient) -> None:
+    put(bare, at("topic/x"), [trips(1, 2)])
+    put(bare, at("topic/x"), [trips(3)])
+
+    (found,) = bare.list_flights(b"topic/x")
+
+    entry = json.loads(found.app_metadata)
+    assert (entry["kind"], entry["rows"], entry["parts"], entry["state"]) == ("topic", 3, 2, "1 shard")
+    assert (found.schema, found.total_records, found.endpoints) == (TRIPS, 3, [])
+    assert read(bare, "topic/x").column("id").to_pylist() == [1, 2, 3]

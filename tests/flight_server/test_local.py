@@ -1,0 +1,142 @@
+"""The door for readers on this host: a ticket is answered with descriptors, and no reader shuts the others out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from penstock.flight_server import local
+from tests.kit.plain import at, info, put, trips
+from tests.kit.wait import eventually
+
+Knock = Callable[[], socket.socket]
+
+
+@pytest.fixture
+def ticket(bare: flight.FlightClient) -> bytes:
+    """For a dataset of two rows."""
+    put(bare, at("store/x"), [trips(1, 2)])
+    found: bytes = info(bare, "store/x").endpoints[0].ticket.ticket
+    return found
+
+
+@pytest.fixture
+def knock(bare: flight.FlightClient, ticket: bytes) -> Iterator[Knock]:
+    """A connection to the door, as docs/wire.md says it; ended with the test."""
+    name = json.loads(info(bare, "store/x").app_metadata)["local"]
+    with ExitStack() as stack:
+
+        def connection() -> socket.socket:
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            peer.settimeout(20)
+            peer.connect(f"\0{name}")
+            return peer
+
+        yield connection
+
+
+def asks(peer: socket.socket, ticket: bytes) -> int | None:
+    """How many rows the descriptor has that a ticket is answered with; None if the door hangs up."""
+    try:
+        peer.send(ticket)
+        answer, fds, _, _ = socket.recv_fds(peer, 65_536, 8)
+    except ConnectionError:
+        return None
+    if not answer:
+        return None
+    (length,) = json.loads(answer)["bytes"]
+    with os.fdopen(fds[0], "rb") as file:
+        return int(pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_all().num_rows)
+
+
+def test_a_ticket_is_answered_with_a_read_only_descriptor_again_and_again(knock: Knock, ticket: bytes) -> None:
+    peer = knock()
+    assert [asks(peer, ticket) for _ in range(3)] == [2, 2, 2]
+    peer.send(ticket)
+    _, (fd,), _, _ = socket.recv_fds(peer, 65_536, 8)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(fd, b"x")
+    os.close(fd)
+
+
+def test_a_forged_ticket_gets_no_descriptor(knock: Knock, ticket: bytes) -> None:
+    peer = knock()
+    peer.send(ticket[:-1] + (b"0" if ticket[-1:] != b"0" else b"1"))
+    answer, fds, _, _ = socket.recv_fds(peer, 65_536, 8)
+    assert (json.loads(answer), fds) == ({"v": 1, "bytes": []}, [])
+
+
+def test_a_ticket_whose_rows_the_server_chooses_gets_no_descriptor(knock: Knock, bare: flight.FlightClient) -> None:
+    chosen = info(bare, "store/x", filter="id = 1").endpoints[0].ticket.ticket
+    peer = knock()
+    peer.send(chosen)
+    answer, fds, _, _ = socket.recv_fds(peer, 65_536, 8)
+    assert (json.loads(answer), fds) == ({"v": 1, "bytes": []}, [])
+
+
+def test_one_reader_too_many_is_sent_away_until_another_leaves(
+    knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent away, a client reads by do_get."""
+    monkeypatch.setattr(local, "_MOST_PEERS", 2)
+    first, second = knock(), knock()
+    assert (asks(first, ticket), asks(second, ticket)) == (2, 2)
+    assert asks(knock(), ticket) is None
+    assert asks(second, ticket) == 2
+
+    first.close()
+    assert asks(second, ticket) == 2  # the door has looked since
+    assert asks(knock(), ticket) == 2
+
+
+def test_a_reader_who_asks_for_nothing_is_sent_away_and_one_who_asks_stays(
+    knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_IDLE", 3.0)
+    asking, silent = knock(), knock()
+    assert (asks(asking, ticket), asks(silent, ticket)) == (2, 2)
+
+    silent.setblocking(False)
+
+    def sent_away() -> bool:
+        assert asks(asking, ticket) == 2
+        try:
+            return silent.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    eventually(sent_away)
+    assert asks(asking, ticket) == 2
+
+
+def test_the_last_silent_reader_is_sent_away_too(knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_IDLE", 0.1)
+    assert knock().recv(1) == b""
+    monkeypatch.setattr(local, "_IDLE", 20.0)
+    assert asks(knock(), ticket) == 2
+
+
+def test_the_door_survives_accepts_that_fail(
+    knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As they do in a process that is out of descriptors: who waits is let in when there are some again."""
+    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED]
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if failures:
+            raise OSError(number := failures.pop(), os.strerror(number))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    assert asks(knock(), ticket) == 2
+    assert not failures
+    assert caplog.text.count("could not be let in") == 3

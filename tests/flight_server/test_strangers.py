@@ -1,0 +1,163 @@
+"""What callers without the token hear, and how many of the streams they can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.flight as flight
+import pytest
+
+from penstock.flight_server.gate import Gate
+from penstock.flight_server.limits import Limits, Streams
+from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.server import PenstockServer
+from tests.kit.plain import TRIPS, at, attempt_of, call, new_attempt, put, refused, trailer, trips
+from tests.kit.raw_flight import RawFlight
+from tests.kit.server import process_server
+from tests.kit.wait import eventually
+
+TOKEN = "canary-0123456789abcdef"
+KNOWN = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())], timeout=60)
+UNKNOWN = flight.FlightCallOptions(timeout=60)  # or a put that a failed test leaves open holds the server's end
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def small(make_server: Callable[..., PenstockServer], token: Path) -> PenstockServer:
+    """A server of four streams."""
+    return make_server(token_file=token, limits=Limits(streams=4))
+
+
+@pytest.fixture
+def there(small: PenstockServer) -> Iterator[flight.FlightClient]:
+    with flight.connect(small.url) as found:
+        yield found
+
+
+def test_health_tells_strangers_the_state_and_nothing_else(there: flight.FlightClient) -> None:
+    put(there, at("store/x"), [trips(1)], options=KNOWN)
+    assert call(there, "health") == {"state": "serving"}
+    assert call(there, "health", KNOWN)["rows"] == 1
+
+
+def test_puts_by_ticket_alone_may_take_every_stream(small: PenstockServer, there: flight.FlightClient) -> None:
+    """Their first message has come: strangers who have sent nothing are counted without them."""
+    ticket = call(there, "write.open", KNOWN, path="store/x")["ticket"]
+    attempts, puts = [new_attempt() for _ in range(4)], []
+    for attempt in attempts:
+        puts.append(there.do_put(attempt_of(ticket, attempt), TRIPS, UNKNOWN))
+        eventually(lambda: small.streams.open_streams == len(puts))
+        eventually(lambda: small.streams.unheard == 0)
+
+    for writer, reader in puts:
+        writer.write_batch(trips(1))
+        writer.write_metadata(trailer(1, 1))
+        writer.done_writing()
+        assert reader.read() is not None
+        writer.close()
+    assert call(there, "write.finish", ticket=ticket, attempts=attempts)["rows"] == 4
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """The gate of a server of four streams."""
+    streams = Streams(4)
+    streams.admit()
+    return Gate(TOKEN, streams, Metrics())
+
+
+@pytest.mark.parametrize("verb", [flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE])
+def test_strangers_who_have_sent_nothing_may_take_half_of_the_streams(gate: Gate, verb: flight.FlightMethod) -> None:
+    silent, speaks = (gate.start_call(flight.CallInfo(verb), {}) for _ in range(2))
+
+    with refused("unavailable", "2 calls without the server's token", "try again"):
+        gate.start_call(flight.CallInfo(verb), {})
+    for _ in range(2):
+        gate.start_call(flight.CallInfo(verb), {"authorization": [f"Bearer {TOKEN}"]})
+    assert gate.streams.open_streams == 4
+
+    speaks.heard()
+    speaks.call_completed(None)
+    gate.start_call(flight.CallInfo(verb), {}).call_completed(None)
+    silent.call_completed(None)
+    assert (gate.streams.open_streams, gate.streams.unheard) == (2, 0)
+
+
+@pytest.mark.parametrize(("streams", "held"), [(1, 1), (2, 1), (3, 1), (5, 2)])
+def test_strangers_may_take_half_rounded_down_but_always_one(streams: int, held: int) -> None:
+    """A task, which has a ticket and no token, is one until its first message has come."""
+    few = Gate(TOKEN, counted := Streams(streams), Metrics())
+    counted.admit()
+    for _ in range(held):
+        few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
+    with refused("unavailable", "try again"):
+        few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
+
+
+def test_a_get_is_heard_at_once_and_so_not_counted_as_silent(gate: Gate) -> None:
+    for _ in range(4):
+        gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {})
+    assert (gate.streams.open_streams, gate.streams.unheard) == (4, 0)
+
+
+def test_where_no_token_is_set_nobody_is_a_stranger() -> None:
+    open_to_all = Gate(None, streams := Streams(4), Metrics())
+    streams.admit()
+    for _ in range(4):
+        open_to_all.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
+    assert streams.unheard == 0
+
+
+@pytest.mark.process
+@pytest.mark.faults
+def test_three_hundred_silent_strangers_hold_half_of_the_streams_and_the_rest_is_served(
+    tmp_path: Path, token: Path
+) -> None:
+    with (
+        process_server(tmp_path / "d", token_file=str(token), limits={"streams": 128}) as server,
+        flight.connect(server.url) as there,
+    ):
+
+        def held() -> int:
+            return int(call(there, "health", KNOWN)["open_streams"])
+
+        opened = call(there, "write.open", KNOWN, path="store/later")
+        put(there, at("store/x"), [trips(1, 2)], options=KNOWN)
+        running, receipt = there.do_put(attempt_of(opened["ticket"], early := new_attempt()), TRIPS)
+        running.write_batch(trips(1))
+        eventually(lambda: held() == 1)
+        flood = [RawFlight(server.url) for _ in range(3)]
+        for connection in flood:
+            for _ in range(100):
+                connection.begin([])
+        eventually(lambda: held() == 65)
+
+        put(there, at("store/y"), [trips(1)], options=KNOWN)
+        assert names_known(there) == {"store/x", "store/y"}
+        ticket = there.get_flight_info(at("store/x"), KNOWN).endpoints[0].ticket
+        assert there.do_get(ticket).read_all().num_rows == 2, "a reader's ticket goes before its stream is held"
+        with refused("unavailable", "64 calls without the server's token have sent nothing"):
+            put(there, attempt_of(opened["ticket"], new_attempt()), [trips(2)])
+        running.write_metadata(trailer(1, 1))
+        running.done_writing()
+        assert receipt.read() is not None, "who was heard before goes on"
+        running.close()
+        assert held() == 64, "and none of them was let go"
+
+        for connection in flood:
+            connection.reset()
+        eventually(lambda: held() == 0)
+        put(there, attempt_of(opened["ticket"], late := new_attempt()), [trips(2)])
+        assert call(there, "write.finish", ticket=opened["ticket"], attempts=[early, late])["rows"] == 2
+
+
+def names_known(client: flight.FlightClient) -> set[str]:
+    return {"/".join(part.decode() for part in found.descriptor.path) for found in client.list_flights(b"", KNOWN)}

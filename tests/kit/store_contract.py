@@ -1,0 +1,443 @@
+"""What every store promises, whatever its medium: subclass `StoreContract` and say where the bytes lie."""
+
+from __future__ import annotations
+
+import random
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.store.database import Database
+from penstock.store.medium import Medium, OpenPart
+from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
+from tests.kit.doubles import Clock
+from tests.kit.shapes import SHAPES, numbers
+from tests.wire.test_paths import NASTY
+
+Make = Callable[..., SplitPayloadStore]
+
+
+def as_stream(table: pa.Table) -> bytes:
+    """Arrow IPC stream bytes, made by Arrow alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def as_file(table: pa.Table) -> bytes:
+    """Arrow IPC file bytes, made by Arrow alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def same(got: pa.Table, put: pa.Table) -> None:
+    """Rows, order, types, nullability and metadata are the ones that were put."""
+    got.validate(full=True)
+    assert got.schema.equals(put.schema, check_metadata=True)
+    assert got.num_rows == put.num_rows
+    assert got.equals(put)
+
+
+class StoreContract:
+    """The suite. A payload is stored and read through the store; `raw` looks at its bytes past the store."""
+
+    @abstractmethod
+    def medium(self, folder: Path) -> Medium:
+        """A medium in this folder, or in memory."""
+
+    @abstractmethod
+    def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
+        """The rows of a part as its medium has them, read without the store."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def make(self, tmp_path: Path, clock: Clock) -> Iterator[Make]:
+        with ExitStack() as stack:
+
+            def make(folder: Path = tmp_path, **options: Any) -> SplitPayloadStore:
+                medium = self.medium(folder)
+                database = stack.enter_context(closing(Database(folder / "ledger.db", TABLES)))
+                store = SplitPayloadStore(medium, database, url=f"test:{folder}", now=clock, **options)
+                return stack.enter_context(closing(store))
+
+            yield make
+
+    @pytest.fixture
+    def store(self, make: Make) -> SplitPayloadStore:
+        return make()
+
+    # --- store and get ----------------------------------------------------------------------
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_a_table_comes_back_as_it_was(self, store: SplitPayloadStore, shape: str) -> None:
+        assert store.store("k", SHAPES[shape]) == "k"
+        found = store.get("k")
+        assert found is not None
+        same(found.data, SHAPES[shape])
+        assert (found.split_id, found.metadata) == ("k", {})
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_a_payload_keeps_its_id_and_metadata(self, store: SplitPayloadStore, shape: str) -> None:
+        metadata = {"job": "j", "n": 1, "tags": ["ü", None], "deep": {"x": 0.5}}
+        store.store("k", SplitPayload(SHAPES[shape], "split-7", metadata))
+        found = store.get("k")
+        assert found is not None
+        same(found.data, SHAPES[shape])
+        assert (found.split_id, found.metadata) == ("split-7", metadata)
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_stream_bytes_come_back_as_a_payload(
+        self, store: SplitPayloadStore, shape: str, kind: Callable[[bytes], bytes]
+    ) -> None:
+        store.store("k", kind(as_stream(SHAPES[shape])))
+        found = store.get("k")
+        assert isinstance(found, SplitPayload)
+        same(found.data, SHAPES[shape])
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_file_bytes_come_back_as_a_payload(self, store: SplitPayloadStore, shape: str) -> None:
+        table = SHAPES[shape].unify_dictionaries()  # a file has one dictionary for a column
+        store.store("k", as_file(table))
+        found = store.get("k")
+        assert isinstance(found, SplitPayload)
+        same(found.data, table)
+
+    def test_what_was_not_stored_is_none(self, store: SplitPayloadStore) -> None:
+        store.store("a/b", numbers(1))
+        for key in ("a", "a/c", "A/b", "b"):
+            assert store.get(key) is None
+
+    def test_a_key_holds_the_last_payload_only(self, store: SplitPayloadStore) -> None:
+        for rows in (5, 0, 50):
+            store.store("k", SplitPayload(numbers(rows), f"of {rows}"))
+            found = store.get("k")
+            assert found is not None
+            assert (found.split_id, found.data.num_rows) == (f"of {rows}", rows)
+            assert len(list(store.medium.names())) == 1
+
+    def test_a_payload_that_was_handed_out_stays_readable(self, store: SplitPayloadStore) -> None:
+        store.store("k", numbers(1_000))
+        found = store.get("k")
+        store.store("k", numbers(10))
+        store.delete("k")
+        assert found is not None
+        same(found.data, numbers(1_000))
+
+    def test_payloads_do_not_mix(self, store: SplitPayloadStore) -> None:
+        for n in range(20):
+            store.store(f"k/{n}", numbers(n, start=n * 100))
+        for n in reversed(range(20)):
+            found = store.get(f"k/{n}")
+            assert found is not None
+            same(found.data, numbers(n, start=n * 100))
+
+    @pytest.mark.parametrize("meanwhile", ["replaced", "deleted"])
+    def test_a_payload_that_moves_on_while_it_is_read_is_not_lost(
+        self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    ) -> None:
+        store.store("k", numbers(3))
+        opened = store.open
+
+        def late(name: str) -> OpenPart:
+            monkeypatch.undo()
+            if meanwhile == "replaced":
+                store.store("k", numbers(7))
+            else:
+                store.delete("k")
+            return opened(name)
+
+        monkeypatch.setattr(store, "open", late)
+        found = store.get("k")
+        assert (found.data.num_rows if found else None) == (7 if meanwhile == "replaced" else None)
+
+    def test_a_ledger_without_room_keeps_no_bytes_and_the_old_payload(
+        self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.store("k", numbers(3))
+
+        def full(database: Database) -> NoReturn:
+            raise StoreFull("no room on the disk for the ledger")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "transaction", full)
+            with pytest.raises(StoreFull):
+                store.store("k", numbers(7))
+        found = store.get("k")
+        assert found is not None
+        same(found.data, numbers(3))
+        assert store.orphans() == []
+        assert len(list(store.medium.names())) == 1
+
+    # --- what may not be stored -------------------------------------------------------------
+
+    @pytest.mark.parametrize("given", [None, 7, "text", [1], {"a": [1]}, numbers(1).to_batches()[0], numbers(1).schema])
+    def test_something_else_is_no_payload(self, store: SplitPayloadStore, given: Any) -> None:
+        with pytest.raises(InvalidRequest, match="a payload is a SplitPayload, Arrow IPC bytes or a"):
+            store.store("k", given)
+        self.holds_nothing(store)
+
+    @pytest.mark.parametrize("junk", [b"", b"A", b"ARROW1", b"ARROW1\0\0", b"\xff" * 100, b"\0" * 64, b"PAR1" * 20])
+    def test_bytes_that_are_no_arrow_are_refused(self, store: SplitPayloadStore, junk: bytes) -> None:
+        with pytest.raises(InvalidRequest, match="expected bytes of an Arrow IPC stream or file"):
+            store.store("k", junk)
+        self.holds_nothing(store)
+
+    @pytest.mark.parametrize("encode", [as_stream, as_file])
+    def test_damaged_bytes_are_refused_or_a_valid_table(
+        self, store: SplitPayloadStore, encode: Callable[[pa.Table], bytes]
+    ) -> None:
+        chance, raw = random.Random(5), encode(SHAPES["nested"])
+        for _ in range(200):
+            bad = bytearray(raw)
+            for _ in range(chance.randrange(1, 4)):
+                bad[chance.randrange(len(bad))] ^= 1 << chance.randrange(8)
+            try:
+                store.store("k", bytes(bad[: chance.choice([len(bad), chance.randrange(len(bad))])]))
+            except InvalidRequest:
+                continue
+            found = store.get("k")
+            assert found is not None
+            found.data.validate(full=True)
+
+    def test_a_table_that_is_not_valid_is_refused(self, store: SplitPayloadStore) -> None:
+        offsets = pa.array([0, 2], pa.int32()).buffers()[1]
+        broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+        with pytest.raises(InvalidRequest, match="isn't a valid table"):
+            store.store("k", pa.table({"a": broken}))
+        self.holds_nothing(store)
+
+    @pytest.mark.parametrize(("split_id", "metadata"), [("s", {"x": {1}}), ("s", {"x": b"y"}), (7, {}), ("\ud800", {})])
+    def test_metadata_that_json_cannot_hold_is_refused_before_a_byte_is_kept(
+        self, store: SplitPayloadStore, split_id: Any, metadata: Any
+    ) -> None:
+        with pytest.raises(InvalidRequest, match="metadata that JSON can't hold"):
+            store.store("k", SplitPayload(numbers(1), split_id, metadata))
+        self.holds_nothing(store)
+
+    def test_a_nasty_key_is_refused_by_every_verb(self, store: SplitPayloadStore) -> None:
+        for key in NASTY:
+            for verb in (lambda key: store.store(key, numbers(1)), store.get, store.delete):
+                with pytest.raises(InvalidRequest, match="key"):
+                    verb(key)
+        self.holds_nothing(store)
+
+    def holds_nothing(self, store: SplitPayloadStore) -> None:
+        assert store.keys() == []
+        assert list(store.medium.names()) == []
+        assert store.used == 0
+
+    # --- delete, clear, keys ----------------------------------------------------------------
+
+    def test_delete_forgets_one_payload_and_says_whether_there_was_one(self, store: SplitPayloadStore) -> None:
+        store.store("a", numbers(1))
+        store.store("b", numbers(2))
+        assert store.delete("a")
+        assert not store.delete("a")
+        assert store.get("a") is None
+        assert store.keys() == ["b"]
+        assert len(list(store.medium.names())) == 1
+
+    def test_clear_forgets_all_and_counts_them(self, store: SplitPayloadStore) -> None:
+        for key in "abc":
+            store.store(key, numbers(10))
+        assert store.clear() == 3
+        assert store.clear() == 0
+        self.holds_nothing(store)
+
+    def test_keys_are_in_order_and_may_be_asked_for_by_prefix(self, store: SplitPayloadStore) -> None:
+        for key in ("b", "a/2", "a/1", "a_1", "A/1", "a/1/x", "a"):
+            store.store(key, numbers(1))
+        assert store.keys() == ["A/1", "a", "a/1", "a/1/x", "a/2", "a_1", "b"]
+        assert store.keys("a/") == ["a/1", "a/1/x", "a/2"]
+        assert store.keys("a_") == ["a_1"]
+        assert store.keys("%") == []
+
+    # --- time to live -----------------------------------------------------------------------
+
+    def test_a_payload_is_gone_when_its_time_is_over(self, store: SplitPayloadStore, clock: Clock) -> None:
+        store.store("short", numbers(1), ttl=10)
+        store.store("long", numbers(1))
+        clock.now += 9.9
+        assert store.get("short") is not None
+        clock.now += 0.1
+        assert store.get("short") is None
+        assert store.keys() == ["long"]
+        assert not store.delete("short")
+
+    def test_the_sweep_frees_what_is_past_its_time_and_nothing_else(
+        self, store: SplitPayloadStore, clock: Clock
+    ) -> None:
+        for key, ttl in (("a", 1.0), ("b", 2.0), ("c", None)):
+            store.store(key, numbers(100), ttl=ttl)
+        clock.now += 1
+        before = store.used
+        assert store.sweep() == 1
+        assert store.sweep() == 0
+        assert store.used < before
+        assert store.keys() == ["b", "c"]
+        assert len(list(store.medium.names())) == 2
+
+    def test_clear_does_not_count_what_is_past_its_time(self, store: SplitPayloadStore, clock: Clock) -> None:
+        store.store("a", numbers(1), ttl=1)
+        store.store("b", numbers(1), ttl=5)
+        clock.now += 1
+        assert store.clear() == 1
+        self.holds_nothing(store)
+
+    def test_storing_again_begins_a_new_life(self, store: SplitPayloadStore, clock: Clock) -> None:
+        store.store("k", numbers(1), ttl=10)
+        clock.now += 9
+        store.store("k", numbers(2), ttl=10)
+        clock.now += 9
+        assert store.get("k") is not None
+        store.store("k", numbers(3))
+        clock.now += 1e9
+        assert store.get("k") is not None
+        assert store.sweep() == 0
+
+    # --- quota ------------------------------------------------------------------------------
+
+    def test_what_does_not_fit_is_refused_and_what_is_there_stays(self, make: Make) -> None:
+        store = make(quota=40_000)
+        store.store("a", numbers(500))
+        with pytest.raises(StoreFull, match="of 40,000 bytes in use") as full:
+            store.store("b", numbers(5_000))
+        assert full.value.retry_after == 5
+        assert store.keys() == ["a"]
+        found = store.get("a")
+        assert found is not None
+        same(found.data, numbers(500))
+        assert len(list(store.medium.names())) == 1
+
+    def test_there_is_room_again_after_a_delete(self, make: Make) -> None:
+        store = make(quota=30_000)
+        for _ in range(5):
+            store.store("a", numbers(1_000))
+            with pytest.raises(StoreFull):
+                store.store("b", numbers(1_000))
+            assert store.delete("a")
+            assert store.used == 0
+
+    def test_the_quota_holds_for_parts_too(self, make: Make) -> None:
+        store = make(quota=1_000)
+        with pytest.raises(StoreFull):
+            store.write("p1", numbers(1_000).schema, numbers(1_000).to_batches())
+        assert store.used == 0
+        assert list(store.medium.names()) == []
+
+    # --- parts by name ----------------------------------------------------------------------
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_a_part_is_kept_under_its_name(self, store: SplitPayloadStore, shape: str) -> None:
+        table = SHAPES[shape]
+        kept = store.write("0" * 32 + "-part-000001", table.schema, table.to_batches())
+        part = store.open(kept.name)
+        assert (kept.rows, part.rows) == (table.num_rows, table.num_rows)
+        assert part.schema.equals(table.schema, check_metadata=True)
+        for _ in range(2):
+            same(part.reader().read_all(), table)
+        same(self.raw(store, kept.name), table)
+
+    def test_a_part_is_read_by_the_columns_that_are_asked_for_in_their_order(self, store: SplitPayloadStore) -> None:
+        table = pa.table({"a": [1, 2], "b": pa.array(["x", "y"]).dictionary_encode(), "c": [[1], []]})
+        store.write("p", table.schema, table.to_batches())
+        for columns in (["a"], ["c", "a"], ["b"], ["c", "b", "a"], []):
+            same(store.open("p").reader(columns).read_all(), table.select(columns))
+
+    def test_a_part_left_over_under_a_name_is_replaced(self, store: SplitPayloadStore) -> None:
+        store.write("p", numbers(100).schema, numbers(100).to_batches())
+        store.write("p", numbers(7).schema, numbers(7).to_batches())
+        same(store.open("p").reader().read_all(), numbers(7))
+        assert len(list(store.medium.names())) == 1
+        store.discard(["p"])
+        assert store.used == 0
+
+    def test_a_part_that_was_discarded_is_lost_by_its_name(self, store: SplitPayloadStore) -> None:
+        store.write("some-part", numbers(1).schema, numbers(1).to_batches())
+        reader = store.open("some-part").reader()
+        store.discard(["some-part", "some-part", "never-there"])
+        with pytest.raises(Lost, match="part some-part is lost"):
+            store.open("some-part")
+        same(reader.read_all(), numbers(1))
+        self.holds_nothing(store)
+
+    def test_a_payload_whose_bytes_are_gone_is_a_named_loss_and_not_absent(self, store: SplitPayloadStore) -> None:
+        store.store("a/b", numbers(1))
+        for name, _ in list(store.medium.names()):
+            store.medium.delete(name)
+        with pytest.raises(Lost, match="the payload a/b is lost"):
+            store.get("a/b")
+        assert store.keys() == ["a/b"]
+        assert store.delete("a/b")
+        assert store.get("a/b") is None
+
+    def test_orphans_are_the_parts_that_nobody_names(self, store: SplitPayloadStore) -> None:
+        store.store("k", numbers(1))
+        for name in ("known", "lost-1", "lost-2"):
+            store.write(name, numbers(1).schema, numbers(1).to_batches())
+        assert sorted(store.orphans(["known"])) == ["lost-1", "lost-2"]
+        store.discard(store.orphans(["known"]))
+        assert store.orphans(["known"]) == []
+        assert store.get("k") is not None
+        same(store.open("known").reader().read_all(), numbers(1))
+
+    def test_a_part_whose_rows_fail_to_come_is_not_kept(self, store: SplitPayloadStore) -> None:
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield from numbers(10).to_batches()
+            raise RuntimeError("the rows end here")
+
+        with pytest.raises(RuntimeError, match="end here"):
+            store.medium.write("p", numbers(0).schema, rows())
+        self.holds_nothing(store)
+        with pytest.raises(Lost):
+            store.open("p")
+
+    def test_the_digest_tells_parts_apart(self, store: SplitPayloadStore) -> None:
+        digests = [store.write(f"p{n}", numbers(n).schema, numbers(n).to_batches()).digest for n in range(5)]
+        assert len(set(digests)) == 5
+
+    # --- threads, values --------------------------------------------------------------------
+
+    def test_threads_see_whole_payloads_or_none(self, store: SplitPayloadStore) -> None:
+        barrier = threading.Barrier(4)
+
+        def work(me: int) -> None:
+            chance = random.Random(me)
+            barrier.wait(10)
+            for _ in range(40):
+                key, rows = f"k{chance.randrange(3)}", chance.randrange(300)
+                if chance.random() < 0.2:
+                    store.delete(key)
+                elif chance.random() < 0.5:
+                    store.store(key, SplitPayload(numbers(rows), str(rows)))
+                elif found := store.get(key):
+                    same(found.data, numbers(int(found.split_id)))
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work, me) for me in range(4)]:
+                done.result(60)
+        assert store.orphans() == []
+        assert len(list(store.medium.names())) == len(store.keys())
+        store.clear()
+        self.holds_nothing(store)
+
+    def test_a_store_prints_as_its_url_and_equals_another_of_the_same_bytes(self, store: SplitPayloadStore) -> None:
+        assert repr(store) == f"SplitPayloadStore({store.url!r})"
+        assert store == store  # noqa: PLR0124
+        assert store != store.url
+        assert len({store, store}) == 1

@@ -1,0 +1,119 @@
+"""Topics without a server: a ledger, a store and a clock over one folder, puts, and what a reader gets."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.ledger import catalog
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.sweep import free, recover
+from penstock.queue.topics.append import SmallPut, commit
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.store import payloads
+from penstock.store.database import Database
+from penstock.store.disk import DiskMedium
+from penstock.store.medium import Medium
+from penstock.store.payloads import SplitPayloadStore
+from penstock.wire.body import Receipt
+from tests.kit.doubles import Clock
+from tests.kit.plain import TRIPS, trips
+
+TOPIC = "topic/x"
+
+
+def small_put(
+    *ids: int,
+    path: str = TOPIC,
+    run: str | None = None,
+    attempt: str | None = None,
+    rows: pa.RecordBatch | None = None,
+) -> SmallPut:
+    """A put of some trips, or of other rows."""
+    batch = trips(*ids) if rows is None else rows
+    return SmallPut(path, run, attempt or uuid.uuid4().hex, batch.schema, [batch], batch.num_rows, batch.nbytes)
+
+
+class Reach:
+    """A stretch of a server: all of it that topics need."""
+
+    def __init__(self, folder: Path, clock: Clock, medium: Medium | None = None) -> None:
+        self.folder, self.clock = folder, clock
+        self.start(medium or DiskMedium(folder))
+
+    def start(self, medium: Medium) -> None:
+        """As a process that begins."""
+        self.database = Database(self.folder / "ledger.db", catalog.TABLES, payloads.TABLES)
+        self.ledger = Ledger(self.database, incarnation=medium.incarnation, now=self.clock)
+        self.store = SplitPayloadStore(medium, self.database, url="test:", now=self.clock)
+        self.topics = Topics(self.ledger, self.store)
+
+    def restart(self, medium: Medium | None = None) -> None:
+        """End it, and begin again as a server does."""
+        self.close()
+        self.start(medium or DiskMedium(self.folder))
+        recover(self.ledger, self.store)
+
+    def close(self) -> None:
+        self.store.close()
+        self.database.close()
+
+    def put(self, *ids: int, path: str = TOPIC, **options: Any) -> Receipt:
+        """A put that comes alone; its receipt or its error."""
+        put = small_put(*ids, path=path, **options)
+        commit(self.ledger, self.store, [put])
+        return put.answer.result(0)
+
+    def topic(self, path: str = TOPIC) -> Topic:
+        return self.topics.topic(path)
+
+    def create(self, path: str = TOPIC, **options: Any) -> Topic:
+        return self.topics.create(path, TRIPS, **options)
+
+    def parts(self, path: str = TOPIC) -> list[str]:
+        """The names of the parts that are shown, shard by shard."""
+        return [laid.part for laid in self.topics.range(self.topic(path), {}, {}, ticketed_until=0)]
+
+    def read(
+        self,
+        path: str = TOPIC,
+        start: Mapping[int, int] | None = None,
+        end: Mapping[int, int] | None = None,
+        *,
+        ticketed_until: float = 0,
+    ) -> list[tuple[int, int, int, float]]:
+        """Shard, offset, id and time of each row in a range."""
+        found = []
+        for laid in self.topics.range(self.topic(path), start or {}, end or {}, ticketed_until=ticketed_until):
+            assert laid.shard is not None
+            table = self.store.open(laid.part).reader().read_all()
+            assert table.num_rows == laid.part_rows
+            times = [laid.since] * table.num_rows
+            if "_time" in table.column_names:
+                times = [when / 1e6 for when in table["_time"].cast(pa.int64()).to_pylist()]
+            rows = list(zip(table["id"].to_pylist(), times, strict=True))[laid.skip : laid.skip + laid.rows]
+            found += [(laid.shard, laid.first + laid.skip + at, *row) for at, row in enumerate(rows)]
+        return found
+
+    def ids(self, path: str = TOPIC) -> list[int]:
+        return [row[2] for row in self.read(path)]
+
+    def kept(self) -> set[str]:
+        """The parts that have bytes."""
+        return {name for name, _ in self.store.medium.names()}
+
+    def free(self) -> int:
+        return free(self.ledger, self.store)
+
+
+@pytest.fixture
+def reach(tmp_path: Path, clock: Clock) -> Iterator[Reach]:
+    found = Reach(tmp_path, clock)
+    yield found
+    found.close()

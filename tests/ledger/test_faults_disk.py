@@ -1,0 +1,195 @@
+"""A disk that is full or fails: a clear error, nothing half-kept, and it goes on by itself when the disk does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from tests.flight_server.test_lifecycle import named_parts
+from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, noted, put, read, refused, trips
+from tests.kit.server import ProcessServer, files_at_most, process_server
+from tests.kit.wait import eventually, files
+
+pytestmark = [pytest.mark.process, pytest.mark.faults]
+
+MIB = 1 << 20
+
+
+def noise(mib: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"noise": [os.urandom(MIB) for _ in range(mib)]})
+
+
+def assert_nothing_half_kept(server: ProcessServer, bare: flight.FlightClient) -> None:
+    eventually(lambda: files(server.data / "parts") == named_parts(server.data))
+    assert files(server.data / "tmp") == set()
+    assert names(bare, b"write/") == []
+
+
+def test_parts_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
+        put(bare, at("store/kept"), [trips(1, 2)])
+
+        with files_at_most(server, 3 * MIB):
+            for _ in range(3):
+                with refused("full", "no room on the disk", "nothing of it was kept"):
+                    put(bare, at("store/large"), [noise(20)])
+            assert ids(bare, "store/kept") == [1, 2]
+            put(bare, at("store/small"), [trips(3)])
+            assert names(bare) == ["store/kept", "store/small"]
+            assert_nothing_half_kept(server, bare)
+
+        put(bare, at("store/large"), [noise(20)])
+        assert read(bare, "store/large").num_rows == 20
+        assert_nothing_half_kept(server, bare)
+
+
+def test_an_attempt_is_told_when_to_try_again_and_its_write_goes_on(tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
+        ticket = call(bare, "write.open", path="store/x")["ticket"]
+        attempt = new_attempt()
+        with files_at_most(server, MIB), pytest.raises(flight.FlightUnavailableError) as caught:
+            put(bare, attempt_of(ticket, attempt), [noise(4)])
+        assert noted(caught.value)["retry_after"] > 0
+
+        put(bare, attempt_of(ticket, attempt), [noise(4)])
+        call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+        assert read(bare, "store/x").num_rows == 4
+
+
+def test_a_ledger_for_which_there_is_no_room_changes_nothing_until_there_is(tmp_path: Path) -> None:
+    """The bytes would fit, the row that names them doesn't."""
+    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
+        put(bare, at("store/kept"), [trips(1, 2)])
+        held = (server.data / "ledger.db-wal").stat().st_size
+
+        with files_at_most(server, held):
+            for _ in range(3):
+                with refused("full", "no room on the disk for the ledger"):
+                    put(bare, at("store/new"), [trips(3)])
+            with refused("full", "ledger"):
+                call(bare, "delete", path="store/kept")
+            assert names(bare) == ["store/kept"]
+
+        put(bare, at("store/new"), [trips(3)])
+        assert ids(bare, "store/new") == [3]
+        call(bare, "delete", path="store/kept")
+        assert_nothing_half_kept(server, bare)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_a_small_disk_that_fills_up_recovers_when_something_is_deleted(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this root may not mount a tmpfs")
+    try:
+        with process_server(disk / "d") as server, flight.connect(server.url) as bare:
+            put(bare, at("store/kept"), [trips(1, 2)])
+            fits = 0
+            with refused("full", "no room on the disk"):
+                for fits in range(10):
+                    put(bare, at(f"store/fill/{fits}"), [noise(5)])
+            assert 2 <= fits <= 4
+            assert_nothing_half_kept(server, bare)
+            assert ids(bare, "store/kept") == [1, 2]
+            assert read(bare, "store/fill/0").num_rows == 5
+
+            call(bare, "delete", path="store/fill/1")
+            eventually(lambda: call(bare, "health")["retired_bytes"] == 0)
+            put(bare, at("store/again"), [noise(5)])
+            assert read(bare, "store/again").num_rows == 5
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_more_parts_than_the_process_may_have_files_are_read(tmp_path: Path) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))"
+    with process_server(tmp_path / "d", prelude=few) as server, flight.connect(server.url) as bare:
+        for part in range(200):
+            put(bare, at("store/x", mode="append", attempt=new_attempt()), [trips(part)])
+        for _ in range(2):
+            assert ids(bare, "store/x") == list(range(200))
+
+
+# --- a disk that says no -------------------------------------------------------------------
+
+FAILING = """
+import errno, os, pathlib
+real, flag = os.{call}, pathlib.Path({flag!r})
+def failing(*given, **named):
+    if flag.exists():
+        raise OSError({code}, os.strerror({code}))
+    return real(*given, **named)
+os.{call} = failing
+"""
+
+
+@contextmanager
+def failing_server(data: Path, call_: str, code: str = "errno.EIO") -> Iterator[tuple[ProcessServer, Path]]:
+    """A server one of whose system calls fails while a file is there."""
+    flag = data.parent / "failing"
+    with process_server(data, prelude=FAILING.format(call=call_, flag=str(flag), code=code)) as server:
+        yield server, flag
+
+
+@pytest.mark.parametrize(
+    ("system_call", "code", "words"),
+    [("fsync", "errno.EIO", "the disk failed (Input/output error)"), ("writev", "errno.EIO", "the disk failed"),
+     ("rename", "errno.EIO", "the disk failed"), ("writev", "errno.ENOSPC", "no room on the disk"),
+     ("fsync", "errno.EDQUOT", "no room on the disk"), ("open", "errno.EIO", "the disk failed")],
+)  # fmt: skip
+def test_a_put_that_the_disk_fails_is_refused_and_the_next_one_taken(
+    tmp_path: Path, system_call: str, code: str, words: str
+) -> None:
+    with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
+        put(bare, at("store/kept"), [trips(1, 2)])
+        flag.touch()
+        for _ in range(2):
+            with refused("full" if "room" in words else "unavailable", words, "nothing of it was kept"):
+                put(bare, at("store/x"), [noise(9), noise(9)])
+        assert names(bare) == ["store/kept"]
+        flag.unlink()
+        assert_nothing_half_kept(server, bare)
+
+        put(bare, at("store/x"), [noise(9), noise(9)])
+        assert read(bare, "store/x").num_rows == 18
+        assert ids(bare, "store/kept") == [1, 2]
+
+
+def test_a_sweep_that_the_disk_fails_is_done_later(tmp_path: Path) -> None:
+    with failing_server(tmp_path / "d", "unlink") as (server, flag), flight.connect(server.url) as bare:
+        put(bare, at("store/x"), [trips(1)])
+        put(bare, at("store/kept"), [trips(2)])
+        flag.touch()
+        call(bare, "delete", path="store/x")
+        eventually(lambda: "Input/output error" in server.log(), what="the sweep has met the error")
+        assert len(files(server.data / "parts")) == 2
+        flag.unlink()
+
+        put(bare, at("store/y"), [trips(3)])  # each put wakes the sweep
+        eventually(
+            lambda: files(server.data / "parts") == named_parts(server.data) and len(named_parts(server.data)) == 2
+        )
+
+
+def test_a_part_that_cannot_be_read_is_an_error_and_not_a_loss(tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
+        put(bare, at("store/x"), [trips(1, 2)])
+        (part,) = (server.data / "parts").rglob("*-*")
+        away = part.rename(tmp_path / "away")
+        part.mkdir()
+        with refused("unavailable", "the disk failed"):
+            read(bare, "store/x")
+        part.rmdir()
+        away.rename(part)
+        assert ids(bare, "store/x") == [1, 2]

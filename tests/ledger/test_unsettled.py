@@ -1,0 +1,173 @@
+"""A COMMIT whose fsync fails: it didn't happen, a crash may still bring it to light, and then its bytes are there."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+
+from penstock import store as stores
+from penstock.errors import StoreFull, Unavailable
+from penstock.flight_server.config import Settings
+from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.server import PenstockServer
+from penstock.ledger import catalog
+from penstock.ledger.ledger import Ledger
+from penstock.store import payloads
+from penstock.store.database import Database
+from penstock.store.payloads import SplitPayloadStore
+from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, put, refused, trips
+from tests.kit.shapes import numbers
+from tests.kit.wait import files
+
+
+class FailingCommit:
+    """In the place of a database's connection: the first COMMIT after `fatal` was said fails.
+
+    At its fsync: all frames are in the files, whose state at this moment is kept in `crashed`; then this process's own
+    state is what it was before, as SQLite has it. For want of room: nothing is in the files.
+    """
+
+    def __init__(self, database: Database, fatal: str, crashed: Path, *, error: str = "SQLITE_IOERR_FSYNC") -> None:
+        self._path, self._fatal, self._crashed, self._error = database.path, fatal, crashed, error
+        self._real = database._connection
+        self._armed, self.failed = False, 0
+        database._connection = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def executemany(self, statement: str, rows: Any) -> sqlite3.Cursor:
+        self._armed |= self._fatal in statement
+        return self._real.executemany(statement, rows)
+
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        self._armed |= self._fatal in statement
+        if statement != "COMMIT" or not self._armed or self.failed:
+            return self._real.execute(statement, *arguments)
+        self.failed += 1
+        if self._error == "SQLITE_FULL":
+            self._real.execute("ROLLBACK")
+        else:
+            self._commit_and_undo()
+        error = sqlite3.OperationalError("database or disk is full" if "FULL" in self._error else "disk I/O error")
+        error.sqlite_errorname = self._error
+        raise error
+
+    def _commit_and_undo(self) -> None:
+        before = self._crashed.with_name("before")
+        self._copy(self._path.parent, before)
+        self._real.execute("COMMIT")
+        self._copy(self._path.parent, self._crashed)
+        self._real.close()
+        self._path.with_name("ledger.db-shm").unlink(missing_ok=True)
+        self._copy(before, self._path.parent)
+        self._real = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        self._real.row_factory = sqlite3.Row
+        self._real.execute("PRAGMA foreign_keys = ON")
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.mkdir(exist_ok=True)
+        for name in ("ledger.db", "ledger.db-wal"):
+            shutil.copy2(source / name, target / name)
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """Where the ledger lies as a crash would have left it."""
+    return tmp_path / "crashed"
+
+
+def parts_after_the_crash(crashed: Path) -> list[str]:
+    with closing(Database(crashed / "ledger.db", catalog.TABLES, payloads.TABLES)) as database:
+        return Ledger(database).part_names()
+
+
+def put_once(bare: flight.FlightClient, kind: str) -> None:
+    if kind == "a write of its own":
+        put(bare, at("store/x"), [trips(1, 2)])
+    else:
+        put(bare, attempt_of(call(bare, "write.open", path="store/x")["ticket"], new_attempt()), [trips(1, 2)])
+
+
+@pytest.mark.parametrize("kind", ["a write of its own", "an attempt"])
+def test_what_a_crash_may_bring_to_light_has_its_bytes(
+    server: PenstockServer, bare: flight.FlightClient, crashed: Path, kind: str
+) -> None:
+    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    with refused("unavailable", "nothing was changed, unless the server ends"):
+        put_once(bare, kind)
+    assert names(bare) == []
+    assert server._ledger.part_names() == []
+    (part,) = parts_after_the_crash(crashed)
+    assert server._store.open(part).rows == 2
+
+
+def test_a_crash_then_shows_the_whole_dataset(
+    make_server: Callable[..., PenstockServer], tmp_path: Path, crashed: Path
+) -> None:
+    server = make_server()
+    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    with flight.connect(server.url) as bare, refused("unavailable"):
+        put_once(bare, "a write of its own")
+    after = tmp_path / "after"
+    shutil.copytree(tmp_path / "data", after, ignore=shutil.ignore_patterns("lock", "ledger.db*"))
+    shutil.copytree(crashed, after, dirs_exist_ok=True)
+    with serving(Settings(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
+        assert ids(bare, "store/x") == [1, 2]
+
+
+def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_path: Path, crashed: Path) -> None:
+    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    with serving(settings) as server, flight.connect(server.url) as bare:
+        FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+        with refused("unavailable"):
+            put_once(bare, "a write of its own")
+        put(bare, at("store/x"), [trips(3)])
+        assert ids(bare, "store/x") == [3]
+        assert len(files(settings.data / "parts")) == 2
+    with serving(settings) as server, flight.connect(server.url) as bare:
+        assert ids(bare, "store/x") == [3]
+        assert len(files(settings.data / "parts")) == 1
+
+
+def test_where_nothing_can_have_been_written_the_bytes_go_at_once(
+    server: PenstockServer, bare: flight.FlightClient, crashed: Path
+) -> None:
+    failing = FailingCommit(server._ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
+    with refused("full", "no room on the disk for the ledger"):
+        put_once(bare, "a write of its own")
+    assert failing.failed == 1
+    assert list(server._store.medium.names()) == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with closing(stores.open(f"disk:{tmp_path / 'store'}")) as opened:
+        yield opened
+
+
+def test_a_payload_that_a_crash_may_bring_to_light_has_its_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+    store.store("k", numbers(1))
+    FailingCommit(store._database, "REPLACE INTO payloads", crashed)
+    with pytest.raises(Unavailable, match="unless the server ends"):
+        store.store("k", numbers(2))
+    before = store.get("k")
+    assert before is not None
+    assert before.data.num_rows == 1
+    with closing(sqlite3.connect(crashed / "ledger.db")) as after:
+        ((name,),) = after.execute("SELECT name FROM payloads")
+    assert store.open(name).rows == 2
+
+
+def test_a_payload_for_whose_row_there_is_no_room_leaves_no_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+    FailingCommit(store._database, "REPLACE INTO payloads", crashed, error="SQLITE_FULL")
+    with pytest.raises(StoreFull):
+        store.store("k", numbers(2))
+    assert list(store.medium.names()) == []

@@ -1,0 +1,263 @@
+"""Writes: attempts and the finish that chooses among them, runs, modes, and what may stand where."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.flight_server.server import PenstockServer
+from tests.kit import plain
+from tests.kit.plain import TRIPS, at, attempt_of, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit.wait import eventually, files
+
+
+def parts(folder: Path) -> set[str]:
+    return files(folder / "data" / "parts") | files(folder / "data" / "tmp")
+
+
+def test_a_finish_shows_the_listed_attempts_in_the_order_of_the_list(bare: flight.FlightClient) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    first, second, third = (new_attempt() for _ in range(3))
+    for attempt, batch in ((first, trips(1, 2)), (second, trips(3)), (third, trips(4))):
+        put(bare, attempt_of(ticket, attempt), [batch])
+    assert plain.names(bare) == []
+
+    summary = call(bare, "write.finish", ticket=ticket, attempts=[third, first, second])
+
+    assert (summary["state"], summary["rows"], summary["attempts"]) == ("finished", 4, 3)
+    assert ids(bare, "store/x") == [4, 1, 2, 3]
+
+
+def test_an_attempt_put_twice_has_one_receipt_and_one_set_of_rows(bare: flight.FlightClient, tmp_path: Path) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    attempt = new_attempt()
+
+    once = put(bare, attempt_of(ticket, attempt), [trips(1, 2)])
+    again = put(bare, attempt_of(ticket, attempt), [trips(1, 2)])
+    for others in (trips(2, 1), trips(1, 2, 3), trips()):
+        with refused("exists", str(once["attempt"]), "recorded with 2 rows", f"the {others.num_rows} rows"):
+            put(bare, attempt_of(ticket, attempt), [others])
+    call(bare, "write.finish", ticket=ticket, attempts=[attempt, attempt])
+
+    assert once == again
+    assert ids(bare, "store/x") == [1, 2]
+    assert len(parts(tmp_path)) == 1
+
+
+def test_a_memory_store_tells_the_same_rows_from_others(
+    make_server: Callable[..., PenstockServer], tmp_path: Path
+) -> None:
+    """Where the first ones are in memory, and those that come again may be spilled."""
+    rows = trips(*range(50))
+    server = make_server(data=tmp_path / "memory", store=f"memory:?max={rows.nbytes * 3 // 2}")
+    with flight.connect(server.url) as bare:
+        ticket, attempt = call(bare, "write.open", path="store/x")["ticket"], new_attempt()
+        once = put(bare, attempt_of(ticket, attempt), [rows])
+        assert put(bare, attempt_of(ticket, attempt), [rows]) == once
+        with refused("exists", "recorded with 50 rows"):
+            put(bare, attempt_of(ticket, attempt), [trips(*range(1, 51))])
+
+
+def test_an_attempt_put_many_times_at_once_has_one_set_of_rows(
+    bare: flight.FlightClient, server: PenstockServer, tmp_path: Path
+) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    attempt = new_attempt()
+
+    def again(number: int) -> dict[str, Any] | None:
+        with flight.connect(server.url) as other, contextlib.suppress(flight.FlightServerError):
+            return put(other, attempt_of(ticket, attempt), [trips(number)] * 50)
+        return None
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(again, [7, 7, 7, 7, 8, 8]))
+    call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+
+    receipts = [one for one in results if one is not None]
+    found = ids(bare, "store/x")
+    assert receipts == [receipts[0]] * (4 if found[0] == 7 else 2), "who brought other rows is refused"
+    assert found == [found[0]] * 50
+    eventually(lambda: len(parts(tmp_path)) == 1)
+
+
+def test_an_attempt_that_no_finish_lists_is_never_seen_and_its_bytes_go(
+    bare: flight.FlightClient, tmp_path: Path
+) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    wanted, other = new_attempt(), new_attempt()
+    for attempt in (wanted, other):
+        put(bare, attempt_of(ticket, attempt), [trips(1)])
+    assert len(parts(tmp_path)) == 2
+
+    call(bare, "write.finish", ticket=ticket, attempts=[wanted])
+
+    assert ids(bare, "store/x") == [1]
+    eventually(lambda: len(parts(tmp_path)) == 1)
+
+
+def test_the_same_finish_again_has_the_same_answer_and_another_list_is_refused(bare: flight.FlightClient) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    one, two = new_attempt(), new_attempt()
+    for attempt in (one, two):
+        put(bare, attempt_of(ticket, attempt), [trips(1)])
+
+    first = call(bare, "write.finish", ticket=ticket, attempts=[one, two])
+
+    assert call(bare, "write.finish", ticket=ticket, attempts=[two, one]) == first
+    with refused("write-ended", "another list"):
+        call(bare, "write.finish", ticket=ticket, attempts=[one])
+    assert ids(bare, "store/x") == [1, 1]
+
+
+def test_a_finish_names_only_whole_attempts_of_its_own_write(bare: flight.FlightClient) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    other = call(bare, "write.open", path="store/y")["ticket"]
+    foreign, broken = new_attempt(), new_attempt()
+    put(bare, attempt_of(other, foreign), [trips(1)])
+    with refused("invalid"):
+        put(bare, attempt_of(ticket, broken), [trips(1)], end=trailer(9, 9))
+
+    for attempt in (foreign, broken, new_attempt(), "nonsense"):
+        with refused("not-found", "no whole attempt"):
+            call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+    with refused("exists"):
+        put(bare, attempt_of(ticket, foreign), [trips(1)])
+    assert plain.names(bare) == []
+
+
+def test_a_finish_of_nothing_needs_to_know_the_columns(bare: flight.FlightClient) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    with refused("invalid", "which columns"):
+        call(bare, "write.finish", ticket=ticket, attempts=[])
+
+    columns = [{"name": "id", "type": "int64", "nullable": True}, {"name": "city", "type": "string", "nullable": True}]
+    ticket = call(bare, "write.open", path="store/x", schema=columns)["ticket"]
+    call(bare, "write.finish", ticket=ticket, attempts=[])
+
+    assert plain.read(bare, "store/x").schema == TRIPS
+
+
+# --- runs ----------------------------------------------------------------------------------
+
+
+def test_an_open_run_is_joined_and_a_finished_one_writes_nothing(bare: flight.FlightClient) -> None:
+    first = call(bare, "write.open", path="store/x", run="batch-7")
+    joined = call(bare, "write.open", path="store/x", run="batch-7")
+    assert joined["write"] == first["write"]
+
+    attempt = new_attempt()
+    put(bare, attempt_of(first["ticket"], attempt), [trips(1)])
+    done = call(bare, "write.finish", ticket=joined["ticket"], attempts=[attempt])
+
+    again = call(bare, "write.open", path="store/x", run="batch-7")
+    assert (again["state"], again["write"], again["summary"]["rows"]) == ("finished", first["write"], done["rows"])
+    with refused("write-ended"):
+        put(bare, attempt_of(again["ticket"], new_attempt()), [trips(2)])
+    assert ids(bare, "store/x") == [1]
+
+
+def test_a_put_with_the_name_of_a_finished_run_gets_its_receipt(bare: flight.FlightClient) -> None:
+    where = {"mode": "append", "run": "nightly"}
+    first = put(bare, at("store/x", attempt=new_attempt(), **where), [trips(1, 2)])
+    again = put(bare, at("store/x", attempt=new_attempt(), **where), [trips(1, 2)])
+
+    assert again == first
+    assert ids(bare, "store/x") == [1, 2]
+
+
+def test_only_the_last_opener_of_a_run_may_abort_it(bare: flight.FlightClient) -> None:
+    first = call(bare, "write.open", path="store/x", run="r")
+    last = call(bare, "write.open", path="store/x", run="r")
+
+    with refused("write-ended", "later opener"):
+        call(bare, "write.abort", ticket=first["ticket"])
+    assert call(bare, "write.abort", ticket=last["ticket"])["state"] == "aborted"
+    assert call(bare, "write.open", path="store/x", run="r")["write"] != first["write"]
+
+
+def test_what_is_aborted_takes_no_put_and_no_finish_and_its_bytes_go(bare: flight.FlightClient, tmp_path: Path) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    attempt = new_attempt()
+    put(bare, attempt_of(ticket, attempt), [trips(1)])
+
+    assert call(bare, "write.abort", ticket=ticket)["state"] == "aborted"
+    assert call(bare, "write.abort", ticket=ticket)["state"] == "aborted"
+
+    with refused("write-ended", "aborted"):
+        put(bare, attempt_of(ticket, new_attempt()), [trips(1)])
+    with refused("write-ended", "aborted"):
+        call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+    eventually(lambda: parts(tmp_path) == set())
+    assert plain.names(bare) == []
+
+
+def test_what_is_finished_is_not_aborted(bare: flight.FlightClient) -> None:
+    ticket = call(bare, "write.open", path="store/x")["ticket"]
+    attempt = new_attempt()
+    put(bare, attempt_of(ticket, attempt), [trips(1)])
+    call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+
+    with refused("write-ended", "finished"):
+        call(bare, "write.abort", ticket=ticket)
+    assert ids(bare, "store/x") == [1]
+
+
+# --- modes, places, schemas ----------------------------------------------------------------
+
+
+def test_modes_say_what_becomes_of_a_dataset_that_is_there(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)])
+
+    with refused("exists", "append", "overwrite"):
+        put(bare, at("store/x"), [trips(2)])
+    assert ids(bare, "store/x") == [1]
+    put(bare, at("store/x", attempt=new_attempt(), mode="append"), [trips(3)])
+    assert ids(bare, "store/x") == [1, 3]
+    put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(4)])
+    assert ids(bare, "store/x") == [4]
+
+
+def test_mode_error_is_looked_at_again_when_the_write_finishes(bare: flight.FlightClient) -> None:
+    late = call(bare, "write.open", path="store/x")["ticket"]
+    attempt = new_attempt()
+    put(bare, attempt_of(late, attempt), [trips(1)])
+    put(bare, at("store/x"), [trips(2)])
+
+    with refused("exists"):
+        call(bare, "write.finish", ticket=late, attempts=[attempt])
+    assert ids(bare, "store/x") == [2]
+
+
+def test_a_path_is_a_dataset_or_a_folder_and_never_both(bare: flight.FlightClient) -> None:
+    put(bare, at("store/a/b"), [trips(1)])
+
+    with refused("exists", "folder"):
+        put(bare, at("store/a"), [trips(1)])
+    with refused("exists", "store/a/b is a dataset"):
+        put(bare, at("store/a/b/c"), [trips(1)])
+    assert plain.names(bare) == ["store/a/b"]
+
+
+def test_another_schema_is_refused_with_the_difference(bare: flight.FlightClient) -> None:
+    put(bare, at("store/x"), [trips(1)])
+    other = pa.RecordBatch.from_pydict({"id": ["one"], "when": [1]})
+
+    with refused("schema", "lacks city string", "id is int64, got string", "overwrite"):
+        put(bare, at("store/x", attempt=new_attempt(), mode="append"), [other])
+    required = trips(1).append_column(pa.field("more", pa.int8(), nullable=False), pa.array([1], pa.int8()))
+    with refused("schema", "adds more int8 not null"):
+        put(bare, at("store/x", attempt=new_attempt(), mode="append"), [required])
+    assert ids(bare, "store/x") == [1]
+
+
+def test_two_columns_of_one_name_are_refused(bare: flight.FlightClient) -> None:
+    twins = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with refused("invalid", "'a'", "more than once"):
+        put(bare, at("store/x"), [twins])
+    assert plain.names(bare, b"write/") == []

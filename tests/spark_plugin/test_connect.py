@@ -1,0 +1,98 @@
+"""Spark Connect: everything in a session that has no JVM of its own, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.client.client import Client
+from penstock.flight_server.server import PenstockServer
+from tests.kit.spark import CONFS, needs_spark
+
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore")  # Spark's own: pandas, ports
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.remote("local[2]")
+for key, value in json.loads(sys.argv[1]).items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+spark.range(1).collect()  # Spark's processes are there
+
+os.environ["PENSTOCK_URL"] = sys.argv[2]  # which they can't see any more
+import penstock
+
+found = {"session": type(spark).__module__}
+written = penstock.write(spark.range(0, 1000, 1, 4), "store/write")
+found["write"] = written.rows
+found["read"] = penstock.read(spark, "store/write", filter="id < 10").count()
+
+put = penstock.do_put("store/hand")
+put.finish(spark.range(0, 100, 1, 4).mapInArrow(put, put.schema).collect())
+
+spark.dataSource.register(penstock.DataSource)
+spark.range(0, 1000, 1, 4).write.format("penstock").mode("append").save("store/source")
+spark.range(1000, 1010).write.format("penstock").mode("append").save("store/source")
+frame = spark.read.format("penstock").load("store/source")
+found["source"] = [frame.count(), frame.schema.simpleString(), frame.schema[0].nullable]
+spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+pushed = spark.read.format("penstock").option("pushdown", "true").load("store/source")
+found["pushed"] = sorted(row.id for row in pushed.filter("id >= 998 and id != 1000 and id < 1003").collect())
+try:
+    spark.read.format("penstock").option("fliter", "id < 3").load("store/source").count()
+except Exception as refused:
+    found["refused"] = str(refused)
+try:
+    spark.range(3).selectExpr("string(id) id").write.format("penstock").mode("append").save("store/source")
+except Exception as refused:
+    found["mismatch"] = str(refused)
+print(json.dumps(found))
+spark.stop()
+"""
+
+
+def test_a_connect_session_writes_and_reads(
+    bare_python: Path, server: PenstockServer, client: Client, tmp_path: Path
+) -> None:
+    needs_spark()
+    import pyspark
+
+    version = tuple(map(int, pyspark.__version__.split(".")[:2]))
+    if version < (4, 0):
+        pytest.skip("pip's Spark has a Connect server from 4.0 on")
+    for name in ("grpc", "grpc_status", "pandas", *(["zstandard"] if version > (4, 0) else [])):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"Spark Connect's client needs {name}: pip install -e '.[dev]'")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK", "PYTHONPATH"))}
+    environment |= {"PYSPARK_PYTHON": str(bare_python), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": ""}
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{SCRIPT}")
+    done = subprocess.run(
+        [sys.executable, script, json.dumps(CONFS), str(server.url)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    refused, mismatch = found.pop("refused"), found.pop("mismatch")
+    assert found == {
+        "session": "pyspark.sql.connect.session",
+        "write": 1000,
+        "read": 10,
+        "source": [1010, "struct<id:bigint>", False],
+        "pushed": [998, 999, 1001, 1002],
+    }
+    assert "did you mean 'filter'" in refused
+    assert "id is int64, got string" in mismatch
+    assert sorted(client.get("store/hand").read_all()["id"].to_pylist()) == list(range(100))
+    assert sorted(client.get("store/source").read_all()["id"].to_pylist()) == list(range(1010))
+    assert len(client.list("write/")) == 0

@@ -1,0 +1,241 @@
+"""Whatever Spark evaluates twice, in part, or again: a dataset holds the rows once, or isn't there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.client.client import Client
+from penstock.errors import AlreadyExists, InvalidRequest, NotFound
+from penstock.flight_server.server import PenstockServer
+from tests.kit.cli import Run
+from tests.kit.meddling import Marks, MeddledGet, MeddledPut, Once, die, fail, wide
+from tests.kit.server import Puts
+from tests.kit.spark_rows import batch, collected, expected, held, names, source
+from tests.kit.wait import eventually, files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("nothing_stays")]
+
+
+@pytest.fixture(autouse=True)
+def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Marks:
+    (tmp_path / "marks").mkdir()
+    return Marks(tmp_path / "marks")
+
+
+# --- evaluated twice, or in part -----------------------------------------------------------------
+
+
+Shape = Callable[["DataFrame"], "DataFrame"]
+TWICE: dict[str, Shape] = {
+    "coalesce": lambda receipts: receipts.coalesce(2),  # eight evaluations under two partition ids
+    "orderBy": lambda receipts: receipts.orderBy("rows", "attempt"),  # each evaluated twice, in one action
+    "repartition": lambda receipts: receipts.repartition(3, "attempt"),
+}
+
+
+@pytest.mark.parametrize("shape", TWICE.values(), ids=TWICE)
+def test_receipts_may_be_gathered_in_any_way(spark: SparkSession, shape: Shape) -> None:
+    put = penstock.do_put("store/x")
+
+    receipts = shape(source(spark, 800, 8).mapInArrow(put, put.schema)).collect()
+    written = put.finish(receipts)
+
+    assert written.rows == sum(receipt.rows for receipt in receipts) == 800
+    assert held("store/x") == expected(800)
+
+
+def test_a_sort_evaluates_everything_twice_in_one_action(spark: SparkSession) -> None:
+    put = penstock.do_put("store/x")
+
+    source(spark, 800, 8).mapInArrow(put, put.schema).orderBy("attempt").collect()
+
+    assert put.so_far()["attempts"] > 8, "or the test before this one proves nothing"
+
+
+def test_two_actions_on_one_frame_and_one_finish(spark: SparkSession) -> None:
+    put = penstock.do_put("store/x")
+    receipts = source(spark, 800, 8).mapInArrow(put, put.schema)
+
+    assert receipts.count() == 8
+    put.finish(receipts.collect())
+
+    assert held("store/x") == expected(800)
+
+
+def test_a_frame_without_finish_leaves_nothing_visible_and_ls_write_says_why(
+    spark: SparkSession, here: Run, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put = penstock.do_put("store/x")
+
+    source(spark, 400, 40).mapInArrow(put, put.schema).show()
+
+    assert "only showing top 20 rows" in capsys.readouterr().out
+    with pytest.raises(NotFound):
+        client.info("store/x")
+    assert 20 < put.so_far()["attempts"] < 40, "show evaluates a part"
+    listed = here("ls", "write", terminal=True).text
+    assert f"write/{put.write}" in listed
+    assert "until finish" in listed
+
+
+@pytest.mark.parametrize("some", [lambda r: r.head(1), lambda r: r.limit(3).collect(), lambda r: r.take(2)])
+def test_finish_shows_what_the_receipts_say_and_no_more(
+    spark: SparkSession, some: Callable[[DataFrame], list[Any]]
+) -> None:
+    put = penstock.do_put("store/x")
+    receipts = some(source(spark, 800, 8).mapInArrow(put, put.schema))
+
+    written = put.finish(receipts)
+
+    assert written.rows == len(receipts) * 100
+    found = held("store/x")
+    assert found.total() == written.rows
+    assert found <= expected(800)
+
+
+def test_receipts_of_another_write_are_refused(spark: SparkSession, client: Client) -> None:
+    put, other = penstock.do_put("store/x"), penstock.do_put("store/y")
+    receipts = source(spark, 100, 2).mapInArrow(put, put.schema).collect()
+
+    with pytest.raises(InvalidRequest, match=f"write/{put.write}, this is write/{other.write}"):
+        other.finish(receipts)
+    with pytest.raises(InvalidRequest, match="with the columns write, attempt"):
+        other.finish([(1, 2)])
+
+    assert names() == []
+    put.finish(receipts)
+    assert held("store/x") == expected(100)
+
+
+# --- failed, killed, tried again ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [fail, die])
+@pytest.mark.parametrize("step", ["begun", "half", "put"])
+@pytest.mark.usefixtures("small_batches")
+def test_a_task_that_fails_is_tried_again_and_its_rows_are_there_once(
+    spark: SparkSession, marks: Marks, puts: Puts, step: str, fault: Callable[[], None]
+) -> None:
+    put = penstock.do_put("store/x")
+    task = MeddledPut(put, Once(marks, {(step, 1): fault, (step, 3): fault}))
+
+    put.finish(wide(source(spark, 800, 4)).mapInArrow(task, put.schema).collect())
+
+    assert marks.seen(f"{step}-1")
+    assert marks.seen(f"{step}-3")
+    broken = [0 < rows < 200 for _, rows in puts.broken]
+    assert broken == ([True, True] if step == "half" else []), "the server had some of their rows, or nothing open"
+    assert held("store/x") == expected(800)
+
+
+def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
+    spark: SparkSession, client: Client, tmp_path: Path
+) -> None:
+    client.put("store/x", pa.Table.from_batches([batch(1, 2)]))
+    kept = files(tmp_path / "data" / "parts")
+
+    def always(step: str, partition: int) -> None:
+        if (step, partition) == ("put", 3):
+            raise RuntimeError("planted: this task fails each time")
+
+    with (
+        pytest.raises(Exception, match="planted: this task fails"),
+        penstock.do_put("store/x", mode="overwrite") as put,
+    ):
+        put.finish(source(spark, 800, 4).mapInArrow(MeddledPut(put, always), put.schema))
+
+    assert put.so_far()["state"] == "aborted"
+    assert held("store/x") == expected(3, 1)
+    eventually(lambda: files(tmp_path / "data" / "parts") == kept, what="what was aborted is swept")
+
+
+def test_a_write_that_fails_puts_the_confs_back(spark: SparkSession) -> None:
+    keys = ("spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch")
+    before = [spark.conf.get(key, None) for key in keys]
+
+    with pytest.raises(Exception, match="planted: no fifth"):
+        penstock.write(spark.range(10).selectExpr("if(id = 5, raise_error('planted: no fifth'), id) as id"), "store/x")
+
+    assert [spark.conf.get(key, None) for key in keys] == before
+    assert names(criteria=b"write/") == []
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_read_goes_on_where_its_worker_was_killed(spark: SparkSession, server: PenstockServer, marks: Marks) -> None:
+    """With rows of a ticket in Spark's hands, and others still at the server: it has 30 MB."""
+    penstock.write(wide(source(spark, 400, 4), 75_000), "store/x", progress=False)
+    get = penstock.do_get("store/x")
+
+    def die_while_it_is_open() -> None:
+        marks.ask_and_wait()
+        die()
+
+    marks.when_asked(lambda: eventually(lambda: server.streams.open_streams))
+    task = MeddledGet(get, Once(marks, {("half", 0): die_while_it_is_open}))
+    found = collected(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
+
+    assert marks.seen("done")
+    assert found == expected(400)
+
+
+# --- two writers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "start", "end"), [("error", 0, 100), ("append", 0, 200), ("overwrite", 100, 200)])
+def test_two_drivers_on_one_path(spark: SparkSession, mode: Any, start: int, end: int) -> None:
+    first, second = penstock.do_put("store/x", mode=mode), penstock.do_put("store/x", mode=mode)
+    frames = [source(spark, 100, 2), source(spark, 200, 2, start=100)]
+    found = [frame.mapInArrow(put, put.schema).collect() for put, frame in zip((first, second), frames, strict=True)]
+
+    first.finish(found[0])
+    if mode == "error":
+        with pytest.raises(AlreadyExists, match="choose mode 'append' or 'overwrite'"):
+            second.finish(found[1])
+    else:
+        second.finish(found[1])
+
+    assert held("store/x") == expected(end, start)
+
+
+def test_a_batch_that_a_stream_repeats_is_written_once(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        text = "".join(f'{{"id": {one}, "text": "row {one}"}}\n' for one in range(number * 10, number * 10 + 10))
+        (tmp_path / "in" / f"{number}.json").write_text(text)
+    seen: list[int] = []
+
+    def batch_of(frame: DataFrame, number: int) -> None:
+        seen.append(number)
+        penstock.write(frame, "store/x", mode="append", run=("orders", number))
+
+    def run() -> None:
+        rows = (
+            spark.readStream.schema("id long, text string").option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
+        )
+        query = rows.writeStream.foreachBatch(batch_of).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    for commit in [
+        *(tmp_path / "checkpoint" / "commits").glob("*2"),
+        *(tmp_path / "checkpoint" / "commits").glob(".2*"),
+    ]:
+        commit.unlink()
+    run()
+
+    assert seen == [0, 1, 2, 2]
+    assert held("store/x") == expected(30)

@@ -1,0 +1,155 @@
+"""The options of `format("penstock")`: what is known is taken, what isn't is refused with the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.spark_plugin import options
+
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("page", "uses"), [("datasource.md", ("read", "write", "stream", "sink")), ("streaming.md", ("stream", "sink"))]
+)
+def test_the_pages_have_the_table_of_the_registry(page: str, uses: tuple[str, ...]) -> None:
+    heads = ("option", "for", "what it says", "default", "known elsewhere as")
+    rows = [
+        (f"`{option.name}`", ", ".join(use for use in option.uses if use in uses), option.meaning, option.default,
+         ", ".join(f"`{name}`" for name in option.elsewhere))
+        for option in options.OPTIONS if {*option.uses} & {*uses}
+    ]  # fmt: skip
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows)]
+
+    assert "\n".join(["", *lines, ""]) in (PAGES / page).read_text()
+
+
+def test_names_are_told_apart_once() -> None:
+    names = [option.name for option in options.OPTIONS]
+    elsewhere = [name.lower() for option in options.OPTIONS for name in option.elsewhere]
+    assert len({*names, *elsewhere}) == len(names) + len(elsewhere)
+    assert len({name.lower() for name in names}) == len(names), "Spark hands them over in lower case"
+    assert all(option.meaning and option.default and option.uses for option in options.OPTIONS)
+
+
+def test_whatever_case_spark_hands_over_is_one_name() -> None:
+    assert options.checked({"PATH": "store/x", "Url": "grpc://h:1"}, "read") == {"path": "store/x", "url": "grpc://h:1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fliter", "did you mean 'filter'"),
+        ("kafka.bootstrap.servers", "did you mean 'url'"),
+        ("txnAppId", "did you mean 'run'"),
+        (
+            "zzz",
+            "there are path, url, token, ca, retry_for, columns, filter, pushdown, startingOffsets, endingOffsets$",
+        ),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
+        options.checked({"path": "store/x", name: "1"}, "read")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("subscribe", "did you mean 'path'"),
+        ("maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+        ("minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),
+        ("startingTimestamp", "did you mean 'startingOffsets'"),
+        ("numFetchPartitions", "did you mean 'minPartitions'"),
+        ("maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+    ],
+)
+def test_a_streams_options_are_known_by_other_sources_names(name: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
+        options.checked({"path": "topic/x", name: "1"}, "stream")
+
+
+def test_what_is_sparks_own_is_no_option_of_a_sink() -> None:
+    given = {"path": "store/x", "checkpointLocation": "/c", "asyncProgressTrackingEnabled": "false"}
+    assert options.checked(given, "sink") == {"path": "store/x"}
+    with pytest.raises(InvalidRequest, match="asyncProgressTracking doesn't repeat an epoch with the same rows"):
+        options.checked(given | {"asyncProgressTrackingEnabled": "true"}, "sink")
+    with pytest.raises(InvalidRequest, match="no option 'checkpointlocation'"):
+        options.checked(given, "stream")
+
+
+WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [("write", "columns"), ("write", "filter"), ("read", "run"), ("stream", "endingOffsets"), ("stream", "filter"),
+     ("sink", "run"), ("sink", "maxRowsPerTrigger"), ("read", "maxRowsPerTrigger")],
+)  # fmt: skip
+def test_an_option_of_the_other_use_is_refused(use: options.Use, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"option '{name}' is for a .*, this is a {WORDS[use]}: leave it out"):
+        options.checked({"path": "store/x", name: "a"}, use)
+
+
+@pytest.mark.parametrize("given", [{}, {"path": ""}])
+def test_a_missing_path_is_refused_by_name(given: dict[str, str]) -> None:
+    """As saveAsTable and INSERT INTO hand out no options at all."""
+    with pytest.raises(InvalidRequest, match=r"'path' is missing: say \.save.*saveAsTable"):
+        options.checked(given, "write")
+
+
+def test_several_paths_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="one path at a time"):
+        options.checked({"paths": '["store/x", "store/y"]'}, "read")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (None, None),
+        ("a", ("a",)),
+        (" a , b c ,é", ("a", "b c", "é")),
+        ("`a,b`,c", ("a,b", "c")),
+        ("`a``b`", ("a`b",)),
+    ],
+)
+def test_columns_are_names_between_commas(text: str | None, names: tuple[str, ...] | None) -> None:
+    assert options.columns(text) == names
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "a,", "a,,b", "`a", "a`b`", "``"])
+def test_columns_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="expected names separated by commas"):
+        options.columns(text)
+
+
+def test_seconds() -> None:
+    assert options.seconds({}, "retry_for", 30) == 30
+    assert options.seconds({"maxtriggerdelay": "0.5"}, "maxTriggerDelay", 30) == 0.5
+    assert options.seconds({"maxtriggerdelay": "15m"}, "maxTriggerDelay", 30) == 900
+    for wrong in ("soon", "-1", "nan", "inf", "", "15 minutes", "30d"):
+        with pytest.raises(InvalidRequest, match=r"maxTriggerDelay=.*expected seconds, or a time"):
+            options.seconds({"maxtriggerdelay": wrong}, "maxTriggerDelay", 30)
+
+
+def test_a_count_is_a_whole_number_from_1() -> None:
+    assert options.count({}, "minPartitions") is None
+    assert options.count({"minpartitions": "7"}, "minPartitions") == 7
+    for wrong in ("0", "-1", "1.5", "1e3", "many", "", "²"):
+        with pytest.raises(InvalidRequest, match=r"minPartitions=.*expected a whole number from 1"):
+            options.count({"minpartitions": wrong}, "minPartitions")
+
+
+def test_a_switch_is_true_or_false() -> None:
+    said = [options.switch({"pushdown": text}, "pushdown", True) for text in ("false", "TRUE")]
+    assert [*said, options.switch({}, "pushdown", True), options.switch({}, "pushdown", False)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    with pytest.raises(InvalidRequest, match="pushdown='yes': expected true or false"):
+        options.switch({"pushdown": "yes"}, "pushdown", False)

@@ -1,0 +1,172 @@
+"""The data source's objects on their way through Spark's processes: they arrive, and the token doesn't."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.client.client import Client, connect
+from penstock.errors import Denied, InvalidRequest, SchemaMismatch
+from penstock.flight_server.server import PenstockServer
+
+pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
+
+from pyspark import cloudpickle
+from pyspark.sql import datasource as sql
+from pyspark.sql.types import LongType, StructField, StructType
+
+from penstock.spark_plugin import source as sources
+
+pytestmark = pytest.mark.spark
+
+TOKEN = "a-token-of-at-least-16-characters"
+SCHEMA = StructType([StructField("id", LongType(), False)])
+ROWS = pa.table({"id": [1, 2, 3]}, schema=pa.schema([pa.field("id", pa.int64(), False)]))
+
+
+@pytest.fixture
+def guarded(make_server: Callable[..., PenstockServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A server that asks for its token, which the environment has; with rows at store/x."""
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=file).url))
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+    client = connect(retry_for=2)
+    client.put("store/x", ROWS)
+    return client
+
+
+def sent(thing: Any) -> tuple[Any, bytes]:
+    """What arrives in Spark's next process, and the bytes in between."""
+    raw = cloudpickle.dumps(thing)
+    return pickle.loads(raw), raw
+
+
+def made(given: dict[str, str]) -> Any:
+    return sent(penstock.DataSource)[0](options=given)
+
+
+def test_the_environment_counts_where_the_class_is_registered(guarded: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, _ = sent(penstock.DataSource)
+    monkeypatch.setenv("PENSTOCK_URL", "grpc://127.0.0.1:1")
+    monkeypatch.setenv("PENSTOCK_TOKEN", "another-token-of-16-characters")
+
+    assert issubclass(kind, sql.DataSource)
+    assert (kind.name(), kind(options={"path": "store/x"}).schema()) == ("penstock", SCHEMA)
+
+
+def test_options_go_before_the_environment(guarded: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Denied):
+        made({"path": "store/x", "token": "wrong"}).schema()
+    url = str(guarded.settings.url)
+    monkeypatch.setenv("PENSTOCK_URL", "grpc://127.0.0.1:1")
+    monkeypatch.delenv("PENSTOCK_TOKEN")
+    assert made({"path": "store/x", "token": TOKEN, "url": url}).schema() == SCHEMA
+
+
+def test_certificates_travel_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their file needn't be on Spark's host."""
+    import trustme
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("PENSTOCK_CA", str(tmp_path / "ca.pem"))
+    kind, raw = sent(penstock.DataSource)
+    assert authority.cert_pem.bytes() in raw
+    assert kind.here.ca == authority.cert_pem.bytes().decode()
+
+    monkeypatch.setenv("PENSTOCK_CA", str(tmp_path / "none.pem"))
+    with pytest.raises(InvalidRequest, match=r"none\.pem.*expected a file of certificates"):
+        sent(penstock.DataSource)
+
+
+@pytest.mark.parametrize("given", [{}, {"token": TOKEN}], ids=["environment", "option"])
+def test_no_task_has_the_token_of_a_read(given: dict[str, str], guarded: Client) -> None:
+    """Spark sends the source along with its reader; before planning it is needed."""
+    source, raw = sent(made({"path": "store/x", **given}))
+    assert TOKEN.encode() in raw
+    reader = source.reader(SCHEMA)
+    partitions = reader.partitions()
+    (reader, source, partitions), raw = sent((reader, source, partitions))
+
+    assert TOKEN.encode() not in raw
+    assert source.name() == "penstock"
+    assert pa.Table.from_batches(batch for one in partitions for batch in reader.read(one)).equals(ROWS)
+
+
+def test_no_task_nor_commit_has_the_token_of_a_write(guarded: Client) -> None:
+    writer = made({"path": "store/y", "token": TOKEN}).writer(SCHEMA, False)
+    task, raw = sent(writer)
+    message, _ = sent(task.write(iter(ROWS.to_batches())))
+    at_commit, more = sent(sent(writer)[0])
+    at_commit.commit([message])
+
+    assert TOKEN.encode() not in raw + more
+    assert guarded.get("store/y").read_all().equals(ROWS)
+    assert TOKEN not in repr(made({"path": "store/y"}).here)
+
+
+def test_an_abort_after_the_finish_changes_nothing(guarded: Client) -> None:
+    """Spark calls it when the answer to a commit was lost."""
+    writer = made({"path": "store/x"}).writer(SCHEMA, True)
+    message = writer.write(iter(ROWS.slice(0, 1).to_batches()))
+    sent(writer)[0].commit([message])
+    sent(writer)[0].abort([message])
+
+    assert guarded.get("store/x").read_all().num_rows == 1
+    sent(writer)[0].commit([message])
+    assert guarded.get("store/x").read_all().num_rows == 1
+
+
+def test_an_abort_needs_no_messages(guarded: Client) -> None:
+    """Spark has None for a task without one."""
+    writer = made({"path": "store/y"}).writer(SCHEMA, False)
+    writer.write(iter(ROWS.to_batches()))
+    sent(writer)[0].abort([None, None])
+    assert len(guarded.list("write/")) == 0
+    with pytest.raises(penstock.errors.WriteEnded):
+        sent(writer)[0].commit([])
+
+
+def test_a_commit_that_is_refused_leaves_what_was(guarded: Client) -> None:
+    """Someone else made the path a dataset of another schema, meanwhile."""
+    writer = made({"path": "store/y"}).writer(SCHEMA, False)
+    message = writer.write(iter(ROWS.to_batches()))
+    other = pa.table({"name": ["a"]})
+    guarded.put("store/y", other)
+    with pytest.raises(SchemaMismatch, match="store/y has another schema: lacks name string"):
+        sent(writer)[0].commit([message])
+    sent(writer)[0].abort([message])
+
+    assert guarded.get("store/y").read_all().equals(other)
+    assert len(guarded.list("write/")) == 0
+
+
+def test_a_dataset_that_becomes_another_between_planning_steps_is_an_error(guarded: Client) -> None:
+    reader = made({"path": "store/x"}).reader(SCHEMA)
+    guarded.put("store/x", pa.table({"id": ["a"]}), mode="overwrite")
+    with pytest.raises(SchemaMismatch, match="replaced by rows of another schema"):
+        reader.partitions()
+
+
+def test_an_empty_dataset_has_a_partition_without_rows(guarded: Client) -> None:
+    guarded.put("store/e", ROWS.slice(0, 0))
+    reader = made({"path": "store/e"}).reader(SCHEMA)
+    assert [list(reader.read(one)) for one in reader.partitions()] == [[]]
+
+
+def test_planning_pushes_only_where_spark_can_take_it(guarded: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    given = {"path": "store/x", "pushdown": "true"}
+    assert type(sources.DataSource(given).reader(SCHEMA)) is sources.Reader
+    monkeypatch.setitem(sys.modules, sources._PUSHING, sys)
+    assert type(sources.DataSource(given).reader(SCHEMA)) is sources.PushingReader
+    assert type(sources.DataSource({"path": "store/x"}).reader(SCHEMA)) is sources.Reader

@@ -1,0 +1,232 @@
+"""Bytes that changed at rest are found on reading, named, kept aside, and never served."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import store as stores
+from penstock.errors import Lost
+from penstock.store import disk
+from penstock.store.disk import DiskMedium
+from penstock.store.payloads import SplitPayloadStore
+from tests.kit.shapes import SHAPES, numbers
+from tests.kit.store_contract import same
+
+FLIPS, CUTS = 3_000, 500
+LOOKED_AT = ["numbers", "no rows", "nested", "dictionaries that differ", "rows without columns", "many chunks"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SplitPayloadStore]:
+    opened = stores.open(f"disk:{tmp_path / 'store'}")
+    yield opened
+    opened.close()
+
+
+def place(store: SplitPayloadStore, name: str) -> Path:
+    assert isinstance(store.medium, DiskMedium)
+    return store.medium._place(name)
+
+
+def aside(store: SplitPayloadStore, name: str) -> Path:
+    assert isinstance(store.medium, DiskMedium)
+    return store.medium.folder / "quarantine" / name
+
+
+def only_part(store: SplitPayloadStore) -> str:
+    ((name, _),) = store.medium.names()
+    return name
+
+
+def overwrite(path: Path, raw: bytes) -> None:
+    """Change a file where it lies, as another process would: its time of change is another one afterwards."""
+    before = path.stat().st_mtime_ns
+    while path.stat().st_mtime_ns == before:  # the kernel's clock for files moves every few milliseconds
+        with path.open("r+b") as file:
+            file.truncate(0)
+            file.write(raw)
+
+
+def flipped(raw: bytes, bit: int) -> bytes:
+    changed = bytearray(raw)
+    changed[bit // 8] ^= 1 << (bit % 8)
+    return bytes(changed)
+
+
+def expect_found(store: SplitPayloadStore, name: str, damaged: bytes) -> None:
+    """The read names the loss, the bytes are in quarantine as they are, the next read says so, nothing deletes them."""
+    with pytest.raises(Lost, match=f"the payload k is lost: part {name} is lost: .* It is kept in quarantine"):
+        store.get("k")
+    assert not place(store, name).exists()
+    assert aside(store, name).read_bytes() == damaged
+    with pytest.raises(Lost, match="was found corrupt and is kept in quarantine"):
+        store.get("k")
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_every_flipped_bit_and_every_cut_is_found(store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_fsync_folder", lambda folder: None)  # nothing is lost by a power cut here
+    chance, tried = random.Random(42), 0
+    for shape in LOOKED_AT:
+        store.store("k", SHAPES[shape])
+        name = only_part(store)
+        whole = place(store, name).read_bytes()
+        flips = [flipped(whole, chance.randrange(len(whole) * 8)) for _ in range(FLIPS // len(LOOKED_AT))]
+        cuts = [whole[: chance.randrange(len(whole))] for _ in range(CUTS // len(LOOKED_AT) + 1)]
+        for damaged in flips + cuts:
+            place(store, name).write_bytes(damaged)
+            expect_found(store, name, damaged)
+            tried += 1
+        aside(store, name).unlink()
+        place(store, name).write_bytes(whole)  # put back, it is served again: what was found was the damage
+        found = store.get("k")
+        assert found is not None
+        same(found.data, SHAPES[shape])
+        store.clear()
+    assert tried >= FLIPS + CUTS
+
+
+@pytest.mark.parametrize(
+    "damage", ["the first byte", "the last byte", "emptied", "a byte more", "zeros", "another part's bytes, cut"]
+)
+def test_damage_is_found_and_set_aside(store: SplitPayloadStore, damage: str) -> None:
+    store.store("k", numbers(100))
+    name = only_part(store)
+    whole = place(store, name).read_bytes()
+    damaged = {
+        "the first byte": flipped(whole, 0),
+        "the last byte": flipped(whole, len(whole) * 8 - 1),
+        "emptied": b"",
+        "a byte more": whole + b"\0",
+        "zeros": bytes(len(whole)),
+        "another part's bytes, cut": (whole * 2)[: len(whole) + 100],
+    }[damage]
+    place(store, name).write_bytes(damaged)
+    expect_found(store, name, damaged)
+
+
+def test_what_is_in_quarantine_is_named_and_never_deleted(store: SplitPayloadStore) -> None:
+    for key, ttl in (("a", None), ("b", 0.0), ("c", None)):
+        store.store(key, numbers(10), ttl=ttl)
+    names = [name for name, _ in store.medium.names()]
+    for name in names:
+        path = place(store, name)
+        path.write_bytes(flipped(path.read_bytes(), 999))
+        with pytest.raises(Lost):
+            store.open(name)
+    assert isinstance(store.medium, DiskMedium)
+    assert store.medium.quarantined() == sorted(names)
+    assert list(store.medium.names()) == []
+    assert store.orphans() == []
+    assert store.delete("a")
+    assert store.sweep() == 1
+    assert store.clear() == 1
+    store.discard(names)
+    assert store.medium.quarantined() == sorted(names)
+    assert store.used == 0
+
+
+def test_a_quarantine_that_was_moved_away_begins_anew(store: SplitPayloadStore, tmp_path: Path) -> None:
+    store.store("k", numbers(10))
+    name = only_part(store)
+    assert isinstance(store.medium, DiskMedium)
+    (store.medium.folder / "quarantine").rename(tmp_path / "looked-into")
+    assert store.medium.quarantined() == []
+    place(store, name).write_bytes(b"rot")
+    with pytest.raises(Lost, match="kept in quarantine"):
+        store.open(name)
+    assert store.medium.quarantined() == [name]
+
+
+def test_a_key_whose_bytes_are_in_quarantine_may_be_stored_again(store: SplitPayloadStore) -> None:
+    store.store("k", numbers(100))
+    name = only_part(store)
+    place(store, name).write_bytes(flipped(place(store, name).read_bytes(), 77))
+    with pytest.raises(Lost):
+        store.get("k")
+    store.store("k", numbers(3))
+    found = store.get("k")
+    assert found is not None
+    same(found.data, numbers(3))
+    assert aside(store, name).exists()
+
+
+@pytest.mark.parametrize("bit", [0, 1_000, 5_000, -1])
+def test_a_part_that_is_mapped_already_is_checked_again_when_its_file_has_changed(
+    store: SplitPayloadStore, bit: int
+) -> None:
+    store.store("k", numbers(100))
+    assert store.get("k") is not None
+    name = only_part(store)
+    whole = place(store, name).read_bytes()
+    damaged = flipped(whole, bit % (len(whole) * 8))
+    overwrite(place(store, name), damaged)
+    expect_found(store, name, damaged)
+
+
+def test_a_file_that_was_put_in_the_place_of_a_mapped_one_is_checked_too(
+    store: SplitPayloadStore, tmp_path: Path
+) -> None:
+    store.store("k", numbers(100))
+    assert store.get("k") is not None
+    name = only_part(store)
+    path, other = place(store, name), tmp_path / "other"
+    shutil.copy2(path, other)  # the same size and times
+    damaged = flipped(path.read_bytes(), 4_321)
+    times = path.stat()
+    other.write_bytes(damaged)
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.replace(other, path)
+    expect_found(store, name, damaged)
+
+
+def test_a_part_whose_file_is_gone_is_lost_even_while_it_is_mapped(store: SplitPayloadStore) -> None:
+    store.store("k", numbers(100))
+    found = store.get("k")
+    place(store, only_part(store)).unlink()
+    with pytest.raises(Lost, match="its file is gone from the store"):
+        store.get("k")
+    assert found is not None
+    same(found.data, numbers(100))
+
+
+def test_two_readers_that_find_the_same_damage_both_name_it(
+    store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store("k", numbers(100))
+    name = only_part(store)
+    damaged = flipped(place(store, name).read_bytes(), 123)
+    place(store, name).write_bytes(damaged)
+    rename = os.rename
+
+    def late(old: Path, new: Path) -> None:
+        rename(old, new)  # the other reader's
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", late)
+    expect_found(store, name, damaged)
+
+
+def test_damage_is_named_where_quarantine_cannot_be_written_to(
+    store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store("k", numbers(100))
+    name = only_part(store)
+    path = place(store, name)
+    path.write_bytes(flipped(path.read_bytes(), 123))
+
+    def read_only(*_: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", read_only)
+    for _ in range(2):
+        with pytest.raises(Lost, match="kept in its place, for quarantine can't be written to"):
+            store.get("k")
+    assert path.exists()

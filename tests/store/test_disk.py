@@ -1,0 +1,374 @@
+"""The disk store keeps the contract; its files are complete or absent, and what is corrupt is found and kept aside."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import steps
+from penstock import store as stores
+from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
+from penstock.store.disk import DiskMedium, MappedPart
+from penstock.store.medium import Medium
+from penstock.store.open import ORPHAN_GRACE
+from penstock.store.payloads import SplitPayload, SplitPayloadStore
+from tests.kit.doubles import Clock, Crash, crash_at
+from tests.kit.shapes import SHAPES, numbers
+from tests.kit.store_contract import Make, StoreContract, same
+
+
+def files(folder: Path) -> list[str]:
+    """What lies in the store, besides its ledger."""
+    return sorted(
+        str(path.relative_to(folder))
+        for name in ("parts", "tmp", "quarantine")
+        for path in (folder / name).rglob("*")
+        if path.is_file()
+    )
+
+
+class TestDiskStore(StoreContract):
+    def medium(self, folder: Path) -> Medium:
+        return DiskMedium(folder)
+
+    def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
+        assert isinstance(store.medium, DiskMedium)
+        return pa.ipc.open_stream(store.medium._place(name).read_bytes()).read_all()
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_payloads_outlive_the_process(self, make: Make, shape: str) -> None:
+        first = make()
+        first.store("a/b", SplitPayload(SHAPES[shape], "split-7", {"n": 1}), ttl=60)
+        first.close()
+        second = make()
+        found = second.get("a/b")
+        assert found is not None
+        same(found.data, SHAPES[shape])
+        assert (found.split_id, found.metadata, second.keys()) == ("split-7", {"n": 1}, ["a/b"])
+        assert second.used > 0
+        assert second.orphans() == []
+
+    def test_time_goes_on_while_the_store_is_closed(self, make: Make, clock: Clock) -> None:
+        make().store("k", numbers(1), ttl=60)
+        clock.now += 60
+        store = make()
+        assert store.get("k") is None
+        assert store.sweep() == 1
+        self.holds_nothing(store)
+
+    def test_a_key_never_becomes_a_file_name(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+        store.store("secret/name=of.a-key", numbers(1))
+        assert "secret" not in " ".join(files(tmp_path))
+
+    def test_files_and_folders_are_the_owners_alone(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+        store.store("k", numbers(1))
+        for path in tmp_path.rglob("*"):
+            if not path.name.startswith("ledger.db-"):
+                assert path.stat().st_mode & 0o077 == 0, path
+
+    def test_a_part_has_a_descriptor_that_reads_and_never_writes(self, store: SplitPayloadStore) -> None:
+        store.write("p", numbers(1_000).schema, numbers(1_000).to_batches())
+        found = store.open("p").descriptor()
+        assert found is not None
+        fd, length = found
+        try:
+            same(pa.ipc.open_stream(os.pread(fd, length, 0)).read_all(), numbers(1_000))
+            assert os.fstat(fd).st_size > length
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.write(fd, b"x")
+        finally:
+            os.close(fd)
+
+
+# --- durable before it is named ------------------------------------------------------------
+
+
+def test_bytes_are_fsynced_before_they_get_their_name_and_the_name_before_write_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medium = DiskMedium(tmp_path)
+    medium.write("aa-first", numbers(1).schema, numbers(1).to_batches())  # makes the folder
+    done: list[str] = []
+    for name in ("writev", "fsync", "rename"):
+        monkeypatch.setattr(os, name, _noting(done, name, getattr(os, name)))
+    medium.write("aa-part", numbers(10).schema, numbers(10).to_batches())
+    last_bytes = max(at for at, what in enumerate(done) if what == "writev file")
+    assert done[last_bytes + 1 :] == ["fsync file", "rename", "fsync folder"]
+
+
+def _noting(done: list[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(first: Any, *more: Any) -> Any:
+        kind = "" if name == "rename" else " folder" if os.path.isdir(f"/proc/self/fd/{first}") else " file"
+        done.append(name + kind)
+        return call(first, *more)
+
+    return noted
+
+
+@pytest.mark.parametrize("step", ["part.synced", "part.named"])
+def test_a_crash_while_a_part_is_written_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    store = stores.open(f"disk:{tmp_path}")
+    store.store("old", numbers(3))
+
+    monkeypatch.setattr(steps, "passed", crash_at(step))
+    for key in ("old", "new"):
+        with pytest.raises(Crash):
+            store.store(key, numbers(100))
+    monkeypatch.undo()
+    store.close()
+    again = stores.open(f"disk:{tmp_path}")
+    found = again.get("old")
+    assert found is not None
+    same(found.data, numbers(3))
+    assert again.keys() == ["old"]
+    again.discard(again.orphans())
+    assert len([name for name in files(tmp_path) if name.startswith("parts")]) == 1
+    again.close()
+
+
+def test_what_a_crash_left_is_removed_at_the_next_start_once_it_is_old(tmp_path: Path) -> None:
+    store = stores.open(f"disk:{tmp_path}")
+    store.store("k", numbers(5))
+    for name in ("old-orphan", "young-orphan"):
+        store.write(name, numbers(1).schema, numbers(1).to_batches())
+        (tmp_path / "tmp" / name).write_bytes(b"half a part")
+    long_ago = time.time() - ORPHAN_GRACE - 60
+    for path in (
+        *tmp_path.rglob("old-orphan"),
+        *(path for path in (tmp_path / "parts").rglob("*") if path.is_file() and "young" not in path.name),
+    ):
+        os.utime(path, (long_ago, long_ago))
+    store.close()
+    again = stores.open(f"disk:{tmp_path}")
+    assert again.orphans() == ["young-orphan"]
+    assert os.listdir(tmp_path / "tmp") == ["young-orphan"]
+    found = again.get("k")
+    assert found is not None
+    same(found.data, numbers(5))
+    again.close()
+
+
+# --- a disk that is full, or fails ---------------------------------------------------------
+
+
+def _fails(with_errno: int, on: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The call, failing when it is made for the `on`th time."""
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        left = on
+
+        def failing(*given: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(with_errno, os.strerror(with_errno))
+            return call(*given)
+
+        return failing
+
+    return wrap
+
+
+def _short_then_full(call: Callable[..., int]) -> Callable[..., int]:
+    """A disk with room for the first bytes only: half a write is done, the next one fails."""
+    done = False
+
+    def writev(fd: int, buffers: list[memoryview]) -> int:
+        nonlocal done
+        if done:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = True
+        return call(fd, [buffers[0][: max(1, len(buffers[0]) // 2)]])
+
+    return writev
+
+
+FAULTS: dict[str, tuple[str, Callable[[Callable[..., Any]], Callable[..., Any]], type[PenstockError]]] = {
+    "no room at all": ("writev", _fails(errno.ENOSPC), StoreFull),
+    "no room for the second record": ("writev", _fails(errno.ENOSPC, on=2), StoreFull),
+    "no room after a short write": ("writev", _short_then_full, StoreFull),
+    "over the user's quota": ("writev", _fails(errno.EDQUOT), StoreFull),
+    "over the limit of a file's size": ("writev", _fails(errno.EFBIG), StoreFull),
+    "a write fails": ("writev", _fails(errno.EIO), Unavailable),
+    "the last write fails": ("writev", _fails(errno.EIO, on=3), Unavailable),
+    "fsync of the file finds no room": ("fsync", _fails(errno.ENOSPC), StoreFull),
+    "fsync of the file fails": ("fsync", _fails(errno.EIO), Unavailable),
+    "fsync of the folder fails": ("fsync", _fails(errno.EIO, on=2), Unavailable),
+    "fsync of the new name's folder fails": ("fsync", _fails(errno.EIO, on=3), Unavailable),
+    "the rename fails": ("rename", _fails(errno.EIO), Unavailable),
+    "no room for the name": ("rename", _fails(errno.ENOSPC), StoreFull),
+    "the file can't be made": ("open", _fails(errno.EMFILE), Unavailable),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_that_fails_leaves_nothing_and_works_again_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    call, wrap, kind = FAULTS[fault]
+    store = stores.open(f"disk:{tmp_path}")
+    store.store("k", numbers(3))
+    before, used = files(tmp_path), store.used
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, wrap(getattr(os, call)))
+        with pytest.raises(kind, match="nothing of it was kept") as failed:
+            store.store("k", numbers(5_000))
+    assert type(failed.value) is kind
+    assert failed.value.retry_after == 5
+    assert files(tmp_path) == before
+    assert store.used == used
+    found = store.get("k")
+    assert found is not None
+    same(found.data, numbers(3))
+    store.store("k", numbers(5_000))
+    found = store.get("k")
+    assert found is not None
+    same(found.data, numbers(5_000))
+    store.close()
+
+
+def test_a_disk_that_is_nearly_full_takes_no_part_and_lets_go_of_those_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has left is the ledger's, without which nothing could be read or deleted."""
+    store = stores.open(f"disk:{tmp_path}")
+    store.store("k", numbers(3))
+    there = os.statvfs(tmp_path)
+    with monkeypatch.context() as patch:
+        blocks = (63 << 20) // there.f_frsize, (100 << 30) // there.f_frsize
+        disk = SimpleNamespace(f_bavail=blocks[0], f_blocks=blocks[1], f_frsize=there.f_frsize)
+        patch.setattr(os, "statvfs", lambda path: disk)
+        with pytest.raises(StoreFull, match=r"the disk has 66\.1 MB left.*penstock rm") as full:
+            store.store("j", numbers(3))
+        assert full.value.retry_after == 5
+        found = store.get("k")
+        assert found is not None
+        same(found.data, numbers(3))
+        disk.f_blocks = (6 << 30) // there.f_frsize  # of which a hundredth is less
+        store.store("j", numbers(3))
+        assert store.delete("k")
+    assert store.keys() == ["j"]
+    store.close()
+
+
+def test_short_writes_are_carried_on_to_the_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, buffers: writev(fd, [buffers[0][:701]]))
+    medium = DiskMedium(tmp_path)
+    for shape, table in SHAPES.items():
+        if shape != "large":
+            medium.write("p", table.schema, table.to_batches())
+            same(medium.open("p").reader().read_all(), table)
+
+
+def test_a_part_that_cannot_be_read_now_is_not_called_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = DiskMedium(tmp_path)
+    medium.write("p", numbers(3).schema, numbers(3).to_batches())
+    with monkeypatch.context() as patch:
+        patch.setattr(pa, "memory_map", _fails(errno.EIO)(pa.memory_map))
+        with pytest.raises(Unavailable, match="reading part p"):
+            medium.open("p")
+    same(medium.open("p").reader().read_all(), numbers(3))
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_called_lost(tmp_path: Path) -> None:
+    medium = DiskMedium(tmp_path)
+    (tmp_path / "parts" / "p").write_text("a file where the folder should be: even root gets an error there")
+    with pytest.raises(Unavailable, match="reading part p"):
+        medium.open("p")
+
+
+def test_a_part_that_is_deleted_while_it_is_opened_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = DiskMedium(tmp_path)
+    medium.write("p", numbers(3).schema, numbers(3).to_batches())
+    mapped = MappedPart.__init__
+
+    def too_late(part: MappedPart, path: Path, stamp: tuple[int, int, int]) -> None:
+        path.unlink()
+        mapped(part, path, stamp)
+
+    monkeypatch.setattr(MappedPart, "__init__", too_late)
+    with pytest.raises(Lost, match="part p is lost"):
+        medium.open("p")
+
+
+_SMALL_DISK = """
+    import json, resource, sys
+    import pyarrow as pa
+    from penstock import store as stores
+    from penstock.errors import StoreFull
+    store, said = stores.open("disk:" + sys.argv[1]), []
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    store.store("small", pa.table({"n": range(10)}))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
+    for _ in range(3):
+        try:
+            store.store("large", pa.table({"n": range(100_000)}))
+        except StoreFull as full:
+            said.append(str(full))
+    store.store("other", pa.table({"n": range(11)}))
+    said.append([store.get("small").data.num_rows, store.get("other").data.num_rows, store.get("large")])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    store.store("large", pa.table({"n": range(100_000)}))
+    said.append(store.get("large").data.num_rows)
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.process
+def test_a_file_that_may_not_grow_is_a_full_store_until_it_may(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", textwrap.dedent(_SMALL_DISK), str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    *refused, rows, large = json.loads(done.stdout)
+    assert len(refused) == 3
+    assert all(text.startswith("no room on the disk") for text in refused)
+    assert (rows, large) == ([10, 11, None], 100_000)
+    assert len([name for name in files(tmp_path) if name.startswith("parts")]) == 3
+    assert not [name for name in files(tmp_path) if name.startswith("tmp")]
+
+
+# --- the store as a value ------------------------------------------------------------------
+
+
+def test_a_disk_store_is_sent_to_another_process_as_its_url(tmp_path: Path) -> None:
+    store = stores.open(f"disk:{tmp_path}", quota=10**6)
+    store.store("k", numbers(7))
+    other = pickle.loads(pickle.dumps(store))
+    assert other == store
+    assert hash(other) == hash(store)
+    assert other.quota == 10**6
+    found = other.get("k")
+    assert found is not None
+    same(found.data, numbers(7))
+    assert store != stores.open(f"disk:{tmp_path}/another")
+    for opened in (store, other):
+        opened.close()
+
+
+def test_another_process_sees_what_is_replaced_and_deleted(tmp_path: Path) -> None:
+    one, other = stores.open(f"disk:{tmp_path}"), stores.open(f"disk:{tmp_path}")
+    for rows in (5, 6, 7):
+        one.store("k", numbers(rows))
+        found = other.get("k")
+        assert found is not None
+        same(found.data, numbers(rows))
+    one.delete("k")
+    assert other.get("k") is None
+    for opened in (one, other):
+        opened.close()

@@ -1,0 +1,346 @@
+"""Consumers as the server keeps them: positions, sessions, what they hold, when they are forgotten."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pyarrow.flight as flight
+import pytest
+
+from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound
+from penstock.flight_server.server import PenstockServer
+from penstock.queue.topics import consumers as module
+from penstock.queue.topics.consumers import UNSEEN, Consumers
+from penstock.queue.topics.retention import retain
+from tests.kit.plain import at, call, put, refused, trips
+from tests.kit.topics import TOPIC, Reach
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def consumers(reach: Reach) -> Consumers:
+    """Of a topic with ten rows; a consumer `c` has committed four."""
+    for number in range(10):
+        reach.put(number)
+    found = Consumers(reach.ledger, reach.topics)
+    found.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 4})
+    return found
+
+
+def position(consumers: Consumers, reach: Reach) -> dict[int, int]:
+    (consumer,) = consumers.of(reach.topic())
+    return consumer.position
+
+
+def test_a_position_moves_and_never_goes_back(consumers: Consumers, reach: Reach) -> None:
+    assert consumers.commit(reach.topic(), "c", "one", {0: 7}) == {0: 7}
+    assert consumers.commit(reach.topic(), "c", "one", {0: 5}) == {0: 7}
+    assert consumers.commit(reach.topic(), "c", "one", {}) == {0: 7}
+    assert position(consumers, reach) == {0: 7}
+
+
+def test_rows_that_a_consumer_passed_as_they_were_gone_are_counted_once(reach: Reach) -> None:
+    for number in range(10):
+        reach.put(number)
+    told: list[tuple[str, int]] = []
+    consumers = Consumers(reach.ledger, reach.topics, lambda path, rows: told.append((path, rows)))
+    consumers.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 2})
+    with reach.ledger.transaction() as t:
+        t.sql.execute("UPDATE shards SET first = 6")
+    consumers.commit(reach.topic(), "c", "one", {0: 4})
+    consumers.commit(reach.topic(), "c", "one", {0: 8})
+    consumers.commit(reach.topic(), "c", "one", {0: 9})
+    assert told == [(TOPIC, 2), (TOPIC, 2)]
+
+
+def test_a_position_beyond_the_end_is_refused(consumers: Consumers, reach: Reach) -> None:
+    with pytest.raises(Lost, match="these offsets aren't of this journal"):
+        consumers.commit(reach.topic(), "c", "one", {0: 11})
+    assert position(consumers, reach) == {0: 4}
+
+
+def test_a_known_consumer_keeps_its_position_in_a_new_session(consumers: Consumers, reach: Reach) -> None:
+    consumers.attach(reach.topic(), "c", "two", initial={0: 0}, position={0: 0})
+    assert position(consumers, reach) == {0: 4}
+
+
+SAYINGS: list[Callable[[Consumers, Reach, str], object]] = [
+    lambda consumers, reach, session: consumers.commit(reach.topic(), "c", session, {0: 9}),
+    lambda consumers, reach, session: consumers.heard(reach.topic(), "c", session),
+    lambda consumers, reach, session: consumers.detach(reach.topic(), "c", session),
+]
+
+
+@pytest.mark.parametrize("say", SAYINGS, ids=["commit", "heard", "detach"])
+def test_an_older_session_is_fenced(say: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
+    consumers.attach(reach.topic(), "c", "two", initial={}, position={})
+    with pytest.raises(Fenced, match="two queries have one checkpoint, or this one is the older of them"):
+        say(consumers, reach, "one")
+    assert position(consumers, reach) == {0: 4}
+    say(consumers, reach, "two")
+
+
+@pytest.mark.parametrize("say", SAYINGS, ids=["commit", "heard", "detach"])
+def test_one_that_isnt_known_is_refused(say: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
+    with reach.ledger.transaction() as t:
+        t.sql.execute("DELETE FROM consumers")
+    with pytest.raises(NotFound, match="has no consumer c"):
+        say(consumers, reach, "one")
+
+
+def test_the_lag_is_what_lies_before_it(consumers: Consumers, reach: Reach) -> None:
+    reach.clock.now += 50
+    reach.put(10, 11)
+    reach.clock.now += 7
+    (before,) = consumers.of(reach.topic())
+    assert (before.lag_rows, before.lag_seconds) == (8, 57)
+    assert before.lag_bytes == pytest.approx(reach.topic().bytes * 8 / 12, rel=0.2)
+    consumers.commit(reach.topic(), "c", "one", {0: 12})
+    (after,) = consumers.of(reach.topic())
+    assert (after.lag_rows, after.lag_bytes, after.lag_seconds) == (0, 0, 0)
+
+
+def test_who_is_furthest_behind_is_first(consumers: Consumers, reach: Reach) -> None:
+    for name, place in (("a", 9), ("b", 2), ("d", 6)):
+        consumers.attach(reach.topic(), name, "s", initial={}, position={0: place})
+    assert [each.consumer for each in consumers.of(reach.topic())] == ["b", "c", "d", "a"]
+
+
+def test_rows_wait_for_the_slowest_live_consumer(consumers: Consumers, reach: Reach) -> None:
+    consumers.attach(reach.topic(), "slow", "s", initial={}, position={0: 2})
+    reach.clock.now += 2 * DAY
+    retain(reach.ledger)
+    assert reach.ids() == list(range(2, 10))
+    consumers.detach(reach.topic(), "slow", "s")
+    retain(reach.ledger)
+    assert reach.ids() == list(range(4, 10))
+
+
+def test_one_that_is_unseen_for_long_expires_loudly_and_holds_nothing(
+    consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
+) -> None:
+    reach.clock.now += UNSEEN
+    assert consumers.expire() == []
+    reach.clock.now += 1
+    assert consumers.expire() == ["c"]
+    assert consumers.expire() == []
+    (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "consumer c of topic/x was not seen for 7 days" in told.getMessage()
+    retain(reach.ledger)
+    assert reach.ids() == []
+
+
+@pytest.mark.parametrize("say", SAYINGS[:2], ids=["commit", "heard"])
+def test_one_that_was_only_slow_is_back_with_its_next_word(
+    say: Callable[..., object], consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch may take a week. From then on its rows are held again."""
+    reach.clock.now += UNSEEN + 1
+    consumers.expire()
+    say(consumers, reach, "one")
+    assert [each.state for each in consumers.of(reach.topic())] == ["live"]
+    assert "is back after it had expired" in caplog.records[-1].getMessage()
+    retain(reach.ledger)
+    assert reach.ids() == list(range(position(consumers, reach)[0], 10))
+
+
+def test_one_that_asks_now_and_then_doesnt_expire(consumers: Consumers, reach: Reach) -> None:
+    for _ in range(30):
+        reach.clock.now += DAY
+        consumers.heard(reach.topic(), "c", "one")
+        assert consumers.expire() == []
+
+
+def test_one_that_is_gone_for_twice_as_long_is_forgotten(consumers: Consumers, reach: Reach) -> None:
+    reach.clock.now += UNSEEN + 1
+    consumers.expire()
+    reach.clock.now += UNSEEN
+    consumers.expire()
+    assert consumers.of(reach.topic()) == []
+
+
+def test_consumers_go_with_their_topic(consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody is warned that they hold no rows of a topic that isn't there."""
+    reach.topics.remove(TOPIC)
+    reach.put(1)
+    assert consumers.of(reach.topic()) == []
+    reach.clock.now += UNSEEN + 1
+    assert consumers.expire() == []
+    assert not caplog.records
+
+
+def test_a_consumer_goes_on_in_a_topic_that_was_made_again(consumers: Consumers, reach: Reach) -> None:
+    reach.topics.remove(TOPIC)
+    reach.put(1)
+    consumers.attach(reach.topic(), "c", "one", initial={}, position={0: 0})
+    assert position(consumers, reach) == {0: 0}
+
+
+# --- where one may stand ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("initial", "place"), [({0: 0}, {0: 11}), ({0: 11}, {0: 0}), ({0: 0}, {0: 2**63 - 1})], ids=str
+)
+def test_one_that_stands_beyond_the_end_isnt_registered(
+    initial: dict[int, int], place: dict[int, int], consumers: Consumers, reach: Reach
+) -> None:
+    """It would be owed less than no rows, and each of its commits would be refused."""
+    with pytest.raises(Lost, match=r"topic/x ends before shard 0: \d+ of 10"):
+        consumers.attach(reach.topic(), "far", "s", initial=initial, position=place)
+    assert [each.consumer for each in consumers.of(reach.topic())] == ["c"]
+    consumers.attach(reach.topic(), "far", "s", initial={0: 10}, position={0: 10})
+    assert [each.lag_rows for each in consumers.of(reach.topic())] == [6, 0]
+
+
+def test_a_place_beyond_the_end_that_the_ledger_has_is_no_lag(consumers: Consumers, reach: Reach) -> None:
+    """As a ledger has it that was put back to an older state, or one of before there was a bound."""
+    with reach.ledger.transaction() as t:
+        t.sql.execute("UPDATE consumers SET position = ?", (f'{{"0": {2**70}}}',))
+    (consumer,) = consumers.of(reach.topic())
+    assert (consumer.lag_rows, consumer.lag_bytes, consumer.lag_seconds) == (0, 0, 0)
+
+
+# --- one name, one topic ---------------------------------------------------------------------
+
+
+def test_a_name_that_reads_another_topic_is_refused_and_stays_there(consumers: Consumers, reach: Reach) -> None:
+    reach.put(1, path="topic/y")
+    with pytest.raises(AlreadyExists, match=r"consumer c reads topic/x.*detach it there first"):
+        consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 0})
+    assert position(consumers, reach) == {0: 4}
+    assert consumers.of(reach.topic("topic/y")) == []
+    consumers.commit(reach.topic(), "c", "one", {0: 5})
+
+
+@pytest.mark.parametrize("way", ["detached", "its topic is gone"])
+def test_a_name_that_reads_nothing_any_more_is_free(way: str, consumers: Consumers, reach: Reach) -> None:
+    reach.put(1, path="topic/y")
+    if way == "detached":
+        consumers.detach(reach.topic(), "c", "one")
+    else:
+        reach.topics.remove(TOPIC)
+    consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 1})
+    (found,) = consumers.of(reach.topic("topic/y"))
+    assert (found.state, found.position) == ("live", {0: 1})
+
+
+# --- how many there are ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(consumers: Consumers, reach: Reach) -> Iterator[Consumers]:
+    """As many as a topic may have."""
+    with mock.patch.object(module, "MOST", 3):
+        for name in ("d", "e"):
+            consumers.attach(reach.topic(), name, "s", initial={}, position={0: 0})
+        yield consumers
+
+
+FULL = r"topic/x has 3 live consumers, its most: .*consumer.detach.*nobody has seen for 7 days"
+
+
+def test_one_consumer_too_many_is_refused_with_the_cure(three: Consumers, reach: Reach) -> None:
+    with pytest.raises(LimitExceeded, match=FULL):
+        three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    three.attach(reach.topic(), "c", "two", initial={}, position={0: 0})  # one of them, in a new session
+    reach.put(1, path="topic/y")
+    three.attach(reach.topic("topic/y"), "g", "s", initial={}, position={0: 0})
+    three.detach(reach.topic(), "d", "s")
+    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    assert {each.consumer for each in three.of(reach.topic()) if each.state == "live"} == {"c", "e", "f"}
+
+
+@pytest.mark.parametrize(
+    "say",
+    [*SAYINGS[:2], lambda consumers, reach, _: consumers.attach(reach.topic(), "c", "n", initial={}, position={})],
+    ids=["commit", "heard", "attach"],
+)
+def test_one_that_comes_back_counts_again(say: Callable[..., object], three: Consumers, reach: Reach) -> None:
+    three.detach(reach.topic(), "c", "one")
+    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    with pytest.raises(LimitExceeded, match=FULL):
+        say(three, reach, "one")
+    three.detach(reach.topic(), "f", "s")
+    say(three, reach, "one")
+
+
+def test_of_those_that_were_detached_the_last_ones_are_kept(three: Consumers, reach: Reach) -> None:
+    """Else a reader with a new name for each run would leave thousands, for two weeks."""
+    for number in range(20):
+        reach.clock.now += 1
+        three.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
+        three.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
+    by_state = {each.consumer: each.state for each in three.of(reach.topic())}
+    assert {name for name, state in by_state.items() if state == "live"} == {"c", "e", "n19"}
+    assert {name for name, state in by_state.items() if state == "detached"} == {"n16", "n17", "n18"}
+
+
+# --- over the wire ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(bare: flight.FlightClient) -> dict[str, Any]:
+    """Who reads a topic of two rows."""
+    put(bare, at(TOPIC), [trips(1, 2)])
+    journal = call(bare, "describe", path=TOPIC)["journal"]
+    return {"path": TOPIC, "journal": journal, "consumer": "c", "session": "s"}
+
+
+NAMES = {
+    "empty": "",
+    "too long": "c" * 81,
+    "escape": "c\x1b[2J",
+    "new line": "c\n",
+    "quote": 'c"} 1',
+    "space": "a b",
+    "foreign digit": "\u0663",
+    "slash": "a/b",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=list(NAMES))
+@pytest.mark.parametrize("field", ["consumer", "session"])
+@pytest.mark.parametrize("action", ["attach", "offsets", "commit", "detach"])
+def test_names_are_short_and_plain(
+    action: str, field: str, name: str, bare: flight.FlightClient, reader: dict[str, Any]
+) -> None:
+    """They are labels of metrics, and are shown in logs and terminals as they are."""
+    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
+        call(bare, f"consumer.{action}", **reader | {field: name})
+    assert call(bare, "describe", path=TOPIC)["consumers"] == []
+
+
+def test_names_of_every_plain_kind_are_taken(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
+    reader |= {"consumer": "Ab.9_-" + "c" * 74, "session": "."}
+    call(bare, "consumer.attach", **reader)
+    assert call(bare, "consumer.commit", **reader, position={"0": 2})["position"] == {"0": 2}
+
+
+@pytest.mark.parametrize(
+    ("shard", "offset"),
+    [("0", 2**63), ("0", 2**70), ("0", 10**4000), ("9" * 5000, 1), ("00", 1), ("\u0660", 1), ("+0", 1)],
+    ids=["2^63", "2^70", "4,001 digits", "shard of 5,000 digits", "00", "foreign digit", "sign"],
+)
+@pytest.mark.parametrize("action", ["attach", "offsets", "commit"])
+def test_a_place_that_can_be_none_is_refused_and_breaks_nothing(
+    action: str, shard: str, offset: int, bare: flight.FlightClient, server: PenstockServer, reader: dict[str, Any]
+) -> None:
+    call(bare, "consumer.attach", **reader)
+    given = {"start" if action == "offsets" else "position": {shard: offset}}
+    with refused("invalid", "topic/x has no place", "expected an offset for each of the shards 0 to 0"):
+        call(bare, f"consumer.{action}", **reader, **given)
+    (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
+    assert consumer["lag_rows"] == 2
+    assert 'penstock_consumer_lag_rows{topic="topic/x",consumer="c"} 2' in server.metrics.text()
+
+
+def test_a_place_beyond_the_end_is_refused_over_the_wire(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
+    for field in ("initial", "position"):
+        with refused("lost", "ends before shard 0: 3 of 2"):
+            call(bare, "consumer.attach", **reader, **{field: {"0": 3}})
+    assert call(bare, "describe", path=TOPIC)["consumers"] == []

@@ -1,0 +1,240 @@
+"""What happens to a topic's disk, bytes and clock: a clear error, and no row is lost, changed or doubled by it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from penstock.client.client import connect
+from penstock.errors import Lost
+from penstock.queue.topics import compaction
+from penstock.queue.topics.compaction import Compactor
+from tests.flight_server.test_lifecycle import named_parts
+from tests.kit.plain import TRIPS, at, ids, new_attempt, put, read, refused, trips
+from tests.kit.server import ProcessServer, files_at_most, process_server
+from tests.kit.topics import Reach
+from tests.kit.wait import eventually, files
+from tests.ledger.test_faults_disk import failing_server
+
+pytestmark = pytest.mark.faults
+
+TOPIC = "topic/x"
+MIB = 1 << 20
+
+
+def large(first: int, rows: int) -> list[pa.RecordBatch]:
+    """Rows of 1 MiB each: a dozen make two parts."""
+    text = os.urandom(MIB // 2).hex()
+    return [pa.RecordBatch.from_pydict({"id": [n], "city": [text]}, TRIPS) for n in range(first, first + rows)]
+
+
+def has_exactly(server: ProcessServer, bare: flight.FlightClient, *expected: int) -> None:
+    """These rows, at the offsets from 0 on without a gap, and no bytes besides."""
+    found = read(bare, TOPIC, columns=["id", "_offset"]).to_pydict()
+    assert found == {"id": list(expected), "_offset": list(range(len(expected)))}
+    eventually(lambda: files(server.data / "parts") == named_parts(server.data), what="nothing half-kept")
+    assert files(server.data / "tmp") == set()
+
+
+# --- the disk -------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("system_call", "code", "words"),
+    [("fsync", "errno.EIO", "the disk failed (Input/output error)"), ("writev", "errno.EIO", "the disk failed"),
+     ("rename", "errno.EIO", "the disk failed"), ("open", "errno.EIO", "the disk failed"),
+     ("writev", "errno.ENOSPC", "no room on the disk"), ("fsync", "errno.EDQUOT", "no room on the disk")],
+)  # fmt: skip
+def test_an_append_that_the_disk_fails_is_refused_and_takes_no_offset(
+    tmp_path: Path, system_call: str, code: str, words: str
+) -> None:
+    """A small one, a large one, and a run that is put again when the disk is well."""
+    again = at(TOPIC, attempt=new_attempt(), run="the run")
+    with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
+        put(bare, at(TOPIC), [trips(0, 1)])
+        flag.touch()
+        for where, rows in ((again, [trips(2)]), (at(TOPIC), large(90, 12)), (again, [trips(2)])):
+            with refused("full" if "room" in words else "unavailable", words):
+                put(bare, where, rows)
+        assert ids(bare, TOPIC) == [0, 1]
+        flag.unlink()
+
+        put(bare, again, [trips(2)])
+        put(bare, at(TOPIC), large(3, 12))
+        put(bare, again, [trips(2)])
+        has_exactly(server, bare, *range(15))
+
+
+@pytest.mark.process
+def test_rows_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
+        put(bare, at(TOPIC), [trips(0)])
+        with files_at_most(server, 3 * MIB):
+            for _ in range(3):
+                with refused("full", "no room on the disk"):
+                    put(bare, at(TOPIC), large(90, 12))
+            put(bare, at(TOPIC), [trips(1)])
+        put(bare, at(TOPIC), large(2, 12))
+        has_exactly(server, bare, *range(14))
+
+
+@pytest.mark.process
+def test_rows_for_whose_ledger_there_is_no_room_are_refused_and_their_bytes_go(tmp_path: Path) -> None:
+    """Reading goes on, though there is no room to note for how long its tickets are good."""
+    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
+        put(bare, at(TOPIC), [trips(0)])
+        with files_at_most(server, (server.data / "ledger.db-wal").stat().st_size):
+            for _ in range(3):
+                with refused("full", "no room on the disk for the ledger"):
+                    put(bare, at(TOPIC), [trips(90)])
+            assert ids(bare, TOPIC) == [0]
+        put(bare, at(TOPIC), [trips(1)])
+        has_exactly(server, bare, 0, 1)
+
+
+STUCK = """
+import os, pathlib, time
+real, flag = os.fsync, pathlib.Path({flag!r})
+def slow(file):
+    while flag.exists():
+        time.sleep(0.01)
+    real(file)
+os.fsync = slow
+"""
+
+
+@pytest.mark.process
+def test_while_an_fsync_takes_its_time_nothing_is_answered_or_shown_and_others_read(tmp_path: Path) -> None:
+    """As long as it wants: then all that waited is there, once, each client's rows in their order."""
+    flag = tmp_path / "stuck"
+    with (
+        process_server(tmp_path / "d", prelude=STUCK.format(flag=str(flag))) as server,
+        flight.connect(server.url) as bare,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        put(bare, at(TOPIC), [trips(0)])
+        flag.touch()
+        try:
+            waiting = [pool.submit(five, server.url, client) for client in range(8)]
+            eventually(lambda: files(server.data / "tmp"), what="the first part is on its way to the disk")
+            for _ in range(20):
+                assert ids(bare, TOPIC) == [0]
+            assert not any(each.done() for each in waiting)
+        finally:
+            flag.unlink()
+        for each in waiting:
+            each.result(60)
+        found = ids(bare, TOPIC)
+        assert sorted(found[1:]) == [client * 100 + row for client in range(1, 9) for row in range(5)]
+        for client in range(1, 9):
+            assert (mine := [number for number in found if number // 100 == client]) == sorted(mine)
+
+
+def five(url: str, client: int) -> None:
+    """Five puts, one after another."""
+    with flight.connect(url) as bare:
+        for row in range(5):
+            put(bare, at(TOPIC, attempt=new_attempt()), [trips((client + 1) * 100 + row)])
+
+
+@pytest.mark.process
+def test_a_server_that_is_stopped_for_a_while_goes_on_with_every_put_and_follower(tmp_path: Path) -> None:
+    """SIGSTOP, three times: each put is answered in the end and is there once, and a follower misses nothing."""
+    seen: list[int] = []
+    with process_server(tmp_path / "d") as server, connect(server.url, retry_for=60) as client:
+        client.put(TOPIC, trips(-1))
+        follower = client.follow(TOPIC, start={0: 1})
+
+        def follow() -> None:
+            for batch in follower:
+                seen.extend(batch["id"].to_pylist())
+
+        def produce(start: int) -> None:
+            for number in range(start, start + 100):
+                client.put(TOPIC, trips(number))
+
+        threads = [threading.Thread(target=follow), *(threading.Thread(target=produce, args=(n,)) for n in (0, 100))]
+        for thread in threads:
+            thread.start()
+        for reached in (20, 60, 120):
+            eventually(lambda reached=reached: len(seen) > reached, what="rows come")  # type: ignore[misc]
+            os.kill(server.pid, signal.SIGSTOP)
+            threading.Event().wait(0.5)  # for so long it is stopped
+            os.kill(server.pid, signal.SIGCONT)
+        eventually(lambda: len(seen) >= 200, within=60, what="all rows")
+        follower.stop()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(seen) == list(range(200))
+
+
+# --- bytes at rest ----------------------------------------------------------------------------
+
+PUTS = [(0, 1, 2), (3,), (4, 5, 6, 7), (8, 9), (10,), (11, 12, 13)]
+
+
+def flip(raw: bytes, dice: random.Random) -> bytes:
+    changed = bytearray(raw)
+    changed[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
+    return bytes(changed)
+
+
+def cut(raw: bytes, dice: random.Random) -> bytes:
+    return raw[: dice.randrange(len(raw))]
+
+
+def blank(raw: bytes, dice: random.Random) -> bytes:
+    """A page that was never written."""
+    start = dice.randrange(len(raw))
+    return raw[:start] + bytes(min(512, len(raw) - start)) + raw[start + 512 :]
+
+
+def longer(raw: bytes, dice: random.Random) -> bytes:
+    return raw + dice.randbytes(dice.randrange(1, 100))
+
+
+@pytest.mark.parametrize("damage", [flip, cut, blank, longer])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_damaged_segment_is_named_and_no_other_row_is_lost_with_it(
+    reach: Reach, seed: int, damage: Callable[[bytes, random.Random], bytes]
+) -> None:
+    dice = random.Random(f"{seed} {damage.__name__}")
+    for some in PUTS:
+        reach.put(*some)
+    hit = dice.randrange(len(PUTS))
+    name = reach.parts()[hit]
+    (file,) = (path for path in (reach.folder / "parts").rglob(name))
+    whole = changed = file.read_bytes()
+    while changed == whole:
+        changed = damage(whole, dice)
+    file.write_bytes(changed)
+    reach.restart()
+    for when in ("found", "known", "after a restart"):
+        if when == "after a restart":
+            reach.restart()
+        for number, some in enumerate(PUTS):
+            asked = {"start": {0: some[0]}, "end": {0: some[-1] + 1}}
+            if number == hit:
+                with pytest.raises(Lost, match=name):
+                    reach.read(**asked)  # type: ignore[arg-type]
+            else:
+                assert [row[2] for row in reach.read(**asked)] == list(some)  # type: ignore[arg-type]
+        with pytest.raises(Lost, match=name):
+            reach.ids()
+    with mock.patch.object(compaction, "MANY", 2):
+        Compactor(reach.ledger, reach.store).compact()
+    reach.put(14)
+    assert [row[1] for row in reach.read(start={0: 14})] == [14]
+    with pytest.raises(Lost, match=name):
+        reach.ids()

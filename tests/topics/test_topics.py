@@ -1,0 +1,703 @@
+"""Topics through the server: made, put to, read by ranges of offsets; what is gone is named, never fewer rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from penstock.client.client import Client, connect
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, SchemaMismatch
+from penstock.flight_server.limits import Limits
+from penstock.flight_server.server import PenstockServer
+from penstock.queue.topics import keys
+from penstock.queue.topics.retention import retain
+from penstock.queue.topics.topic import Layout
+from tests.kit.doubles import Clock
+from tests.kit.plain import TRIPS, at, attempt_of, call, fetch, ids, info, names, new_attempt, put, read, refused, trips
+from tests.kit.topics import Reach
+
+TOPIC = "topic/demo/x"
+META = ["_shard", "_offset", "_time"]
+
+
+@pytest.fixture
+def timed(server: PenstockServer) -> Clock:
+    """The time that the server's ledger has."""
+    clock = Clock()
+    server._ledger.now = clock
+    return clock
+
+
+def columns(schema: pa.Schema) -> list[dict[str, Any]]:
+    return [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
+
+
+def create(client: flight.FlightClient, path: str = TOPIC, schema: pa.Schema = TRIPS, **options: Any) -> Any:
+    return call(client, "topic.create", path=path, schema=columns(schema), **options)
+
+
+def noted(found: flight.FlightInfo) -> list[dict[str, Any]]:
+    """What is said of each endpoint."""
+    return [json.loads(endpoint.app_metadata) for endpoint in found.endpoints]
+
+
+def large(rows: int, start: int = 0) -> list[pa.RecordBatch]:
+    """Rows of 64 KiB, a batch for every 16."""
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    return [
+        pa.RecordBatch.from_pydict(
+            {"id": list(range(at_, min(at_ + 16, start + rows))), "text": ["x" * 65_536] * min(16, start + rows - at_)},
+            schema,
+        )
+        for at_ in range(start, start + rows, 16)
+    ]
+
+
+# --- making one ------------------------------------------------------------------------------
+
+
+def test_the_first_put_makes_a_topic_of_one_shard(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(1, 2), trips(3)])
+    put(bare, at(TOPIC), [trips(4)])
+
+    assert ids(bare, TOPIC) == [1, 2, 3, 4]
+    found = call(bare, "describe", path=TOPIC)
+    assert found["shards"] == [{"shard": 0, "first": 0, "next": 4}]
+    assert (found["kind"], found["rows"], found["key"], found["keep_seconds"]) == ("topic", 4, None, 86_400)
+    assert found["schema"] == columns(TRIPS)
+    assert names(bare, b"topic/") == [TOPIC]
+    assert names(bare) == [], "it is no dataset"
+
+
+def test_a_topic_is_made_before_its_first_row(bare: flight.FlightClient) -> None:
+    made = create(bare, key="id", shards=3, keep_seconds=60, keep_bytes=1_000)
+    assert create(bare, key="id", shards=3, keep_seconds=60, keep_bytes=1_000) == made
+    assert [shard["shard"] for shard in made["shards"]] == [0, 1, 2]
+    assert (made["keep_seconds"], made["keep_bytes"], made["rows"]) == (60, 1_000, 0)
+    assert read(bare, TOPIC).equals(TRIPS.empty_table())
+    assert create(bare, key="id") == made, "what isn't said is as it is"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key": "city", "shards": 3}, "exists with key 'id', asked for key 'city': that is how its rows lie"),
+        ({"key": "id", "shards": 4}, "exists with number of shards 3, asked for 4"),
+        ({"shards": 1}, "exists with key 'id', asked for no key and number of shards 3, asked for 1"),
+        ({"key": "id", "schema": pa.schema([("id", pa.int32()), ("city", pa.string())])}, "id is int64, got int32"),
+        (
+            {"key": "id", "schema": pa.schema([*TRIPS, ("tip", pa.float64())])},
+            "without tip double that may be null: a put of rows",
+        ),
+    ],
+)
+def test_another_topic_that_is_there_is_refused_with_what_differs(
+    bare: flight.FlightClient, options: dict[str, Any], words: str
+) -> None:
+    made = create(bare, key="id", shards=3, keep_seconds=60)
+    with refused("exists", words):
+        create(bare, **options, keep_seconds=5)
+    found = call(bare, "describe", path=TOPIC)
+    assert {name: found[name] for name in made} == made, "nothing of it is changed, what it keeps included"
+
+
+def test_a_topic_that_is_made_again_after_it_has_grown_is_the_same(bare: flight.FlightClient) -> None:
+    """As a deploy step does, each time: what was put since has brought a column, and nulls."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("city", pa.string())])
+    made = create(bare, schema=schema, key="city")
+    wider = pa.schema([*TRIPS, ("tip", pa.float64())])
+    put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [None], "city": ["b"], "tip": [0.5]}, wider)])
+
+    again = create(bare, schema=schema, key="city")
+
+    assert [column["name"] for column in again["schema"]] == ["id", "city", "tip"]
+    assert (again["journal"], again["rows"]) == (made["journal"], 1)
+    with refused("exists", "lacks must int64"):
+        create(bare, f"{TOPIC}2", schema=pa.schema([*TRIPS, pa.field("must", pa.int64(), nullable=False)]))
+        create(bare, f"{TOPIC}2")
+
+
+def test_what_a_topic_keeps_is_changed_by_what_is_said_of_it(
+    bare: flight.FlightClient, server: PenstockServer, timed: Clock
+) -> None:
+    put(bare, at(TOPIC), [trips(1, 2)])
+    words: list[tuple[dict[str, Any], tuple[float, int | None]]] = [
+        ({}, (86_400, None)),
+        ({"keep_seconds": 60}, (60, None)),
+        ({"keep_bytes": 0}, (60, 0)),
+        ({"keep_bytes": 1_000_000}, (60, 1_000_000)),
+        ({"keep_seconds": 7.5}, (7.5, 1_000_000)),
+    ]
+    for said, kept in words:
+        made = create(bare, **said)
+        assert (made["keep_seconds"], made["keep_bytes"]) == kept
+        found = call(bare, "describe", path=TOPIC)
+        assert (found["keep_seconds"], found["keep_bytes"]) == kept
+    timed.now += 8
+    assert retain(server._ledger) == 2
+
+
+def test_what_a_topic_keeps_is_a_number_from_0(reach: Reach) -> None:
+    reach.create()
+    for path in ("topic/x", "topic/new"):
+        every: list[dict[str, Any]] = [
+            {"keep_seconds": -5.0}, {"keep_seconds": float("nan")}, {"keep_seconds": float("inf")}, {"keep_bytes": -1},
+        ]  # fmt: skip
+        for wrong in every:
+            with pytest.raises(InvalidRequest, match=f"expected a {next(iter(wrong))} from 0, got"):
+                reach.create(path, **wrong)
+    assert reach.topics.find("topic/new") is None
+    assert (reach.topic("topic/x").keep_seconds, reach.topic("topic/x").keep_bytes) == (86_400, None)
+
+
+def test_topics_count_with_datasets(make_server: Callable[..., PenstockServer]) -> None:
+    with flight.connect(make_server(limits=Limits(datasets=2)).url) as bare:
+        create(bare)
+        put(bare, at("store/a"), [trips(1)])
+        with refused("limit", "has 2 datasets and topics, its most", "--limit datasets="):
+            create(bare, "topic/b")
+        with refused("limit", "has 2 datasets and topics"):
+            put(bare, at("store/b"), [trips(1)])
+        with refused("limit", "has 2 datasets and topics"):
+            call(bare, "write.open", path="topic/b")
+        create(bare)  # one that is there
+        health = call(bare, "health")
+        assert (health["datasets"], health["topics"]) == (1, 1)
+        call(bare, "delete", path="store/a")
+        create(bare, "topic/b")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ({"key": "nope"}, "invalid", "no column 'nope' to be its key: there are id, city"),
+        ({"shards": 0}, "invalid", "1 to 256 shards"),
+        ({"shards": 257}, "invalid", "1 to 256 shards"),
+        ({"keep_seconds": -5}, "invalid", "expected a keep_seconds from 0, got -5"),
+        ({"path": "store/x"}, "invalid", "can't be a topic"),
+        ({"schema": columns(pa.schema([("_offset", pa.int64())]))}, "invalid", "one that the server adds"),
+        ({"schema": columns(pa.schema([("f", pa.float64())])), "key": "f"}, "invalid", "not double"),
+        ({"schema": columns(pa.schema([("f", pa.month_day_nano_interval())])), "key": "f"}, "invalid", "a key is"),
+        ({"schema": columns(pa.schema([("f", pa.decimal32(5, 2))])), "key": "f"}, "invalid", "not decimal32"),
+    ],
+)
+def test_what_can_be_no_topic_is_refused(
+    bare: flight.FlightClient, options: dict[str, Any], code: str, words: str
+) -> None:
+    with refused(code, words):
+        call(bare, "topic.create", **{"path": TOPIC, "schema": columns(TRIPS), **options})
+    assert names(bare, b"topic/") == []
+
+
+def test_a_topic_is_no_folder(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(1)])
+    for path in ("topic/demo", f"{TOPIC}/below"):
+        with refused("exists"):
+            put(bare, at(path), [trips(1)])
+        with refused("exists"):
+            create(bare, path)
+    with refused("invalid", "only grows"):
+        put(bare, at(TOPIC, attempt=new_attempt(), mode="overwrite"), [trips(1)])
+    with refused("not-found", "the first put makes one"):
+        read(bare, "topic/none")
+
+
+@pytest.mark.parametrize("name", META)
+def test_columns_that_the_server_adds_are_refused_on_every_way(bare: flight.FlightClient, name: str) -> None:
+    schema = pa.schema([(name, pa.int64())])
+    rows = pa.RecordBatch.from_pydict({name: [1]}, schema)
+    with refused("invalid", f"{name} is one that the server adds"):
+        put(bare, at(TOPIC), [rows])
+    ticket = call(bare, "write.open", path=TOPIC)["ticket"]
+    attempt = new_attempt()
+    with refused("invalid", f"{name} is one that the server adds"):
+        put(bare, attempt_of(ticket, attempt), [rows])
+        call(bare, "write.finish", ticket=ticket, attempts=[attempt])
+    assert names(bare, b"topic/") == []
+
+
+# --- a key -----------------------------------------------------------------------------------
+
+
+def test_a_key_keeps_its_rows_in_one_shard_in_their_order(bare: flight.FlightClient) -> None:
+    schema = pa.schema([("n", pa.int64()), ("key", pa.string())])
+    create(bare, schema=schema, key="key", shards=4)
+    words = [None if number % 11 == 0 else f"key {number % 11}" for number in range(400)]
+
+    for start in range(0, 400, 50):
+        batch = pa.RecordBatch.from_pydict({"n": range(start, start + 50), "key": words[start : start + 50]}, schema)
+        put(bare, at(TOPIC), [batch.slice(0, 20), batch.slice(20)])
+
+    found = read(bare, TOPIC, columns=["n", "key", *META]).to_pylist()
+    places: dict[str | None, set[int]] = {}
+    order: dict[str | None, list[int]] = {}
+    for row in found:
+        places.setdefault(row["key"], set()).add(row["_shard"])
+        order.setdefault(row["key"], []).append(row["n"])
+    assert {key: len(shards) for key, shards in places.items()} == dict.fromkeys([None, *set(words) - {None}], 1)
+    assert len(set.union(*places.values())) > 1
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+    assert sorted(row["n"] for row in found) == list(range(400))
+    dense = Counter(row["_shard"] for row in found)
+    for shard, count in dense.items():
+        assert [row["_offset"] for row in found if row["_shard"] == shard] == list(range(count))
+
+
+KEYS = {
+    "string view": pa.array(["a", "b", None, "a", "c"], pa.string_view()),
+    "binary view": pa.array([b"a", b"b", None, b"a", b"c"], pa.binary_view()),
+    "dictionary": pa.array(["a", "b", None, "a", "c"]).dictionary_encode(),
+    "dictionary with a null": pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0, 2]), pa.array(["a", None, "c"])),
+    "nanoseconds": pa.array([1, 1_001, None, 1, 2], pa.timestamp("ns")),
+    "time zone": pa.array([1, 2, None, 1, 3], pa.timestamp("s", "Europe/Oslo")),
+    "date": pa.array([1, 2, None, 1, 3], pa.date32()),
+    "duration": pa.array([1, 2, None, 1, 3], pa.duration("ns")),
+    "boolean": pa.array([True, False, None, True, False]),
+    "large number": pa.array([2**64 - 1, 2, None, 2**64 - 1, 3], pa.uint64()),
+}
+
+
+def placed(*batches: pa.RecordBatch) -> dict[int, int]:
+    """The shard of each row."""
+    found = list(keys.sharded([list(batches)], Layout("journal", "key", 5), "0" * 32))
+    assert all(rows.schema.equals(batches[0].schema) for _, some in found for rows in some)
+    return {row: shard for shard, some in found for rows in some for row in rows["row"].to_pylist()}
+
+
+def keyed(column: Any) -> pa.RecordBatch:
+    texts = pa.array([str(row) for row in range(len(column))], pa.string_view())
+    return pa.RecordBatch.from_pydict({"key": column, "row": range(len(column)), "text": texts})
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_every_kind_have_their_place(kind: str) -> None:
+    """Also in a batch of their own."""
+    batch = keyed(KEYS[kind])
+    keys.check(TOPIC, batch.schema, "key")
+
+    together = placed(batch)
+
+    assert sorted(together) == [0, 1, 2, 3, 4]
+    assert together[0] == together[3]
+    without = [row for row, value in enumerate(KEYS[kind].to_pylist()) if value is None]
+    assert {together[row] for row in without} == {0}
+    assert placed(*(batch.slice(row, 1) for row in range(5))) == together
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.duration("s"), pa.time64("ns")])
+def test_a_time_has_the_place_of_its_number(kind: pa.DataType) -> None:
+    """How Python prints one depends on whether pandas is there."""
+    numbers = pa.array(range(50), pa.int64())
+    assert placed(keyed(numbers.cast(kind))) == placed(keyed(numbers))
+    assert placed(keyed(numbers.cast(kind).dictionary_encode())) == placed(keyed(numbers))
+
+
+def test_without_a_key_a_put_keeps_its_order_in_one_shard(bare: flight.FlightClient) -> None:
+    create(bare, shards=4)
+    for number in range(40):
+        put(bare, at(TOPIC, attempt=new_attempt()), [trips(number, number + 100), trips(number + 200)])
+    by_shard: dict[int, list[int]] = {}
+    for row in read(bare, TOPIC, columns=["id", "_shard"]).to_pylist():
+        by_shard.setdefault(row["_shard"], []).append(row["id"])
+    for numbers in by_shard.values():
+        assert [number % 100 for number in numbers[::3]] == sorted(number % 100 for number in numbers[::3])
+        assert all(numbers[at_ : at_ + 3] == [n := numbers[at_], n + 100, n + 200] for at_ in range(0, len(numbers), 3))
+    assert len(by_shard) > 1
+
+
+# --- the schema ------------------------------------------------------------------------------
+
+
+def test_columns_may_come_and_producers_that_do_not_know_them_go_on(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(1)])
+    wider = pa.RecordBatch.from_pydict({"id": [2], "city": ["b"], "tip": [0.5]})
+    put(bare, at(TOPIC), [wider])
+    put(bare, at(TOPIC), [trips(3)])
+    put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [4], "tip": [1.5]})])
+
+    found = read(bare, TOPIC)
+    assert found.schema.names == ["id", "city", "tip"]
+    assert found["tip"].to_pylist() == [None, 0.5, None, 1.5]
+    assert found["city"].to_pylist() == ["city 1", "b", "city 3", None]
+    assert read(bare, TOPIC, filter="tip > 1").to_pylist() == [{"id": 4, "city": None, "tip": 1.5}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({"id": ["text"], "city": ["x"]}, "id is int64, got string"),
+        ({"id": [1.5], "city": ["x"]}, "id is int64, got double"),
+    ],
+)
+def test_another_schema_is_refused_with_the_difference(
+    bare: flight.FlightClient, rows: dict[str, Any], words: str
+) -> None:
+    put(bare, at(TOPIC), [trips(1)])
+    with refused("schema", words, "choose another topic"):
+        put(bare, at(TOPIC), [pa.RecordBatch.from_pydict(rows)])
+    required = pa.schema([*TRIPS, pa.field("must", pa.int64(), nullable=False)])
+    with refused("schema", "must int64 not null"):
+        put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [1], "city": ["x"], "must": [1]}, required)])
+    assert ids(bare, TOPIC) == [1]
+
+
+# --- ranges ----------------------------------------------------------------------------------
+
+
+def test_a_range_begins_and_ends_within_parts(bare: flight.FlightClient) -> None:
+    for start in range(0, 30, 3):
+        put(bare, at(TOPIC), [trips(start, start + 1), trips(start + 2)])
+
+    for start, end in [(0, 30), (0, 1), (1, 2), (2, 3), (2, 4), (3, 6), (4, 29), (7, 7), (29, 30), (30, 30)]:
+        found = read(bare, TOPIC, start={"0": start}, end={"0": end}, columns=["id", "_offset"])
+        assert found["id"].to_pylist() == found["_offset"].to_pylist() == list(range(start, end))
+        assert info(bare, TOPIC, start={"0": start}, end={"0": end}).total_records == end - start
+    assert read(bare, TOPIC, start={"0": 4}, limit=7)["id"].to_pylist() == list(range(4, 11))
+    assert read(bare, TOPIC, limit=0).num_rows == 0
+    assert read(bare, TOPIC, limit=1_000).num_rows == 30
+    assert read(bare, TOPIC, start={"0": 5}, filter="id in (4, 6, 7)")["id"].to_pylist() == [6, 7]
+
+
+def test_a_range_that_was_shown_reads_the_same_while_the_topic_grows(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(1, 2, 3)])
+    found = info(bare, TOPIC)
+    put(bare, at(TOPIC), [trips(4)])
+    assert fetch(bare, found)["id"].to_pylist() == [1, 2, 3]
+    assert read(bare, TOPIC, end={"0": 3})["id"].to_pylist() == [1, 2, 3]
+    call(bare, "delete", path=TOPIC)
+    assert fetch(bare, found)["id"].to_pylist() == [1, 2, 3]
+
+
+def test_places_and_times_are_there_for_who_names_them(bare: flight.FlightClient, timed: Clock) -> None:
+    create(bare, shards=2)
+    expected = []
+    for number in range(6):
+        timed.now += 1.5
+        put(bare, at(TOPIC, attempt=f"{number % 2:08x}-0000-0000-0000-{number:012x}"), [trips(number, number + 10)])
+        when = datetime.fromtimestamp(timed.now, UTC)
+        expected += [(number % 2, number // 2 * 2 + row, when, number + 10 * row) for row in (0, 1)]
+
+    assert read(bare, TOPIC).column_names == ["id", "city"]
+    found = read(bare, TOPIC, columns=["_shard", "_offset", "_time", "id"])
+    assert [tuple(row.values()) for row in found.to_pylist()] == sorted(expected)
+    assert found.schema.field("_time") == pa.field("_time", pa.timestamp("us", "UTC"), nullable=False)
+    some = read(bare, TOPIC, columns=["_time", "id"], start={"0": 3, "1": 6}, end={"0": 4})
+    assert [tuple(row.values()) for row in some.to_pylist()] == [
+        (when, number) for shard, offset, when, number in sorted(expected) if (shard, offset) == (0, 3)
+    ]
+    kept = read(bare, TOPIC, filter="_shard = 1 and _offset >= 4", columns=["id"])
+    assert kept["id"].to_pylist() == [5, 15]
+
+
+def test_notes_say_where_an_endpoint_lies(bare: flight.FlightClient) -> None:
+    create(bare, shards=2)
+    for number in range(4):
+        put(bare, at(TOPIC, attempt=f"{number % 2:08x}-0000-0000-0000-{number:012x}"), [trips(number, number)])
+    found = noted(info(bare, TOPIC, start={"0": 1}))
+    assert [(note["shard"], note["start"], note["rows"]) for note in found] == [(0, 1, 3), (1, 0, 4)]
+
+
+def test_rows_since_a_time(client: Client, server: PenstockServer, timed: Clock) -> None:
+    for number in range(5):
+        client.put(TOPIC, trips(number))
+        timed.now += 10
+    start = timed.now - 50
+    for seconds, expected in [(-5, 0), (0, 0), (0.5, 1), (10, 1), (39, 4), (40, 4), (41, 5)]:
+        since = datetime.fromtimestamp(start + seconds, UTC)
+        assert client.get(TOPIC, start=since).read_all()["id"].to_pylist() == list(range(expected, 5))
+    with pytest.raises(InvalidRequest, match="not both"):
+        read_both(server.url or "")
+
+
+def read_both(url: str) -> None:
+    from penstock.errors import from_flight
+
+    with flight.connect(url) as bare:
+        try:
+            info(bare, TOPIC, start={"0": 1}, since=5)
+        except flight.FlightError as error:
+            raise from_flight(error) from error
+
+
+def test_offsets_that_never_were_are_refused_with_what_is_left(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(1, 2)])
+    for start, end in [(0, 3), (2, 1), (3, 3), (5, None)]:
+        with refused("invalid", "has no offsets", "of shard 0 the offsets 0 to 2 are left"):
+            read(bare, TOPIC, start={"0": start}, **({} if end is None else {"end": {"0": end}}))
+    for wrong in ({"1": 0}, {"x": 0}, {"0": -1}, {"0": "1"}, {"0": 1.5}, {"0": True}):
+        with refused("invalid", "expected an offset for each of the shards"):
+            read(bare, TOPIC, start=wrong)
+    with refused("invalid", "name a range"):
+        read(bare, TOPIC, part=0)
+    with refused("invalid", "has no offsets: start and end are for topic"):
+        put(bare, at("store/x"), [trips(1)])
+        read(bare, "store/x", start={"0": 0})
+
+
+def test_rows_that_are_gone_are_named_and_what_is_left(
+    bare: flight.FlightClient, server: PenstockServer, timed: Clock
+) -> None:
+    put(bare, at(TOPIC), [trips(1, 2, 3)])
+    timed.now += 25 * 3_600
+    put(bare, at(TOPIC), [trips(4)])
+    retain(server._ledger)
+
+    assert ids(bare, TOPIC) == [4]
+    for end in ({}, {"end": {"0": 2}}):
+        with refused("lost", "rows from offset 1 on are gone", "kept for 24 h", "the offsets 3 to 4 are left"):
+            read(bare, TOPIC, start={"0": 1}, **end)
+    assert read(bare, TOPIC, since=0)["id"].to_pylist() == [4]
+    with refused("lost", "2 rows from offset 0 on are gone", "the offsets 3 to 4 are left"):
+        read(bare, TOPIC, end={"0": 2})
+    with refused("lost", "0 rows from offset 2 on are gone"):
+        read(bare, TOPIC, start={"0": 2}, end={"0": 1})
+
+
+def test_offsets_of_another_journal_are_refused(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(1, 2)])
+    journal = call(bare, "describe", path=TOPIC)["journal"]
+    assert read(bare, TOPIC, journal=journal, start={"0": 1})["id"].to_pylist() == [2]
+    call(bare, "delete", path=TOPIC)
+    with refused("not-found"):
+        read(bare, TOPIC, journal=journal)
+    put(bare, at(TOPIC), [trips(3, 4)])
+    with refused("lost", "deleted and made again since", journal[:12], "earliest or latest"):
+        read(bare, TOPIC, journal=journal, start={"0": 1})
+    assert ids(bare, TOPIC) == [3, 4]
+
+
+# --- once ------------------------------------------------------------------------------------
+
+
+def test_a_run_and_an_attempt_are_published_once(bare: flight.FlightClient) -> None:
+    by_run = [put(bare, at(TOPIC, attempt=new_attempt(), run="r"), [trips(1, 2)]) for _ in range(3)]
+    same = at(TOPIC, attempt=new_attempt())
+    by_attempt = [put(bare, same, [trips(3)]) for _ in range(3)]
+    assert ids(bare, TOPIC) == [1, 2, 3]
+    assert by_run == [by_run[0]] * 3
+    assert by_attempt == [by_attempt[0]] * 3
+    with refused("exists", "recorded with 1 rows"):
+        put(bare, same, [trips(4, 5)])
+
+
+def test_a_run_that_was_large_once_is_done_for_a_small_put_too(bare: flight.FlightClient) -> None:
+    first = put(bare, at(TOPIC, attempt=new_attempt(), run="r"), large(200))
+    small = pa.RecordBatch.from_pydict({"id": [1], "text": ["x"]}, large(1)[0].schema)
+    assert put(bare, at(TOPIC, attempt=new_attempt(), run="r"), [small]) == first
+    assert put(bare, at(TOPIC, attempt=new_attempt(), run="r"), large(200)) == first
+    assert ids(bare, TOPIC) == list(range(200))
+
+
+def test_the_same_run_at_the_same_time_is_published_once(server: PenstockServer) -> None:
+    def one(number: int) -> int:
+        with connect(server.url) as client:
+            return client.put(TOPIC, trips(number), run=f"run {number % 3}").rows
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(one, range(12))) == {1}
+    with connect(server.url) as client:
+        found = client.get(TOPIC).read_all()["id"].to_pylist()
+    assert sorted(number % 3 for number in found) == [0, 1, 2]
+
+
+def test_a_topic_that_is_deleted_and_made_again_forgets_its_runs(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC, attempt=new_attempt(), run="r"), [trips(1)])
+    gone = call(bare, "delete", path=TOPIC)
+    assert (gone["path"], gone["rows"]) == (TOPIC, 1)
+    assert names(bare, b"topic/") == []
+    put(bare, at(TOPIC, attempt=new_attempt(), run="r"), [trips(2)])
+    assert read(bare, TOPIC, columns=["id", "_offset"]).to_pylist() == [{"id": 2, "_offset": 0}]
+
+
+# --- large puts, and many attempts -----------------------------------------------------------
+
+
+def test_a_put_of_many_parts_is_there_whole_or_not_at_all(bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), large(3))
+    receipt = put(bare, at(TOPIC), large(400, 3))
+    assert (receipt["rows"], receipt["parts"]) == (400, 4)
+    assert read(bare, TOPIC, columns=["id", "_offset"]).to_pylist() == [{"id": n, "_offset": n} for n in range(403)]
+    with refused("invalid", "trailer"):
+        put(bare, at(TOPIC), large(400, 403), end=b'{"v":1,"batches":1,"rows":1}')
+    assert ids(bare, TOPIC) == list(range(403))
+    assert read(bare, TOPIC, start={"0": 120}, end={"0": 390}, columns=["id"])["id"].to_pylist() == list(
+        range(120, 390)
+    )
+
+
+def test_a_large_put_is_parted_by_its_key(bare: flight.FlightClient) -> None:
+    create(bare, schema=large(1)[0].schema, key="id", shards=3)
+    put(bare, at(TOPIC), large(300))
+    found = read(bare, TOPIC, columns=["id", *META]).to_pylist()
+    assert sorted(row["id"] for row in found) == list(range(300))
+    for shard in range(3):
+        mine = [row for row in found if row["_shard"] == shard]
+        assert [row["_offset"] for row in mine] == list(range(len(mine)))
+        assert [row["id"] for row in mine] == sorted(row["id"] for row in mine)
+        assert mine
+
+
+def test_the_attempts_of_a_write_get_their_offsets_at_its_finish(client: Client, bare: flight.FlightClient) -> None:
+    put(bare, at(TOPIC), [trips(0)])
+    opened = client.call("write.open", {"path": TOPIC, "run": "query/7"})
+    receipts = []
+    for number in range(1, 5):
+        with client.attempt(opened["ticket"], TRIPS) as writer:
+            writer.write(trips(number, number + 10))
+        receipts.append(writer.close().attempt)
+    put(bare, at(TOPIC), [trips(99)])
+    assert ids(bare, TOPIC) == [0, 99]
+
+    done = client.call("write.finish", {"ticket": opened["ticket"], "attempts": receipts[:3]})
+
+    assert (done["rows"], done["attempts"]) == (6, 3)
+    assert ids(bare, TOPIC) == [0, 99, 1, 11, 2, 12, 3, 13]
+    assert client.call("write.finish", {"ticket": opened["ticket"], "attempts": receipts[:3]}) == done
+    again = client.call("write.open", {"path": TOPIC, "run": "query/7"})
+    assert (again["state"], again["write"]) == ("finished", opened["write"])
+    assert ids(bare, TOPIC) == [0, 99, 1, 11, 2, 12, 3, 13]
+
+
+def test_an_attempt_without_rows_has_no_offset(client: Client, bare: flight.FlightClient) -> None:
+    """Spark's empty partitions: their parts would have the offset of the next one."""
+    opened = client.call("write.open", {"path": TOPIC})
+    receipts = []
+    for rows in (trips(), trips(1), trips(), trips(2)):
+        with client.attempt(opened["ticket"], TRIPS) as writer:
+            writer.write(rows)
+        receipts.append(writer.close().attempt)
+    assert client.call("write.finish", {"ticket": opened["ticket"], "attempts": receipts})["rows"] == 2
+    assert ids(bare, TOPIC) == [1, 2]
+
+
+# --- corruption ------------------------------------------------------------------------------
+
+
+def test_a_corrupt_part_is_named_and_kept_and_other_ranges_are_served(
+    bare: flight.FlightClient, tmp_path: Path
+) -> None:
+    known: set[str] = set()
+    files = []
+    for start in (0, 3, 6):
+        put(bare, at(TOPIC), [trips(start, start + 1, start + 2)])
+        (new,) = {path.name for path in (tmp_path / "data" / "parts").rglob("*-*")} - known
+        known.add(new)
+        files.append(new)
+    (file,) = (tmp_path / "data").rglob(files[1])
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    file.write_bytes(raw)
+
+    for range_ in ({}, {"start": {"0": 4}, "end": {"0": 5}}, {"start": {"0": 2}, "end": {"0": 4}}):
+        with refused("lost", files[1]):
+            read(bare, TOPIC, **range_)
+    assert [path.name for path in (tmp_path / "data" / "quarantine").iterdir()] == [files[1]]
+    assert read(bare, TOPIC, end={"0": 3})["id"].to_pylist() == [0, 1, 2]
+    assert read(bare, TOPIC, start={"0": 6})["id"].to_pylist() == [6, 7, 8]
+    put(bare, at(TOPIC), [trips(9)])
+    assert read(bare, TOPIC, start={"0": 8})["id"].to_pylist() == [8, 9]
+    assert call(bare, "describe", path=TOPIC)["rows"] == 10
+    assert read(bare, TOPIC, start={"0": 5}, end={"0": 5}).num_rows == 0
+
+
+# --- asked without a server ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "hole", "whole"),
+    [
+        ("DELETE FROM journal WHERE first = 2", "2 to 5 are in none", [(0, 2), (5, 6)]),
+        ("DELETE FROM journal WHERE first = 0", "0 to 2 are in none", [(2, 6)]),
+        ("DELETE FROM journal WHERE first = 5", "5 to 6 are in none", [(0, 5)]),
+        ("DELETE FROM journal", "0 to 6 are in none", []),
+        ("UPDATE journal SET rows = 2 WHERE first = 2", "4 to 5 are in none", [(0, 2), (5, 6)]),
+        ("UPDATE journal SET rows = 4 WHERE first = 2", "5 to 6 are in two", [(0, 2)]),
+    ],
+)
+def test_a_hole_between_parts_is_named_and_never_fewer_rows(
+    reach: Reach, change: str, hole: str, whole: list[tuple[int, int]]
+) -> None:
+    for some in ((0, 1), (2, 3, 4), (5,)):
+        reach.put(*some)
+    with reach.ledger.transaction() as t:
+        t.sql.execute(change)
+    with pytest.raises(Lost, match=f"topic/x: of shard 0 the offsets {hole} of its parts"):
+        reach.ids()
+    for start, end in whole:
+        assert [row[2] for row in reach.read(start={0: start}, end={0: end})] == list(range(start, end))
+
+
+def test_a_batch_is_cut_from_where_it_begins(reach: Reach) -> None:
+    reach.create(shards=2)
+    for number in range(20):
+        reach.put(number, attempt=f"{number % 2:08x}" + f"{number:024x}")
+    topic = reach.topic()
+    assert reach.topics.ahead(topic, {0: 4, 1: 10}) == {0: 10, 1: 10}
+    for rows in range(1, 20):
+        end = reach.topics.ahead(topic, {0: 4, 1: 0}, rows=rows)
+        assert end[0] - 4 + end[1] == min(rows, 16)
+        assert 4 <= end[0] <= 10
+    assert sum(reach.topics.ahead(topic, {0: 4, 1: 0}, size=1).values()) == 5, "a row at least"
+    reach.clock.now += 25 * 3_600
+    reach.put(99, attempt="0" * 31 + "f")
+    retain(reach.ledger)
+    assert reach.topics.ahead(reach.topic(), {}, rows=5) == {0: 11, 1: 10}, (
+        "a shard that isn't named begins with its oldest"
+    )
+
+
+def test_how_much_lies_behind_a_position(reach: Reach) -> None:
+    start = reach.clock.now
+    for number in range(4):
+        reach.put(number, number + 10)
+        reach.clock.now += 5
+    whole = reach.topic().bytes
+    for offset in range(9):
+        found = reach.topics.behind(reach.topic(), {0: offset})
+        assert found.rows == 8 - offset
+        assert abs(found.bytes - whole * found.rows / 8) <= 1
+        assert found.oldest == (None if offset == 8 else start + 5 * (offset // 2))
+
+
+def test_how_much_lies_behind_a_position_in_many_shards_is_asked_for_once(reach: Reach) -> None:
+    """The metrics ask it of each consumer, of each topic."""
+    reach.create(shards=50)
+    start = reach.clock.now
+    for shard in range(50):
+        reach.put(*range(shard % 4), attempt=f"{shard:08x}" + f"{shard:024x}")
+        reach.clock.now += 1
+    topic = reach.topic()
+    per_row = topic.bytes / topic.rows
+    with mock.patch.object(reach.database, "rows", wraps=reach.database.rows) as asked:
+        found = reach.topics.behind(topic, {shard: shard % 4 for shard in range(40)} | {13: 0, 43: 1, 44: 9})
+        assert asked.call_count == 1
+        assert reach.topics.behind(topic, topic.latest()).oldest is None
+        assert asked.call_count == 1, "where nothing is left, nothing is asked"
+    assert found.rows == 1 + sum(shard % 4 for shard in range(40, 50)) - 1
+    assert found.bytes == pytest.approx(per_row * found.rows, rel=0.2)
+    assert found.oldest == start + 13
+
+
+def test_errors_are_of_their_kinds(client: Client) -> None:
+    client.put(TOPIC, trips(1))
+    with pytest.raises(SchemaMismatch):
+        client.put(TOPIC, pa.table({"id": ["x"]}))
+    with pytest.raises(AlreadyExists):
+        client.put(f"{TOPIC}/y", trips(1))
+    with pytest.raises(NotFound):
+        client.get("topic/none")
+    with pytest.raises(InvalidRequest):
+        client.get(TOPIC, start={0: 5})
+    client.delete(TOPIC)
+    with pytest.raises((NotFound, Lost)):
+        client.get(TOPIC)

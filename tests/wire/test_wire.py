@@ -1,0 +1,244 @@
+"""Whatever a body says arrives as it was said; what isn't one is refused by the name of the field at fault."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidRequest
+from penstock.flight_server import tickets
+from penstock.wire import actions as action_bodies
+from penstock.wire import body as wire_body
+from penstock.wire.actions import OpenWrite, Summary, Target
+from penstock.wire.body import Body, ListCommand, PutCommand, ReadCommand, Trailer
+
+KINDS = [
+    kind
+    for kind in dict.fromkeys(
+        kind
+        for module in (wire_body, action_bodies, tickets)
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+    )
+    if issubclass(kind, Body) and kind is not Body
+]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Every value that a field of this type may have."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return st.none() | values(next(arg for arg in args if arg is not NoneType))
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return OBJECTS
+    plain = {str: TEXT, int: st.integers(0, 2**63 - 1), bool: st.booleans()}
+    return plain.get(hint, st.floats(allow_nan=False, allow_infinity=False))
+
+
+def bodies(kind: type[Body]) -> st.SearchStrategy[Body]:
+    return st.builds(kind, **{name: values(hint) for name, hint in hints_of(kind).items()})
+
+
+def hints_of(kind: type[Body]) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
+
+
+ANY_BODY = st.sampled_from(KINDS).flatmap(bodies)
+EXAMPLE = PutCommand("0" * 32, path="store/a/b", mode="append", run="night 7")
+
+
+def is_required(kind: type[Body], name: str) -> bool:
+    return next(field for field in fields(kind) if field.name == name).default is MISSING  # type: ignore[arg-type]
+
+
+def a_body(kind: type[Body]) -> dict[str, Any]:
+    """The JSON of the smallest body of a kind, written without its encoder."""
+    smallest: dict[Any, Any] = {str: "x", int: 0, float: 0.5, bool: False}
+    found: dict[str, Any] = {"v": 1}
+    for name, hint in hints_of(kind).items():
+        if is_required(kind, name):
+            origin = get_origin(hint)
+            given = get_args(hint)[0] if origin is Literal else {tuple: [], dict: {}}.get(origin)
+            found[name] = smallest.get(hint, given)
+    return found
+
+
+def test_there_are_bodies_to_look_at() -> None:
+    assert {"PutCommand", "Receipt", "Trailer", "OpenWrite", "ReadTicket", "WriteTicket"} <= {k.__name__ for k in KINDS}
+
+
+@given(ANY_BODY)
+def test_every_body_comes_back_as_it_went(body: Body) -> None:
+    assert type(body).decode(body.encode()) == body
+
+
+@given(ANY_BODY)
+def test_a_body_is_one_json_object_with_the_version_and_the_fields_that_are_set(body: Body) -> None:
+    found = json.loads(body.encode())
+    assert found.pop("v") == 1
+    said = {field.name: getattr(body, field.name) for field in fields(body)}  # type: ignore[arg-type]
+    assert found == json.loads(json.dumps({name: value for name, value in said.items() if value is not None}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_is_left_out_has_its_default_and_a_required_one_is_missed_by_name(kind: type[Body]) -> None:
+    whole = a_body(kind)
+    kind.decode(json.dumps(whole).encode())
+    for name in whole.keys() - {"v"}:
+        less = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(InvalidRequest, match=f"{kind.__name__} lacks the field '{name}'"):
+            kind.decode(json.dumps(less).encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(kind: type[Body]) -> None:
+    for name, hint in hints_of(kind).items():
+        for wrong in wrong_for(hint):
+            raw = json.dumps({**a_body(kind), name: wrong}).encode()
+            with pytest.raises(InvalidRequest, match=rf"{kind.__name__}\.{name}: expected "):
+                kind.decode(raw)
+
+
+def wrong_for(hint: Any) -> list[Any]:
+    """JSON values that no field of this type takes."""
+    origin, args = get_origin(hint), get_args(hint)
+    optional = origin in (Union, UnionType)
+    if optional:
+        return [value for value in wrong_for(next(arg for arg in args if arg is not NoneType)) if value is not None]
+    everything = [None, True, 3, 0.5, "text", [None], {"a": 1}]
+    taken = {str: (str,), int: (int,), float: (int, float), bool: (bool,), tuple: (), dict: (dict,), Literal: ()}
+    if origin is tuple:  # a list of what its elements can't be is none
+        return [value for value in everything if not isinstance(value, list)] + [[each] for each in wrong_for(args[0])]
+    ok = taken[hint if hint in taken else origin]
+    more: dict[Any, list[Any]] = {int: [-1, 2**63, 10**400], float: [10**400]}
+    return [value for value in everything if type(value) not in ok] + more.get(hint, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(name=TEXT, value=JSON)
+def test_an_unknown_field_is_refused_by_its_name(kind: type[Body], name: str, value: Any) -> None:
+    known = {field.name for field in fields(kind)} | {"v"}  # type: ignore[arg-type]
+    if name not in known:
+        with pytest.raises(InvalidRequest) as refused:
+            kind.decode(json.dumps({**a_body(kind), name: value}).encode())
+        assert f"{kind.__name__} has no field '{name}'" in str(refused.value)
+
+
+def test_a_misspelt_field_is_told_the_right_one() -> None:
+    with pytest.raises(InvalidRequest, match="'colums'; did you mean 'columns'"):
+        ReadCommand.decode(b'{"v":1,"path":"store/a","colums":["x"]}')
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, "1", 1.0, True, None, [1], {}])
+def test_another_version_is_refused_rather_than_guessed_at(version: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected version 'v': 1"):
+        Target.decode(json.dumps({"v": version, "path": "store/a"}).encode())
+    with pytest.raises(InvalidRequest, match="expected version 'v': 1"):
+        Target.decode(b'{"path":"store/a"}')
+
+
+HOSTILE = {
+    "nothing": b"",
+    "no object": b"[1]",
+    "a number": b"1",
+    "not JSON": b"{v:1}",
+    "cut short": b'{"v":1,"path":"store',
+    "something behind it": b'{"v":1,"path":"a"}{}',
+    "NaN": b'{"v":1,"path":NaN}',
+    "infinity": b'{"v":1,"path":-Infinity}',
+    "a field twice": b'{"v":1,"path":"a","path":"b"}',
+    "half a surrogate pair": b'{"v":1,"path":"\\uD800"}',
+    "half a surrogate pair as a name": b'{"v":1,"path":"a","\\udfff":1}',
+    "not UTF-8": b'{"v":1,"path":"\xff"}',
+    "UTF-16": '{"v":1,"path":"a"}'.encode("utf-16"),
+    "a byte-order mark": b'\xef\xbb\xbf{"v":1,"path":"a"}',
+    "a control character": b'{"v":1,"path":"a\nb"}',
+    "a number of 5,000 digits": b'{"v":1,"path":' + b"9" * 5_000 + b"}",
+    "lists 100,000 deep": b'{"v":1,"path":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "objects 100,000 deep": b'{"v":1,"path":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+    "more than 16 MiB": b'{"v":1,"path":"' + b"a" * (16 << 20) + b'"}',
+}
+
+
+@pytest.mark.parametrize("raw", HOSTILE.values(), ids=list(HOSTILE))
+def test_hostile_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="Target"):
+        Target.decode(raw)
+
+
+@pytest.mark.parametrize("depth", [10, 100, 300, 330, 480, 490, 500, 900, 950, 980, 990, 1_000])
+def test_nesting_near_the_interpreters_limit_is_refused_like_any_other(depth: int) -> None:
+    for opening, middle, closing in ((b"[", b"", b"]"), (b'{"a":', b"1", b"}")):
+        raw = b'{"v":1,"path":' + opening * depth + middle + closing * depth + b"}"
+        with pytest.raises(InvalidRequest, match="Target"):
+            Target.decode(raw)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"1" + b"0" * 400])
+def test_a_time_has_an_end(number: bytes) -> None:
+    raw = b'{"v":1,"write":"w","path":"p","mode":"error","state":"open","opened":' + number + b"}"
+    with pytest.raises(InvalidRequest, match=r"Summary\.opened: expected a number"):
+        Summary.decode(raw)
+
+
+@given(st.binary(max_size=200) | TEXT.map(str.encode) | JSON.map(lambda found: json.dumps(found).encode()))
+def test_bytes_of_any_kind_are_a_body_or_refused(raw: bytes) -> None:
+    for kind in KINDS:
+        is_body_or_refused(kind, raw)
+
+
+@pytest.mark.parametrize(
+    "body", [EXAMPLE, Trailer(3, 17), ReadCommand("store/a", ("x", "y"), 10), OpenWrite("store/a")]
+)
+def test_damaged_bytes_are_refused_or_say_something_else_clearly(body: Body) -> None:
+    """Each byte replaced, removed and doubled: what is still a body must come back as itself."""
+    chance, raw = random.Random(4), body.encode()
+    for at in range(len(raw)):
+        for new in (bytes([raw[at] ^ (1 << bit)]) for bit in range(8)):
+            is_body_or_refused(type(body), raw[:at] + new + raw[at + 1 :])
+        is_body_or_refused(type(body), raw[:at] + raw[at + 1 :])
+        is_body_or_refused(type(body), raw[: at + 1] + raw[at:])
+        is_body_or_refused(type(body), raw[:at] + chance.randbytes(3) + raw[at + 3 :])
+
+
+@pytest.mark.parametrize("body", [EXAMPLE, Trailer(3, 17), ListCommand("store/", folders=True)])
+def test_a_body_that_was_cut_is_always_refused(body: Body) -> None:
+    raw = body.encode()
+    for length in range(len(raw)):
+        with pytest.raises(InvalidRequest):
+            type(body).decode(raw[:length])
+
+
+def is_body_or_refused(kind: type[Body], raw: bytes) -> None:
+    try:
+        body = kind.decode(raw)
+    except InvalidRequest as refused:
+        said = str(refused)
+    else:
+        assert kind.decode(body.encode()) == body
+        return
+    assert kind.__name__ in said
+    assert len(said.encode()) < 1_000
+
+
+def test_bodies_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        EXAMPLE.path = "store/other"  # type: ignore[misc]

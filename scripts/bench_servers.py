@@ -19,7 +19,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.wire.body import PutCommand, ReadCommand, Trailer
+from penstock.wire.put import PutCommand, Trailer
+from penstock.wire.read import ReadCommand
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {

@@ -17,7 +17,7 @@ from penstock.text import format_age, format_size, format_table
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
-    from penstock.wire.body import Entry
+    from penstock.wire.read import Entry
 
 _ORDER = ("folder", "dataset", "topic")
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}

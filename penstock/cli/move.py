@@ -19,7 +19,7 @@ from penstock.text import format_size
 if TYPE_CHECKING:
     from penstock.cli.reading import Files
     from penstock.client.client import Client
-    from penstock.wire.body import Mode
+    from penstock.wire.put import Mode
 
 _START = (
     "A topic's rows from here on: earliest, latest, a time (2026-11-18T20:00), how long ago (10m), or offsets by shard "

@@ -24,7 +24,7 @@ from penstock.cli.values import first_wrong
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.text import format_size
-from penstock.wire.body import Mode, Receipt
+from penstock.wire.put import Mode, Receipt
 
 _EVERY = 0.2  # seconds between two looks of the progress line
 _MOST = 1_000  # lines of a batch

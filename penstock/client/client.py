@@ -20,8 +20,10 @@ from penstock.client.streams import Writer, as_batches, batches_of, next_batch, 
 from penstock.client.views import Info, Listing
 from penstock.errors import InvalidRequest, StoreFull, Unavailable
 from penstock.rows.slices import first_rows
-from penstock.wire.body import VERSION, EndpointNote, Entry, ListCommand, Mode, PutCommand, ReadCommand, Receipt
+from penstock.wire.body import VERSION
 from penstock.wire.paths import is_topic
+from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
 _ALIVE = [("grpc.keepalive_time_ms", 310_000), ("grpc.http2.ping_timeout_ms", 20_000)]

@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import Expired, InvalidRequest, TimedOut, Unavailable
 from penstock.rows import slices
-from penstock.wire.body import EndpointNote, ReadCommand
+from penstock.wire.read import EndpointNote, ReadCommand
 
 _SHORTEST, _LONGEST = 0.02, 0.5
 """Seconds between two questions for more: the first after rows have come, the last while none do."""

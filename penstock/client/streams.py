@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 from penstock.client.local import LocalParts
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
 from penstock.rows import slices
-from penstock.wire.body import PutCommand, Receipt, Trailer
+from penstock.wire.put import PutCommand, Receipt, Trailer
 
 _ASK_TIMEOUT = 30.0  # seconds for the reason why a put was cut
 

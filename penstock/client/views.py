@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.text import format_age, format_html_table, format_size, format_table
-from penstock.wire.body import Entry
+from penstock.wire.read import Entry
 
 _HEADS = ("path", "rows", "size", "parts", "changed", "")
 _RIGHT = ("rows", "size", "parts", "changed")

@@ -13,7 +13,7 @@ from penstock.queue.topics.topic import Topic
 from penstock.rows import slices
 from penstock.rows.filter.parse import parse_filter
 from penstock.text import suggest
-from penstock.wire.body import ReadCommand
+from penstock.wire.read import ReadCommand
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 from penstock.flight_server.columns import Columns
 from penstock.flight_server.tickets import ReadTicket, Signer
 from penstock.ledger.writes import Laid
-from penstock.wire.body import EndpointNote, Entry, ReadCommand
+from penstock.wire.read import EndpointNote, Entry, ReadCommand
 
 RUN_BYTES = 32 << 20
 RUN_PARTS = 64

@@ -16,7 +16,7 @@ from penstock.ledger.ledger import Ledger
 from penstock.ledger.writes import Dataset, Folder, Laid
 from penstock.wire import paths
 from penstock.wire.actions import Summary
-from penstock.wire.body import Entry, ListCommand, ReadCommand
+from penstock.wire.read import Entry, ListCommand, ReadCommand
 
 _NO_SCHEMA = pa.schema([])
 

@@ -33,7 +33,7 @@ from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from penstock.text import format_age, format_size
 from penstock.wire import paths
-from penstock.wire.body import Mode, PutCommand, Receipt
+from penstock.wire.put import Mode, PutCommand, Receipt
 
 _IN_FLIGHT = 2
 """Parts of one put that are being stored while the next is received: 2 threads made 1.3 GB/s of 1's 0.4, 3 made 1.0."""

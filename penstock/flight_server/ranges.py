@@ -14,7 +14,7 @@ from penstock.flight_server.columns import Columns
 from penstock.flight_server.endpoints import Endpoints
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
-from penstock.wire.body import Entry, ReadCommand
+from penstock.wire.read import Entry, ReadCommand
 
 _MOST = 2**63
 """An offset is less: the ledger keeps it in 64 bits."""

@@ -12,7 +12,7 @@ from penstock.errors import InvalidRequest
 from penstock.flight_server import limits
 from penstock.flight_server.limits import Limits
 from penstock.rows import schemas, slices
-from penstock.wire.body import Trailer
+from penstock.wire.put import Trailer
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ from penstock.errors import AlreadyExists, NotFound
 from penstock.ledger.writes import Dataset, Folder, Write, summary
 from penstock.store.database import Database
 from penstock.wire.actions import Summary
-from penstock.wire.body import Receipt
+from penstock.wire.put import Receipt
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS schemas(id INTEGER PRIMARY KEY, ipc BLOB NOT NULL UNIQUE);

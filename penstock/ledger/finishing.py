@@ -14,7 +14,7 @@ from penstock.ledger.transaction import Transaction
 from penstock.ledger.writes import Attempt, Write, check_repeated, digest_of, merged_schema
 from penstock.queue.topics import journal
 from penstock.wire.actions import Summary
-from penstock.wire.body import Receipt, State
+from penstock.wire.put import Receipt, State
 
 
 def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:

@@ -21,8 +21,8 @@ from penstock.ledger.transaction import Transaction
 from penstock.ledger.writes import Attempt, Dataset, Laid, Write
 from penstock.store.database import Database
 from penstock.wire.actions import Summary
-from penstock.wire.body import Mode, Receipt
 from penstock.wire.paths import is_topic
+from penstock.wire.put import Mode, Receipt
 
 IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody touches expires."""

@@ -10,7 +10,7 @@ from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded
 from penstock.ledger import datasets, places
 from penstock.ledger.transaction import Transaction
 from penstock.ledger.writes import Write, merged_schema
-from penstock.wire.body import Mode
+from penstock.wire.put import Mode
 
 
 def of_run(t: Transaction, path: str, run: str | None) -> sqlite3.Row | None:

@@ -14,7 +14,7 @@ from penstock.rows import schemas
 from penstock.store.medium import Part
 from penstock.wire import paths
 from penstock.wire.actions import Summary
-from penstock.wire.body import Mode, Receipt, State
+from penstock.wire.put import Mode, Receipt, State
 
 
 @dataclass(frozen=True, slots=True)

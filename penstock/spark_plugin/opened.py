@@ -18,7 +18,7 @@ from penstock.client.views import Written
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
 from penstock.wire.actions import OpenedWrite
-from penstock.wire.body import Mode
+from penstock.wire.put import Mode
 
 log = logging.getLogger("penstock")
 Run = str | tuple[str | int, ...]

@@ -13,7 +13,7 @@ from penstock.errors import InvalidRequest
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.worker import types
 from penstock.spark_plugin.worker.tasks import TICKETS, GetPieces, GetTickets, HandOut, plain
-from penstock.wire.body import EndpointNote
+from penstock.wire.read import EndpointNote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,8 @@ from penstock.errors import Internal, InvalidRequest, PenstockError
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.opened import OpenPut
 from penstock.spark_plugin.worker import types
-from penstock.wire.body import Mode
 from penstock.wire.paths import is_topic
+from penstock.wire.put import Mode
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

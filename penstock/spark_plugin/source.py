@@ -30,7 +30,7 @@ from penstock.spark_plugin.pushing import Pushed
 from penstock.spark_plugin.read import pieces
 from penstock.spark_plugin.worker import types
 from penstock.spark_plugin.worker.tasks import GetTickets
-from penstock.wire.body import Mode
+from penstock.wire.put import Mode
 
 try:
     from pyspark.sql import datasource as sql

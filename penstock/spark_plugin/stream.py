@@ -16,7 +16,7 @@ from penstock.spark_plugin.offsets import MAX_DELAY, Limits, Offset
 from penstock.spark_plugin.read import pieces
 from penstock.spark_plugin.worker import types
 from penstock.spark_plugin.worker.tasks import GetTickets
-from penstock.wire.body import EndpointNote
+from penstock.wire.read import EndpointNote
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

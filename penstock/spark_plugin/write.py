@@ -17,7 +17,7 @@ from penstock.spark_plugin.opened import OpenPut, Run
 from penstock.spark_plugin.progress import shown
 from penstock.spark_plugin.worker import types
 from penstock.spark_plugin.worker.tasks import RECEIPTS
-from penstock.wire.body import Mode
+from penstock.wire.put import Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

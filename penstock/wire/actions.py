@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.wire.body import Body, Mode, State
+from penstock.wire.body import Body
+from penstock.wire.put import Mode, State
 
 SchemaJson = tuple[dict[str, Any], ...]
 """A list of {name, type, nullable}; `penstock.rows.schemas` turns it into an Arrow schema and back."""

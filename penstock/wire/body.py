@@ -1,4 +1,4 @@
-"""What crosses the wire, written once: commands, trailers, receipts, listings. Bodies of actions are in `bodies`.
+"""A body: a value that crosses the wire as one JSON object.
 
 Each is a frozen value that encodes itself to JSON and decodes itself from bytes, with no
 I/O. `v` is the version of the wire: another one is refused rather than guessed at, and so
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -22,9 +22,6 @@ from penstock.text import suggest
 VERSION = 1
 MAX_BODY = 16 << 20
 """Bytes of one body: a finish that lists 300,000 attempts fits."""
-
-Mode = Literal["error", "append", "overwrite"]
-State = Literal["open", "finished", "aborted", "expired"]
 
 
 class Body:
@@ -83,105 +80,6 @@ def load_object(raw: bytes, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidRequest(f"{what}: expected a JSON object, got {raw[:40]!r}")
     return found
-
-
-# --- descriptors ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCommand(Body):
-    """A descriptor's command for get_flight_info: a dataset, some of its columns, some of its rows."""
-
-    path: str
-    columns: tuple[str, ...] | None = None
-    limit: int | None = None
-    """The first so many rows; with a filter, at most so many from each endpoint."""
-    part: int | None = None
-    """Only this part, counted from 0."""
-    filter: str | None = None
-    """Only the rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`."""
-    start: dict[str, Any] | None = None
-    """A topic's: the first offset of each shard, {"0": 5}; shards that aren't named begin with their oldest row."""
-    end: dict[str, Any] | None = None
-    """The first offset of each shard that isn't wanted; by default its end as it is now."""
-    since: float | None = None
-    """In place of `start`: rows that were appended at this time or later, in seconds since 1970, as parts have it."""
-    journal: str | None = None
-    """Which journal the offsets are of; another one is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class PutCommand(Body):
-    """A descriptor's command for do_put: one attempt of an open write (`ticket`), or a write of its own (`path`)."""
-
-    attempt: str
-    ticket: str | None = None
-    path: str | None = None
-    mode: Mode | None = None
-    run: str | None = None
-    ready: bool | None = None
-    """Wait for the server's word `{"v":1}`, before the first batch, that it takes this put."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListCommand(Body):
-    """list_flights' criteria. Without `folders` everything below the path, else what stands directly in it."""
-
-    path: str
-    folders: bool = False
-
-
-# --- the two ends of a put -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Trailer(Body):
-    """The sender's word that its stream is whole. (A checksum over buffers differs for a slice at the two ends.)"""
-
-    batches: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt(Body):
-    """The server's word that an attempt is whole and durable. The list of receipts is what a write commits."""
-
-    write: str
-    attempt: str
-    rows: int
-    bytes: int
-    parts: int
-    digest: str
-
-
-# --- listings ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Entry(Body):
-    """A line of a listing, in a FlightInfo's app_metadata."""
-
-    path: str
-    kind: Literal["dataset", "topic", "folder", "write"]
-    rows: int = 0
-    bytes: int = 0
-    parts: int = 0
-    changed: float | None = None
-    state: str | None = None
-    local: str | None = None
-    """The abstract Unix socket that hands out descriptors to this host."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointNote(Body):
-    """What a reader may know of an endpoint before it fetches it: FlightEndpoint.app_metadata. A filter takes less."""
-
-    rows: int
-    bytes: int
-    parts: int
-    shard: int | None = None
-    start: int | None = None
-    """Of a topic: where its rows lie, the first one's offset."""
 
 
 # --- checks --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from penstock.wire.body import ReadCommand
+from penstock.wire.read import ReadCommand
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
 from tests.kit.server import process_server

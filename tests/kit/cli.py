@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from penstock.cli import app, tables
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from penstock.wire.body import PutCommand
+from penstock.wire.put import PutCommand
 
 NOWHERE = "grpc://127.0.0.1:1"
 TRIPS = pa.table(

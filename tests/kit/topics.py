@@ -21,7 +21,7 @@ from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.payloads import SplitPayloadStore
-from penstock.wire.body import Receipt
+from penstock.wire.put import Receipt
 from tests.kit.doubles import Clock
 from tests.kit.plain import TRIPS, trips
 

@@ -22,7 +22,7 @@ from penstock.ledger import catalog
 from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
 from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
-from penstock.wire.body import Mode
+from penstock.wire.put import Mode
 from tests.kit.doubles import Clock, Crash, crash_at
 from tests.kit.ledger import PATH, SCHEMA, attempt, names, seen, wrote
 

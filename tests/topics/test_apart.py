@@ -14,7 +14,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import REPEATED
 from penstock.queue.topics.append import commit
 from penstock.queue.topics.compaction import Compactor
-from penstock.wire.body import PutCommand
+from penstock.wire.put import PutCommand
 from tests.kit.doubles import Clock
 from tests.kit.topics import TOPIC, Reach, small_put
 

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidRequest
 from penstock.flight_server import tickets
 from penstock.wire import actions as action_bodies
-from penstock.wire import body as wire_body
+from penstock.wire import put, read
 from penstock.wire.actions import OpenWrite, Summary, Target
-from penstock.wire.body import Body, ListCommand, PutCommand, ReadCommand, Trailer
+from penstock.wire.body import Body
+from penstock.wire.put import PutCommand, Trailer
+from penstock.wire.read import ListCommand, ReadCommand
 
 KINDS = [
     kind
     for kind in dict.fromkeys(
         kind
-        for module in (wire_body, action_bodies, tickets)
+        for module in (put, read, action_bodies, tickets)
         for kind in vars(module).values()
         if isinstance(kind, type)
     )

@@ -27,7 +27,7 @@ from penstock.rows import slices
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
-from penstock.wire.body import Receipt
+from penstock.wire.put import Receipt
 
 log = logging.getLogger("penstock")
 GROUP_BYTES = 8 << 20

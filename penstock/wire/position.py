@@ -1,0 +1,56 @@
+"""A position: the next offset of each shard of a journal. Integers inside; on the wire JSON, whose names are text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.errors import InvalidRequest
+
+MAX_OFFSET = 2**63 - 1
+"""The ledger keeps an offset in 64 bits."""
+_EXPECTED = 'expected an offset for each shard, such as {"0": 500}'
+
+
+class Position(Mapping[int, int]):
+    """Shard -> the offset of the next row. Reads like a dict, and is one value: it never changes."""
+
+    __slots__ = ("_offsets",)
+
+    def __init__(self, offsets: Mapping[int, int]) -> None:
+        self._offsets = dict(offsets)
+
+    def __getitem__(self, shard: int) -> int:
+        return self._offsets[shard]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._offsets)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._offsets.items()))
+
+    def __repr__(self) -> str:
+        return f"Position({self._offsets})"
+
+    def moved(self, shard: int, offset: int) -> Position:
+        """The same with one shard's next row."""
+        return Position({**self._offsets, shard: offset})
+
+    def to_json(self) -> dict[str, int]:
+        """As JSON has it: {"0": 5}."""
+        return {str(shard): offset for shard, offset in self._offsets.items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Position:
+        """The position of such an object; InvalidRequest names what is none."""
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{str(value)[:80]!r}: {_EXPECTED}")
+        for shard, offset in value.items():
+            if not (shard.isascii() and shard.isdecimal() and len(shard) <= 9):
+                raise InvalidRequest(f"no shard {shard[:20]!r}: {_EXPECTED}")
+            if type(offset) is not int or not 0 <= offset <= MAX_OFFSET:
+                raise InvalidRequest(f"shard {shard}: expected an offset from 0, got {str(offset)[:20]!r}")
+        return cls({int(shard): offset for shard, offset in value.items()})

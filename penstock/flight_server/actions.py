@@ -63,7 +63,7 @@ class Actions:
         )
         ticket = self.signer.sign(WriteTicket(write.id, write.opener)).decode()
         summary = self.ledger.summary(write.id)
-        return OpenedWrite(write.id, ticket, write.state, summary.to_json(), self.advertised).to_json()
+        return OpenedWrite(write.id, ticket, write.state, summary, self.advertised).to_json()
 
     def finish(self, call: Call, body: bytes) -> dict[str, Any]:
         """write.finish."""

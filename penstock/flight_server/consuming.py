@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
 from penstock.flight_server.metrics import Sample
-from penstock.flight_server.ranges import must_be, offsets
+from penstock.flight_server.ranges import completed, must_be
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.wire import paths
-from penstock.wire.actions import AskOffsets, AttachConsumer, Consuming
+from penstock.wire.actions import AskOffsets, AttachConsumer, CommitPosition, DetachConsumer
+from penstock.wire.position import Position
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
@@ -38,13 +39,13 @@ class Desk:
         asked = AttachConsumer.decode(body)
         _check_names(asked.consumer, asked.session)
         topic = self._topic(asked.path, asked.journal)
-        initial = offsets(topic, asked.initial, topic.earliest())
-        position = offsets(topic, asked.position, initial)
-        known = None if asked.known is None else offsets(topic, asked.known, position)
+        initial = completed(topic, asked.initial, topic.earliest())
+        position = completed(topic, asked.position, initial)
+        known = None if asked.known is None else completed(topic, asked.known, position)
         held = self.consumers.attach(
             topic, asked.consumer, asked.session, initial=initial, position=position, known=known
         )
-        return {"journal": topic.journal, "epoch": topic.epoch, "position": _named(held)}
+        return {"journal": topic.journal, "epoch": topic.epoch, "position": Position(held).to_json()}
 
     def offsets(self, call: Call, body: bytes) -> dict[str, Any]:
         """consumer.offsets."""
@@ -55,17 +56,19 @@ class Desk:
         if asked.consumer is not None and asked.session is not None:
             self.consumers.heard(topic, asked.consumer, asked.session)
         begin = topic.earliest() if asked.since is None else self.topics.at(topic, asked.since)
-        start = offsets(topic, asked.start, begin)
-        until = offsets(topic, asked.until, topic.latest())
+        start = completed(topic, asked.start, begin)
+        until = completed(topic, asked.until, topic.latest())
         behind = self.topics.behind(topic, start)
         return {
             "journal": topic.journal,
             "epoch": topic.epoch,
             "key": topic.key,
-            "first": _named(topic.earliest()),
-            "next": _named(topic.latest()),
-            "start": _named(start),
-            "end": _named(self.topics.ahead(topic, start, until, rows=asked.max_rows, size=asked.max_bytes)),
+            "first": Position(topic.earliest()).to_json(),
+            "next": Position(topic.latest()).to_json(),
+            "start": start.to_json(),
+            "end": Position(
+                self.topics.ahead(topic, start, until, rows=asked.max_rows, size=asked.max_bytes)
+            ).to_json(),
             "rows": behind.rows,
             "bytes": behind.bytes,
             "oldest": behind.oldest,
@@ -74,18 +77,18 @@ class Desk:
     def commit(self, call: Call, body: bytes) -> dict[str, Any]:
         """consumer.commit."""
         call.must_be_known()
-        asked = Consuming.decode(body)
+        asked = CommitPosition.decode(body)
         _check_names(asked.consumer, asked.session)
         topic = self._topic(asked.path, asked.journal)
         moved = self.consumers.commit(
-            topic, asked.consumer, asked.session, offsets(topic, asked.position, dict.fromkeys(topic.latest(), 0))
+            topic, asked.consumer, asked.session, completed(topic, asked.position, dict.fromkeys(topic.latest(), 0))
         )
-        return {"position": _named(moved)}
+        return {"position": Position(moved).to_json()}
 
     def detach(self, call: Call, body: bytes) -> dict[str, Any]:
         """consumer.detach."""
         call.must_be_known()
-        asked = Consuming.decode(body)
+        asked = DetachConsumer.decode(body)
         _check_names(asked.consumer, asked.session)
         self.consumers.detach(self._topic(asked.path, asked.journal), asked.consumer, asked.session)
         return {}
@@ -127,10 +130,6 @@ def _check_names(consumer: str | None, session: str | None) -> None:
             raise InvalidRequest(
                 f"{what} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ - ({len(name)} came)"
             )
-
-
-def _named(position: Mapping[int, int]) -> dict[str, int]:
-    return {str(shard): offset for shard, offset in position.items()}
 
 
 def journal_gauges(topics: Topics, consumers: Consumers) -> Iterator[Sample]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -14,10 +13,8 @@ from penstock.flight_server.columns import Columns
 from penstock.flight_server.endpoints import Endpoints
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
+from penstock.wire.position import Position
 from penstock.wire.read import Entry, ReadCommand
-
-_MOST = 2**63
-"""An offset is less: the ledger keeps it in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Ranges:
         if command.start is not None and command.since is not None:
             raise InvalidRequest(f"{topic.path}: start at offsets, or at a time, not both")
         start = {} if command.since is None else self.topics.at(topic, command.since)
-        return offsets(topic, command.start, start), offsets(topic, command.end, topic.latest())
+        return completed(topic, command.start, start), completed(topic, command.end, topic.latest())
 
 
 def must_be(topic: Topic, journal: str | None) -> None:
@@ -64,17 +61,15 @@ def must_be(topic: Topic, journal: str | None) -> None:
         )
 
 
-def offsets(topic: Topic, given: Mapping[str, Any] | None, default: Mapping[int, int]) -> dict[int, int]:
-    """A position as it comes over the wire, {shard: offset}; shards that aren't in it have the default."""
-    found, known = dict(default), {str(shard.number): shard.number for shard in topic.shards}
-    for name, offset in (given or {}).items():
-        if name not in known or type(offset) is not int or not 0 <= offset < _MOST:
+def completed(topic: Topic, position: Position | None, default: Mapping[int, int]) -> Position:
+    """Return the position with an offset for every shard: the default's where it names none."""
+    for shard in position or ():
+        if not shard < len(topic.shards):
             raise InvalidRequest(
-                f"{topic.path} has no place {name[:20]!r}: {str(offset)[:20]}; expected an offset for each of the "
-                f"shards 0 to {len(topic.shards) - 1}"
+                f"{topic.path} has no shard {shard}: expected an offset for each of the shards 0 to "
+                f"{len(topic.shards) - 1}"
             )
-        found[known[name]] = offset
-    return found
+    return Position({**default, **(position or {})})
 
 
 def _checked(topic: Topic, command: ReadCommand) -> Columns:

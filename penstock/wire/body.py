@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 
 from penstock.errors import InvalidRequest
 from penstock.text import suggest
+from penstock.wire.position import EXPECTED, Position
 
 VERSION = 1
 MAX_BODY = 16 << 20
@@ -30,13 +31,13 @@ class Body:
     __slots__ = ()
 
     def encode(self) -> bytes:
-        """The object's bytes; fields that are None stay at home."""
+        """The object's bytes; omits fields that are None."""
         return json.dumps({"v": VERSION, **self.to_json()}, separators=(",", ":")).encode()
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are set, without the version."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]  # a dataclass, always
-        return {name: value for name, value in named if value is not None}
+        return {name: _as_json(value) for name, value in named if value is not None}
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
@@ -82,6 +83,13 @@ def load_object(raw: bytes, what: str) -> dict[str, Any]:
     return found
 
 
+def _as_json(value: Any) -> Any:
+    """Return a field's value as JSON has it: a body within a body is an object too."""
+    if isinstance(value, tuple):
+        return [_as_json(each) for each in value]
+    return value.to_json() if hasattr(value, "to_json") else value
+
+
 # --- checks --------------------------------------------------------------------------------
 
 _WRONG = object()
@@ -111,15 +119,19 @@ def _check(hint: Any) -> tuple[_Check, str]:
         return (lambda value: _each(value, check)), f"a list of {words}"
     if origin is dict:
         return (lambda value: value if isinstance(value, dict) else _WRONG), "an object"
-    if hint is int:
-        return (lambda value: value if type(value) is int and 0 <= value < 2**63 else _WRONG), "a number from 0"
-    if hint is float:
-        return (lambda value: _finite(value) if type(value) in (int, float) else _WRONG), "a number"
-    if hint is bool:
-        return (lambda value: value if type(value) is bool else _WRONG), "true or false"
-    if hint is str:
-        return (lambda value: value if type(value) is str else _WRONG), "a string"
-    raise TypeError(f"no check for {hint}")
+    if hint is Position:
+        return (lambda value: Position.from_json(value) if isinstance(value, dict) else _WRONG), EXPECTED
+    if isinstance(hint, type) and issubclass(hint, Body):
+        return (lambda value: hint.from_json(value) if isinstance(value, dict) else _WRONG), "an object"
+    return _PLAIN[hint]
+
+
+_PLAIN: dict[type, tuple[_Check, str]] = {
+    int: (lambda value: value if type(value) is int and 0 <= value < 2**63 else _WRONG, "a number from 0"),
+    float: (lambda value: _finite(value) if type(value) in (int, float) else _WRONG, "a number"),
+    bool: (lambda value: value if type(value) is bool else _WRONG, "true or false"),
+    str: (lambda value: value if type(value) is str else _WRONG, "a string"),
+}
 
 
 def _each(values: Any, check: _Check) -> Any:

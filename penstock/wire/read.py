@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.wire.body import Body
+from penstock.wire.position import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,9 @@ class ReadCommand(Body):
     """Only this part, counted from 0."""
     filter: str | None = None
     """Only the rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`."""
-    start: dict[str, Any] | None = None
+    start: Position | None = None
     """A topic's: the first offset of each shard, {"0": 5}; shards that aren't named begin with their oldest row."""
-    end: dict[str, Any] | None = None
+    end: Position | None = None
     """The first offset of each shard that isn't wanted; by default its end as it is now."""
     since: float | None = None
     """In place of `start`: rows that were appended at this time or later, in seconds since 1970, as parts have it."""

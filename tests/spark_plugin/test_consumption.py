@@ -64,8 +64,8 @@ class TestWhereAQueryStarts:
             ('{"0": "5"}', "expected earliest, latest, a time"),
             ('{"0": true}', "expected earliest, latest, a time"),
             ('{"0": 5', "expected earliest, latest, a time"),
-            ('{"7": 5}', "topic/x has no place '7': 5; expected an offset for each of the shards 0 to 1"),
-            ('{"0": -1}', "topic/x has no place '0': -1"),
+            ('{"7": 5}', "topic/x has no shard 7: expected an offset for each of the shards 0 to 1"),
+            ('{"0": -1}', "shard 0: expected an offset from 0, got '-1'"),
             ('{"0": 11}', "startingOffsets: shard 0 of topic/x has the offsets 0 to 10, asked for 11"),
         ],
     )

@@ -393,7 +393,7 @@ def test_a_range_is_read_at_once(options: dict[str, str], ids: Any, streams: Str
         ({"startingOffsets": '{"0": 11}'}, "shard 0 of topic/in has the offsets 0 to 10, asked for 11"),
         ({"startingOffsets": '{"0": 5}', "endingOffsets": '{"0": 3}'}, "has no offsets 5 to 3"),
         ({"endingOffsets": '{"0": 11}'}, "has no offsets 0 to 11"),
-        ({"endingOffsets": '{"3": 1}'}, "topic/in has no place '3'"),
+        ({"endingOffsets": '{"3": 1}'}, "topic/in has no shard 3"),
         ({"endingOffsets": "earliest"}, "nothing comes before that"),
         ({"endingOffsets": "soon"}, "endingOffsets='soon': expected"),
         ({"startingOffsets": "earliest", "path": "store/x"}, "store/x has no offsets: expected topic/"),

@@ -310,8 +310,9 @@ def test_names_are_short_and_plain(
     action: str, field: str, name: str, bare: flight.FlightClient, reader: dict[str, Any]
 ) -> None:
     """They are labels of metrics, and are shown in logs and terminals as they are."""
+    more = {"position": {"0": 0}} if action == "commit" else {}
     with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
-        call(bare, f"consumer.{action}", **reader | {field: name})
+        call(bare, f"consumer.{action}", **reader | {field: name} | more)
     assert call(bare, "describe", path=TOPIC)["consumers"] == []
 
 
@@ -332,7 +333,7 @@ def test_a_place_that_can_be_none_is_refused_and_breaks_nothing(
 ) -> None:
     call(bare, "consumer.attach", **reader)
     given = {"start" if action == "offsets" else "position": {shard: offset}}
-    with refused("invalid", "topic/x has no place", "expected an offset for each of the shards 0 to 0"):
+    with refused("invalid", "shard ", "expected an offset"):
         call(bare, f"consumer.{action}", **reader, **given)
     (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
     assert consumer["lag_rows"] == 2

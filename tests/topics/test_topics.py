@@ -435,7 +435,7 @@ def test_offsets_that_never_were_are_refused_with_what_is_left(bare: flight.Flig
         with refused("invalid", "has no offsets", "of shard 0 the offsets 0 to 2 are left"):
             read(bare, TOPIC, start={"0": start}, **({} if end is None else {"end": {"0": end}}))
     for wrong in ({"1": 0}, {"x": 0}, {"0": -1}, {"0": "1"}, {"0": 1.5}, {"0": True}):
-        with refused("invalid", "expected an offset for each of the shards"):
+        with refused("invalid", "shard ", "expected an offset"):
             read(bare, TOPIC, start=wrong)
     with refused("invalid", "name a range"):
         read(bare, TOPIC, part=0)

@@ -58,9 +58,7 @@ class Actions:
         if schema is not None:
             check(len(schema), self.most.columns, "columns", "columns")
             schemas.check_names(schema)
-        write = self.ledger.open_write(
-            str(path), mode=mode_at(path, asked.mode), run=asked.run, schema=schema, most_datasets=self.most.datasets
-        )
+        write = self.ledger.open_write(str(path), mode=mode_at(path, asked.mode), run=asked.run, schema=schema)
         ticket = self.signer.sign(WriteTicket(write.id, write.opener)).decode()
         summary = self.ledger.summary(write.id)
         return OpenedWrite(write.id, ticket, write.state, summary, self.advertised).to_json()
@@ -93,7 +91,7 @@ class Actions:
         return described(
             self.topics.create(
                 str(path), schema, key=asked.key, shards=asked.shards,
-                keep_seconds=asked.keep_seconds, keep_bytes=asked.keep_bytes, most_datasets=self.most.datasets,
+                keep_seconds=asked.keep_seconds, keep_bytes=asked.keep_bytes,
             )
         )  # fmt: skip
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
-from penstock.ledger.writes import Dataset
-from penstock.queue.topics.journal import META
+from penstock.ledger.datasets import Dataset
+from penstock.queue.topics.journal import ADDED
 from penstock.queue.topics.topic import Topic
 from penstock.rows import slices
 from penstock.rows.filter.parse import parse_filter
@@ -50,7 +50,7 @@ class Columns:
         wanted = set(command.columns or ())
         if command.filter is not None:
             wanted |= set(parse_filter(command.filter, self.all).needed(self.all, self.named(command)))
-        return wanted & set(META.names) if self.all is not self.own else set()
+        return wanted & set(ADDED.names) if self.all is not self.own else set()
 
     def _check_names(self, columns: tuple[str, ...]) -> None:
         if not columns or len(set(columns)) < len(columns):
@@ -63,5 +63,5 @@ class Columns:
 
 def with_places(schema: pa.Schema) -> pa.Schema:
     """A topic's columns, and behind them what the server adds for who asks."""
-    own = [field for field in schema if field.name not in META.names]  # a part that was compacted holds `_time`
-    return pa.schema([*own, *META], metadata=schema.metadata)
+    own = [field for field in schema if field.name not in ADDED.names]  # a part that was compacted holds `_time`
+    return pa.schema([*own, *ADDED], metadata=schema.metadata)

@@ -31,7 +31,10 @@ class Desk:
     def read_by(self, topic: Topic) -> dict[str, Any]:
         """A topic's consumers, and the age of its oldest row."""
         oldest = self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None
-        return {"oldest": oldest, "consumers": [asdict(each) for each in self.consumers.of(topic)]}
+        return {
+            "oldest": oldest,
+            "consumers": [asdict(each) | {"position": each.position.to_json()} for each in self.consumers.of(topic)],
+        }
 
     def attach(self, call: Call, body: bytes) -> dict[str, Any]:
         """consumer.attach."""

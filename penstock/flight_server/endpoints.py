@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 
 from penstock.flight_server.columns import Columns
 from penstock.flight_server.tickets import ReadTicket, Signer
-from penstock.ledger.writes import Laid
+from penstock.ledger.parts import Slice
 from penstock.wire.read import EndpointNote, Entry, ReadCommand
 
 RUN_BYTES = 32 << 20
@@ -37,7 +37,7 @@ class Endpoints:
         descriptor: flight.FlightDescriptor,
         command: ReadCommand,
         columns: Columns,
-        laid: Iterable[Laid],
+        laid: Iterable[Slice],
         entry: Entry,
         expires: float,
     ) -> flight.FlightInfo:
@@ -55,14 +55,14 @@ class Endpoints:
         )
 
     def _endpoint(
-        self, run: list[Laid], command: ReadCommand, columns: Columns, expires: float
+        self, run: list[Slice], command: ReadCommand, columns: Columns, expires: float
     ) -> flight.FlightEndpoint:
         first, last = run[0], run[-1]
         rows, size = sum(laid.rows for laid in run), sum(laid.bytes for laid in run)
         added = columns.added(command)
         narrower = not first.schema.equals(columns.own)
         start = None if first.shard is None else first.first + first.skip
-        cut = None if last.to_its_end else rows
+        cut = None if last.reaches_end else rows
         as_they_lie = command.filter is None and not first.skip  # a reader here may map these, and cut them itself
         ticket = ReadTicket(
             tuple(laid.part for laid in run),
@@ -86,7 +86,7 @@ class Endpoints:
         )
 
 
-def _first_rows(laid: Iterable[Laid], limit: int | None) -> Iterator[Laid]:
+def _first_rows(laid: Iterable[Slice], limit: int | None) -> Iterator[Slice]:
     """The rows up to a limit, planned without touching their bytes."""
     left = limit
     for each in laid:
@@ -99,12 +99,12 @@ def _first_rows(laid: Iterable[Laid], limit: int | None) -> Iterator[Laid]:
             left -= min(left, each.rows)
 
 
-def _runs(laid: Iterable[Laid]) -> Iterator[list[Laid]]:
+def _runs(laid: Iterable[Slice]) -> Iterator[list[Slice]]:
     """Parts together to an endpoint: 16 streams of 8 MiB had 0.87 of the speed of one of 128, four of 32 all of it."""
-    run: list[Laid] = []
+    run: list[Slice] = []
     size = 0
     for each in laid:
-        if run and not (size + each.bytes <= RUN_BYTES and len(run) < RUN_PARTS and each.goes_with(run[0])):
+        if run and not (size + each.bytes <= RUN_BYTES and len(run) < RUN_PARTS and each.fits_one_stream(run[0])):
             yield run
             run, size = [], 0
         run.append(each)

@@ -12,8 +12,9 @@ from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.flight_server.columns import Columns
 from penstock.flight_server.endpoints import Endpoints
 from penstock.flight_server.ranges import Ranges
+from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Dataset, Folder, Laid
+from penstock.ledger.parts import Slice
 from penstock.wire import paths
 from penstock.wire.actions import Summary
 from penstock.wire.read import Entry, ListCommand, ReadCommand
@@ -62,7 +63,7 @@ class Lister:
         command = _criteria(criteria)
         folder = paths.parse_folder(command.path) if command.path else None
         if folder is not None and folder.kind == "write":
-            for write in [self.ledger.summary(folder.key)] if folder.key else self.ledger.writes():
+            for write in [self.ledger.summary(folder.key)] if folder.key else self.ledger.open_writes():
                 yield _flight(_write_entry(write), _NO_SCHEMA)
             return
         if folder is not None and folder.kind == "topic":
@@ -97,7 +98,7 @@ class Lister:
         return Entry(item.path, "dataset", item.rows, item.bytes, item.part_count, item.changed, state, self.local)
 
 
-def _chosen(dataset: Dataset, parts: list[Laid], number: int | None) -> list[Laid]:
+def _chosen(dataset: Dataset, parts: list[Slice], number: int | None) -> list[Slice]:
     if number is None:
         return parts
     if number >= len(parts):

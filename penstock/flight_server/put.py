@@ -26,7 +26,7 @@ from penstock.flight_server.upload import Upload
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.writes import Attempt, Write
 from penstock.queue.topics import keys
-from penstock.queue.topics.append import Appender, SmallPut, check_again
+from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.topics import Topics
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
@@ -95,9 +95,7 @@ class Putter:
         return None if path.kind == "topic" else self._own_write(command, path)
 
     def _own_write(self, command: PutCommand, path: paths.Path) -> Write:
-        return self.ledger.open_write(
-            str(path), mode=mode_at(path, command.mode), run=command.run, own=True, most_datasets=self.most.datasets
-        )
+        return self.ledger.open_write(str(path), mode=mode_at(path, command.mode), run=command.run, own=True)
 
     def _append(self, command: PutCommand, upload: Upload) -> Receipt:
         """A put of its own to a topic: one that fits a part shares its fsync and its transaction with others'."""
@@ -108,11 +106,6 @@ class Putter:
             upload.check_whole()
             return self.appender.append(_small(command, str(path), upload, first))
         parts = chain([first, second], parts)
-        known = self.ledger.published(str(path), None, command.attempt)
-        if known is not None:
-            upload.drain(parts)
-            check_again(self.ledger, known, str(path), upload.rows)
-            return known
         write = self._own_write(command, path)
         with self._ended_with_it(write):
             return self._keep(write, command.attempt, upload, parts, own=True)
@@ -122,7 +115,7 @@ class Putter:
     ) -> Receipt:
         if own and write.state == "finished":  # its run is done: the second time changes nothing
             upload.drain(parts)
-            return self.ledger.finished_receipt(write)
+            return self.ledger.finished_receipt(write.id)
         found = self._accept(write.path, attempt, upload, parts)  # 2.
         steps.passed("put.durable")
         return self._record(write, found, own)  # 3.
@@ -162,7 +155,7 @@ class Putter:
             self.store.discard(part.name for part in attempt.parts)
             now = self.ledger.write(write.id)
             if own and write.run is not None and now.state == "finished":  # the same run, put twice at the same time
-                return self.ledger.finished_receipt(now)
+                return self.ledger.finished_receipt(now.id)
             raise
         except Unsettled:  # the row may be there after a crash; if it isn't, the start finds its bytes to be orphans
             raise
@@ -217,7 +210,9 @@ def _small(command: PutCommand, path: str, upload: Upload, batches: list[pa.Reco
     """A put that came whole and fits a part. Of its metadata nothing stays: pandas notes its index there, each time."""
     size = sum(batch.nbytes for batch in batches)
     batches = [batch.replace_schema_metadata(None) for batch in batches]
-    return SmallPut(path, command.run, command.attempt, upload.schema.remove_metadata(), batches, upload.rows, size)
+    brief = command.run is None or bool(re.fullmatch(r"put-[0-9a-f]{32}", command.run))
+    schema = upload.schema.remove_metadata()
+    return SmallPut(path, command.run, command.attempt, schema, batches, upload.rows, size, brief)
 
 
 def mode_at(path: paths.Path, mode: Mode | None) -> Mode:

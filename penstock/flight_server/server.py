@@ -30,6 +30,7 @@ from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
 from penstock.queue.topics.append import Appender
 from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.retention import topics_tender
 from penstock.queue.topics.topics import Topics
 from penstock.store.payloads import SplitPayloadStore
 
@@ -45,12 +46,12 @@ class PenstockServer(flight.FlightServerBase):
         self.streams = limits.Streams(settings.limits.streams)
         self._ledger, self._store, self._signer = ledger, store, Signer(key)
         self._watch = limits.Watch(settings.limits, every=settings.watch_every)
-        self._sweeper = Sweeper(ledger, store)
         self._local = LocalDoor(store, self._signer, self.metrics)
-        self._appender = Appender(ledger, store, self._appended, settings.limits.datasets)
+        self._appender = Appender(ledger, store, self._appended)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
-        topics = Topics(ledger, store)
+        topics = self._topics = Topics(ledger, store)
         consumers = Consumers(ledger, topics, self._passed)
+        self._sweeper = Sweeper(ledger, store, [topics_tender(ledger, store, consumers)])
         self._putter = Putter(
             ledger, store, self._signer, settings.limits, self._pool, self._watch, topics, self._appender
         )
@@ -153,6 +154,7 @@ class PenstockServer(flight.FlightServerBase):
             "open_streams": self.streams.open_streams,
             "store_bytes": self._store.used,
             "quarantined_parts": len(self._store.medium.quarantined()),
+            "topics": self._topics.count(),
             **self._ledger.totals(),
         }
 
@@ -160,7 +162,7 @@ class PenstockServer(flight.FlightServerBase):
         yield "penstock_open_streams", "", self.streams.open_streams
         yield "penstock_store_bytes", "", self._store.used
         yield "penstock_quarantined_parts", "", len(self._store.medium.quarantined())
-        for name, value in self._ledger.totals().items():
+        for name, value in {"topics": self._topics.count(), **self._ledger.totals()}.items():
             yield "penstock_ledger", f'of="{name}"', value
 
     def _appended(self, step: str, seconds: float, puts: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import threading
 import time
 import uuid
@@ -14,16 +15,18 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
-from penstock.store.database import Database, Unsettled
+from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
 from penstock.wire.paths import check_key
 
-TABLES = """
+TABLES: Tables = {
+    2: """
 CREATE TABLE IF NOT EXISTS payloads(
     key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, incarnation TEXT NOT NULL,
     split_id TEXT NOT NULL, metadata TEXT NOT NULL, stored REAL NOT NULL, expires REAL
 ) WITHOUT ROWID;
 """
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +95,24 @@ class SplitPayloadStore:
         now = self._now()
         expires = None if ttl is None else now + ttl
         row = (key, part.name, self.medium.incarnation, whole.split_id, noted, now, expires)
+
+        def point_key(sql: sqlite3.Connection) -> list[str]:
+            before = sql.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchall()
+            sql.execute(
+                "REPLACE INTO payloads(key, name, incarnation, split_id, metadata, stored, expires)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            return [row["name"] for row in before]
+
         try:
-            with self._database.transaction() as ledger:  # 2.
-                before = ledger.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchone()
-                ledger.execute("REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            before = self._database.run(point_key)  # 2.
         except Unsettled:  # the key may point at these bytes after a crash; if it doesn't, they are orphans then
             raise
         except Exception:
             self.discard([part.name])
             raise
-        self.discard([before["name"]] if before else [])  # 3.
+        self.discard(before)  # 3.
         return key
 
     def get(self, key: str) -> SplitPayload | None:
@@ -120,21 +131,11 @@ class SplitPayloadStore:
 
     def delete(self, key: str) -> bool:
         """Forget a payload; False if there was none."""
-        with self._database.transaction() as ledger:
-            row = ledger.execute(
-                "DELETE FROM payloads WHERE key = ? RETURNING name, expires", (check_key(key),)
-            ).fetchone()
-        if row is None:
-            return False
-        self.discard([row["name"]])
-        return not self._is_over(row["expires"])
+        return self._forget("key = ?", check_key(key)) > 0
 
     def clear(self) -> int:
         """Forget every payload; how many there were."""
-        with self._database.transaction() as ledger:
-            rows = ledger.execute("DELETE FROM payloads RETURNING name, expires").fetchall()
-        self.discard(row["name"] for row in rows)
-        return sum(not self._is_over(row["expires"]) for row in rows)
+        return self._forget("true")
 
     def keys(self, prefix: str = "") -> list[str]:
         """The keys that have a payload, in order."""
@@ -145,10 +146,24 @@ class SplitPayloadStore:
 
     def sweep(self) -> int:
         """Remove what is past its time; how many payloads."""
-        with self._database.transaction() as ledger:
-            rows = ledger.execute("DELETE FROM payloads WHERE expires <= ? RETURNING name", (self._now(),)).fetchall()
+        now = self._now()
+        expired = self._database.rows("SELECT 1 FROM payloads WHERE expires <= ?", now)
+        if expired:
+            self._forget("expires <= ?", now)
+        return len(expired)
+
+    def _forget(self, condition: str, *arguments: object) -> int:
+        """Forget payloads, and return how many of them were not past their time."""
+
+        def forget(sql: sqlite3.Connection) -> list[sqlite3.Row]:
+            return sql.execute(
+                f"DELETE FROM payloads WHERE {condition} RETURNING name, expires",  # noqa: S608  # our own text
+                arguments,
+            ).fetchall()
+
+        rows = self._database.run(forget)
         self.discard(row["name"] for row in rows)
-        return len(rows)
+        return sum(not self._is_over(row["expires"]) for row in rows)
 
     # --- parts by name ----------------------------------------------------------------------
 

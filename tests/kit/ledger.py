@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import (
     NotFound,
 )
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
@@ -37,7 +37,7 @@ def reopen(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Ledger]]:
     with ExitStack() as stack:
 
         def start(incarnation: str = "") -> Ledger:
-            database = stack.enter_context(closing(Database(tmp_path / "ledger.db", catalog.TABLES)))
+            database = stack.enter_context(closing(Database(tmp_path / "ledger.db", tables.TABLES)))
             return Ledger(database, incarnation=incarnation, now=clock)
 
         yield start

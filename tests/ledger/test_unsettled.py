@@ -17,7 +17,7 @@ from penstock.errors import StoreFull, Unavailable
 from penstock.flight_server.config import Settings
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.store import payloads
 from penstock.store.database import Database
@@ -36,7 +36,7 @@ class FailingCommit:
 
     def __init__(self, database: Database, fatal: str, crashed: Path, *, error: str = "SQLITE_IOERR_FSYNC") -> None:
         self._path, self._fatal, self._crashed, self._error = database.path, fatal, crashed, error
-        self._real = database._connection
+        self._real, self._readers = database._connection, database._readers
         self._armed, self.failed = False, 0
         database._connection = self  # type: ignore[assignment]
 
@@ -66,6 +66,8 @@ class FailingCommit:
         self._real.execute("COMMIT")
         self._copy(self._path.parent, self._crashed)
         self._real.close()
+        while self._readers:  # they have the files open that are put back
+            self._readers.pop().close()
         self._path.with_name("ledger.db-shm").unlink(missing_ok=True)
         self._copy(before, self._path.parent)
         self._real = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -85,7 +87,7 @@ def crashed(tmp_path: Path) -> Path:
 
 
 def parts_after_the_crash(crashed: Path) -> list[str]:
-    with closing(Database(crashed / "ledger.db", catalog.TABLES, payloads.TABLES)) as database:
+    with closing(Database(crashed / "ledger.db", tables.TABLES, payloads.TABLES)) as database:
         return Ledger(database).part_names()
 
 

@@ -234,8 +234,7 @@ def test_an_idle_query_that_starts_again_brings_it_along(streams: Streams, serve
     """Here the server has forgotten the consumer, which is the hard case."""
     streams.put(0, 10)
     streams.run(streams.stream(), "noop")
-    with server._ledger.transaction() as t:
-        t.sql.execute("DELETE FROM consumers")
+    server._ledger.change(lambda t: t.execute("DELETE FROM consumers"))
     query = streams.start(streams.stream(), "noop", now=False)
     eventually(lambda: streams.consumers() and streams.position() == {"0": 10}, within=60)
     query.stop()

@@ -25,7 +25,7 @@ from penstock.ledger.sweep import Sweeper
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
-from penstock.queue.topics.retention import retain
+from penstock.queue.topics.retention import retain, topics_tender
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
@@ -68,8 +68,8 @@ def test_rows_leave_when_their_time_is_over(reach: Reach, caplog: pytest.LogCapt
 
     assert reach.read() == [(0, 3, 3, reach.clock.now - 23 * HOUR - 1)]
     assert (reach.topic().earliest(), reach.topic().latest()) == ({0: 3}, {0: 4})
-    assert [record.message for record in caplog.records if "have left" in record.message] == [
-        f"topic/x: its oldest 3 rows ({format_size(size)}) have left, as it says how much it keeps"
+    assert [record.message for record in caplog.records if "retention removed" in record.message] == [
+        f"topic/x: retention removed the oldest 3 rows ({format_size(size)})"
     ]
     assert retain(reach.ledger) == 0
 
@@ -245,7 +245,7 @@ def test_rows_that_were_in_memory_are_lost_by_name_at_the_next_start(
     in_memory.restart(medium(in_memory))
 
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    why = "they were in the memory of a server that has ended"
+    why = "they were in the memory of a server that has stopped"
     assert said == [
         f"topic/x: 6 rows are lost, {why}: shard 0 from 0 up to 4, shard 1 from 0 up to 2. {AGAIN}",
         f"topic/y: 1 rows are lost, {why}: shard 0 from 0 up to 1. {AGAIN}",
@@ -255,7 +255,7 @@ def test_rows_that_were_in_memory_are_lost_by_name_at_the_next_start(
     in_memory.put(3, attempt=attempt_for(0))
     assert [row[:3] for row in in_memory.read()] == [(0, 4, 3)]
     with pytest.raises(
-        Lost, match=r"3 rows from offset 1 on are gone, lost with the memory of a server that has ended"
+        Lost, match=r"3 rows from offset 1 on are gone, lost with the memory of a server that has stopped"
     ):
         in_memory.read(start={0: 1})
 
@@ -582,7 +582,7 @@ def test_the_sweeper_tends_the_journals(reach: Reach) -> None:
     reach.clock.now += UNSEEN + 1
     many(reach, 20, start=1)
     before = reach.read()[1:]
-    sweeper = Sweeper(reach.ledger, reach.store, every=3_600)
+    sweeper = Sweeper(reach.ledger, reach.store, [topics_tender(reach.ledger, reach.store, consumers)], every=3_600)
     sweeper.start()
     eventually(lambda: reach.read() == before and len(reach.parts()) == 1)
     sweeper.close()
@@ -602,7 +602,7 @@ def test_small_puts_are_forgotten_after_an_hour_and_their_rows_stay(reach: Reach
     named = reach.put(3, run="orders 7")
     open_one = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
     reach.ledger.finish(reach.ledger.open_write("store/y", schema=TRIPS, own=True).id, [])
-    reach.clock.now += ledger.REPEATED
+    reach.clock.now += ledger.REMEMBERED_BRIEFLY
     reach.ledger.expire()
     assert rows_of(reach, "writes") == 5
     assert reach.put(1, attempt="a" * 32).attempt == "a" * 32

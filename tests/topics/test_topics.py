@@ -91,9 +91,9 @@ def test_a_topic_is_made_before_its_first_row(bare: flight.FlightClient) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"key": "city", "shards": 3}, "exists with key 'id', asked for key 'city': that is how its rows lie"),
-        ({"key": "id", "shards": 4}, "exists with number of shards 3, asked for 4"),
-        ({"shards": 1}, "exists with key 'id', asked for no key and number of shards 3, asked for 1"),
+        ({"key": "city", "shards": 3}, "exists with key 'id', not key 'city': its rows are stored that way"),
+        ({"key": "id", "shards": 4}, "exists with number of shards 3, not 4"),
+        ({"shards": 1}, "exists with key 'id', not no key and number of shards 3, not 1"),
         ({"key": "id", "schema": pa.schema([("id", pa.int32()), ("city", pa.string())])}, "id is int64, got int32"),
         (
             {"key": "id", "schema": pa.schema([*TRIPS, ("tip", pa.float64())])},
@@ -283,7 +283,7 @@ def keyed(column: Any) -> pa.RecordBatch:
 def test_keys_of_every_kind_have_their_place(kind: str) -> None:
     """Also in a batch of their own."""
     batch = keyed(KEYS[kind])
-    keys.check(TOPIC, batch.schema, "key")
+    keys.check_key(TOPIC, batch.schema, "key")
 
     together = placed(batch)
 
@@ -629,8 +629,7 @@ def test_a_hole_between_parts_is_named_and_never_fewer_rows(
 ) -> None:
     for some in ((0, 1), (2, 3, 4), (5,)):
         reach.put(*some)
-    with reach.ledger.transaction() as t:
-        t.sql.execute(change)
+    reach.ledger.change(lambda t: t.execute(change))
     with pytest.raises(Lost, match=f"topic/x: of shard 0 the offsets {hole} of its parts"):
         reach.ids()
     for start, end in whole:
@@ -678,7 +677,7 @@ def test_how_much_lies_behind_a_position_in_many_shards_is_asked_for_once(reach:
         reach.clock.now += 1
     topic = reach.topic()
     per_row = topic.bytes / topic.rows
-    with mock.patch.object(reach.database, "rows", wraps=reach.database.rows) as asked:
+    with mock.patch.object(reach.database, "row", wraps=reach.database.row) as asked:
         found = reach.topics.behind(topic, {shard: shard % 4 for shard in range(40)} | {13: 0, 43: 1, 44: 9})
         assert asked.call_count == 1
         assert reach.topics.behind(topic, topic.latest()).oldest is None

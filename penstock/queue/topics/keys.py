@@ -16,8 +16,8 @@ _INTERVAL = pa.month_day_nano_interval()
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
-def check(path: str, schema: pa.Schema, key: str) -> None:
-    """Refuse a key that two equal rows could have in two forms."""
+def check_key(path: str, schema: pa.Schema, key: str) -> None:
+    """Reject a key that two equal rows could have in two forms."""
     if schema.get_field_index(key) < 0:
         raise InvalidRequest(f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}")
     kind = schema.field(key).type

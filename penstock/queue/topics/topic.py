@@ -18,7 +18,7 @@ class Shard:
     first: int
     next: int
     lost: int = 0
-    """Up to here rows were lost with the memory of a server that has ended, if there are any such."""
+    """Up to here rows were lost with the memory of a server that has stopped, if there are any such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Behind:
     """When the oldest of these rows was appended."""
 
 
-def must_follow(topic: Topic, shard: Shard, reached: int, at: int) -> None:
+def check_no_hole(topic: Topic, shard: Shard, reached: int, at: int) -> None:
     """Refuse a range with a hole in it: never fewer rows, whatever has become of the ledger."""
     if at != reached:
         what = "are in none of its parts" if at > reached else "are in two of its parts"
@@ -95,5 +95,5 @@ def _why_gone(topic: Topic, shard: Shard, start: int) -> str:
         kept += f" and up to {format_size(topic.keep_bytes)}"
     if start >= shard.lost:
         return kept
-    memory = "lost with the memory of a server that has ended"
+    memory = "lost with the memory of a server that has stopped"
     return memory if shard.lost == shard.first else f"the ones before {shard.lost} {memory}; of the others, {kept}"

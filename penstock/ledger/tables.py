@@ -64,12 +64,13 @@ ALTER TABLE datasets DROP COLUMN ticketed;
 class Transaction(View):
     """One change of the ledger, which happens whole or not at all; `Ledger.change` opens it and ends it."""
 
-    __slots__ = ("ledger", "now")
+    __slots__ = ("_schema_ids", "ledger", "now")
 
     def __init__(self, sql: sqlite3.Connection, now: float, ledger: Ledger) -> None:
         super().__init__(sql)
         self.now = now
         self.ledger = ledger
+        self._schema_ids: dict[pa.Schema, int] = {}
 
     def execute(self, statement: str, *arguments: object) -> int:
         """Carry out a statement and return how many rows it changed."""
@@ -84,11 +85,14 @@ class Transaction(View):
         """Return the id of a schema's row, made if it is new."""
         if schema is None:
             return None
+        if schema.metadata is None and schema in self._schema_ids:  # equal schemas may differ in metadata
+            return self._schema_ids[schema]
         ipc = schema.serialize().to_pybytes()
-        self.execute("INSERT OR IGNORE INTO schemas(ipc) VALUES (?)", ipc)
         row = self.row("SELECT id FROM schemas WHERE ipc = ?", ipc)
-        assert row is not None
-        return int(row["id"])
+        if row is None:
+            row = self.rows("INSERT INTO schemas(ipc) VALUES (?) RETURNING id", ipc)[0]
+        self._schema_ids[schema] = int(row["id"])
+        return self._schema_ids[schema]
 
 
 @lru_cache(1_024)

@@ -203,11 +203,20 @@ def begin(t: Transaction, new: Write, *, own: bool) -> None:
     add(t, new, own=own)
 
 
-def add(t: Transaction, new: Write, *, own: bool, brief: bool = False) -> None:
+def add(
+    t: Transaction,
+    new: Write,
+    *,
+    own: bool,
+    brief: bool = False,
+    rows: int = 0,
+    bytes: int = 0,
+) -> None:
     """Add a write's row."""
     t.insert(
         "writes", id=new.id, path=new.path, mode=new.mode, run=new.run, state=new.state, opener=new.opener,
         schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
+        rows=rows, bytes=bytes,
     )  # fmt: skip
 
 
@@ -250,19 +259,18 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
     add_attempt(t, new, attempt.schema)
     parts.add(t, attempt.parts, attempt=attempt.id, schema=attempt.schema)
     destination.record(t, attempt)
-    t.execute("UPDATE writes SET touched = ? WHERE id = ?", t.now, write_id)
+    t.execute(
+        "UPDATE writes SET touched = ?, rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
+        t.now, new.rows, new.bytes, new.parts, write_id,
+    )  # fmt: skip
     return new
 
 
 def add_attempt(t: Transaction, new: Receipt, schema: pa.Schema, *, chosen: bool = False) -> None:
-    """Add an attempt's row, and its size to its write's."""
+    """Add an attempt's row."""
     t.insert(
         "attempts", id=new.attempt, write=new.write, schema=t.schema_id(schema), rows=new.rows, bytes=new.bytes,
         parts=new.parts, digest=new.digest, chosen=chosen,
-    )  # fmt: skip
-    t.execute(
-        "UPDATE writes SET rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
-        new.rows, new.bytes, new.parts, new.write,
     )  # fmt: skip
 
 

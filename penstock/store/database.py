@@ -117,6 +117,7 @@ class Database:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA temp_store = MEMORY")  # where savepoints keep pages, for the life of a change
         for step in range(max(format + 1, _OLDEST), FORMAT + 1):
             statements = "\n".join(owner.get(step, "") for owner in tables)
             self._connection.executescript(
@@ -172,7 +173,7 @@ class Database:
     def _commit_group(self, group: list[_Change]) -> None:
         """Carry out changes in one transaction.
 
-        1. Each runs in a savepoint; one that raises is rolled back alone.
+        1. Each runs in a savepoint, unless it is alone; one that raises is rolled back alone.
         2. COMMIT, with one fsync for all.
         3. The answers, errors too: one may be about what another of the group did.
         Where SQLite has ended the whole transaction (a full disk, an I/O error), and where the COMMIT failed for sure,
@@ -181,7 +182,10 @@ class Database:
         answers: list[tuple[_Change, Any, BaseException | None]] = []
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            answers += ((change, *self._in_savepoint(change)) for change in group)  # 1.
+            if len(group) == 1:
+                answers.append((group[0], group[0].function(self._connection), None))
+            else:
+                answers += ((change, *self._in_savepoint(change)) for change in group)  # 1.
             self._commit()  # 2.
         except BaseException as error:
             if self._connection.in_transaction:

@@ -32,7 +32,7 @@ from penstock.queue.topics import compaction, journal
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
-from penstock.queue.topics.retention import retain
+from penstock.queue.topics.retention import drop_lost, retain
 from penstock.queue.topics.topics import Topics
 from penstock.store import payloads
 from penstock.store.database import Database
@@ -337,6 +337,7 @@ class JournalMachine(RuleBasedStateMachine):
             for known in self.shards.values():
                 known.first = len(known.rows)
         self.start()
+        drop_lost(self.ledger)
         recover(self.ledger, self.store)
         named = {row["name"] for row in self.database.rows("SELECT name FROM parts")}
         assert set(self.disk.held) - self.disk.broken <= named, "orphans"

@@ -510,11 +510,12 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
     shutil.copytree(kept, data)
     soon = (  # at the second sweep: the first one comes before the server says where it is
         "import penstock.ledger.sweep as sweep\n"
-        "sweep.TEND, tend, first = 0, sweep.Sweeper._tend, iter([True])\n"
-        "sweep.Sweeper._tend = lambda sweeper: None if next(first, False) else tend(sweeper)"
+        "from penstock.queue.topics.compaction import Compactor\n"
+        "sweep.TEND_EVERY, compact, first = 0, Compactor.compact, iter([True])\n"
+        "Compactor.compact = lambda compactor, stop: 0 if next(first, False) else compact(compactor, stop)"
     )
     if step == "sweep.deleted":  # no ticket may hold the parts
-        soon += "\nimport sqlite3\nledger = sqlite3.connect({!r})\nledger.execute('UPDATE topics SET ticketed = 0')\n"
+        soon += "\nimport sqlite3\nledger = sqlite3.connect({!r})\nledger.execute('DELETE FROM ticketed')\n"
         soon = soon.format(str(data / "ledger.db")) + "ledger.commit(); ledger.close()"
     with process_server(data, crash_at=step, prelude=soon) as doomed, flight.connect(doomed.url) as bare:
         while doomed.process.poll() is None:

@@ -212,6 +212,8 @@ def _by_shard(
 
 def _record(t: Transaction, puts: Sequence[SmallPut], stored: Sequence[_StoredRows]) -> list[Receipt]:
     """Make each put a finished write, and its rows the end of its topic."""
+    for path, schema in dict.fromkeys((put.path, put.schema) for put in puts):
+        _make_topic_fit(t, path, schema)
     receipts = [_finish(t, put) for put in puts]
     for rows in stored:
         parts.add(t, [rows.part], attempt=f"group-{rows.part.name}", schema=rows.schema)
@@ -220,15 +222,19 @@ def _record(t: Transaction, puts: Sequence[SmallPut], stored: Sequence[_StoredRo
     return receipts
 
 
+def _make_topic_fit(t: Transaction, path: str, schema: pa.Schema) -> None:
+    """Make the topic where there is none, and give it the schema's new columns."""
+    current = journal.schema_at(t, path)
+    if current is None:
+        journal.check_path(t, path)
+        writes.check_room(t)
+    journal.make_or_widen(t, path, schema if current is None else journal.merged(current, schema, path))
+
+
 def _finish(t: Transaction, put: SmallPut) -> Receipt:
     """Make a put a write that was opened, put to and finished at once."""
-    write = Write(uuid.uuid4().hex, put.path, "append", put.run, "finished", "", put.schema, t.now, t.now, None)
-    current = journal.schema_at(t, put.path)
-    if current is None:
-        journal.check_path(t, put.path)
-        writes.check_room(t)
-    journal.make_or_widen(t, put.path, writes.merged_schema(t, write, current, ()))
-    writes.add(t, write, own=True, brief=put.brief)
+    write = Write(uuid.uuid4().hex, put.path, "append", put.run, "finished", "", None, t.now, t.now, None)
+    writes.add(t, write, own=True, brief=put.brief, rows=put.rows, bytes=put.bytes)
     receipt = put.receipt(write.id)
     writes.add_attempt(t, receipt, put.schema, chosen=True)
     return receipt

@@ -23,8 +23,9 @@ from penstock.flight_server.gate import Call
 from penstock.flight_server.limits import Limits
 from penstock.flight_server.tickets import Signer
 from penstock.flight_server.upload import Upload
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt, Write
+from penstock.ledger.writes import Write
 from penstock.queue.topics import keys
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.topics import Topics

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from penstock.errors import AlreadyExists, Lost, NotFound
 from penstock.ledger import parts
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction, paths_below, to_schema
-from penstock.ledger.writes import Attempt, Write
+from penstock.ledger.writes import Write
 from penstock.rows import schemas
 from penstock.store.database import Reader
 from penstock.wire import paths

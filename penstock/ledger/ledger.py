@@ -17,11 +17,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import StoreFull
-from penstock.ledger import datasets, parts, runs, writes
+from penstock.ledger import attempts, datasets, parts, runs, writes
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
-from penstock.ledger.writes import Attempt, Destination, Write
+from penstock.ledger.writes import Destination, Write
 from penstock.store.database import Database, Reader, View
 from penstock.wire.actions import Summary
 from penstock.wire.put import Mode, Receipt
@@ -106,7 +107,7 @@ class Ledger:
         """Record a whole attempt: it may be named in a finish. Rejected once the write has ended."""
         return self.change(lambda t: writes.record(t, write_id, attempt))
 
-    def finish(self, write_id: str, attempts: Sequence[str], *, run: str | None = None) -> Summary:
+    def finish(self, write_id: str, listed: Sequence[str], *, run: str | None = None) -> Summary:
         """Make exactly these attempts the dataset, or add them to it.
 
         The same list again gets the same answer; another list is rejected. Where a `run` is named that another write
@@ -116,7 +117,7 @@ class Ledger:
         3. The listed attempts' parts become visible, in the order of the list.
         4. The other attempts' parts are retired; the write is finished.
         """
-        return self.change(lambda t: writes.finish(t, write_id, attempts, run=run))
+        return self.change(lambda t: writes.finish(t, write_id, listed, run=run))
 
     def finish_single(self, write_id: str, attempt: Attempt) -> Receipt:
         """`record` and `finish` in one transaction: for a put that is a write of its own.
@@ -125,7 +126,7 @@ class Ledger:
         """
 
         def record_and_finish(t: Transaction) -> Receipt:
-            known = writes.receipt_of_put(t, writes.by_id(t, write_id).path, None, attempt.receipt(""))
+            known = attempts.receipt_of_put(t, writes.by_id(t, write_id).path, None, attempt.receipt(""))
             if known is not None and known.write != write_id:
                 writes.abort(t, write_id)
                 return known
@@ -173,7 +174,7 @@ class Ledger:
 
     def finished_receipt(self, write_id: str) -> Receipt:
         """Return a finished write as the one receipt of a put that was a write of its own."""
-        return writes.finished_receipt(self.database, write_id)
+        return attempts.finished_receipt(self.database, write_id)
 
     # --- datasets -----------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 import uuid
 from collections.abc import Iterable, Sequence
@@ -13,10 +12,10 @@ import pyarrow as pa
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded, Lost, NotFound, WriteEnded
-from penstock.ledger import parts, runs
+from penstock.ledger import attempts, parts, runs
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.tables import Transaction, to_schema
 from penstock.store.database import Reader
-from penstock.store.medium import Part
 from penstock.wire.actions import Summary
 from penstock.wire.put import Mode, Receipt, State
 
@@ -43,25 +42,6 @@ class Write:
             raise WriteEnded(
                 f"write/{self.id} to {self.path} is {self.state}: {verb} needs an open write, so open a new one"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One whole attempt, as its put hands it to the ledger."""
-
-    id: str
-    schema: pa.Schema
-    rows: int
-    parts: tuple[Part, ...]
-    shards: tuple[int, ...] = ()
-    """Of a topic's rows: the shard of each part."""
-    journal: str | None = None
-    """The journal that has these shards; None where there was no topic yet."""
-
-    def receipt(self, write: str) -> Receipt:
-        """Return the answer to its put."""
-        digest = digest_of([part.digest for part in self.parts])
-        return Receipt(write, self.id, self.rows, sum(part.bytes for part in self.parts), len(self.parts), digest)
 
 
 class Destination(Protocol):
@@ -94,11 +74,6 @@ class Destination(Protocol):
     def remove(self, t: Transaction, path: str, /) -> None:
         """Free the path; the parts' bytes stay for as long as tickets name them."""
         ...
-
-
-def digest_of(words: Sequence[str]) -> str:
-    """Return a digest of all of them: of an attempt's parts, of a finish's list."""
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
 
 
 # --- what is known -------------------------------------------------------------------------
@@ -134,58 +109,6 @@ def summary(reader: Reader, write_id: str) -> Summary:
 def open_writes(reader: Reader) -> list[Summary]:
     """Return the open writes, the latest first."""
     return [Summary(**dict(row)) for row in reader.rows(f"{_SUMMARIES} WHERE state = 'open' ORDER BY opened DESC")]
-
-
-def receipt(reader: Reader, write_id: str, attempt: str) -> Receipt | None:
-    """Return the receipt of an attempt that is recorded, None for a new one."""
-    row = reader.row("SELECT * FROM attempts WHERE id = ?", attempt)
-    if row is not None and row["write"] != write_id:
-        raise _of_another_write(attempt)
-    return _receipt(row) if row is not None else None
-
-
-def finished_receipt(reader: Reader, write_id: str) -> Receipt:
-    """Return a finished write as the one receipt of a put that was a write of its own."""
-    rows = reader.rows("SELECT * FROM attempts WHERE write = ? LIMIT 2", write_id)
-    if len(rows) == 1:
-        return _receipt(rows[0])
-    total = summary(reader, write_id)  # a run that was finished with many attempts
-    return Receipt(write_id, "", total.rows, total.bytes, total.parts, "")
-
-
-def receipt_of_put(reader: Reader, path: str, run: str | None, attempt: Receipt) -> Receipt | None:
-    """Return the receipt of a put that is finished, known by its attempt or its run; None for a new one.
-
-    `attempt` is the receipt that the put would get: the same attempt with other rows is rejected.
-    """
-    row = reader.row(
-        "SELECT writes.id, writes.path, state, attempts.id AS attempt FROM attempts"
-        " JOIN writes ON writes.id = attempts.write WHERE attempts.id = ?1"
-        " UNION SELECT id, path, state, NULL FROM writes WHERE path = ?2 AND run = ?3"
-        " AND state IN ('open', 'finished') ORDER BY attempt DESC",
-        attempt.attempt, path, run,
-    )  # fmt: skip
-    if row is None:
-        return None
-    if row["path"] != path or (row["attempt"] is not None and row["state"] == "open"):
-        raise _of_another_write(attempt.attempt)
-    if row["state"] == "open":
-        raise AlreadyExists(f"run {run!r} of {path} is being put by another: use another run, or wait for that one")
-    known = finished_receipt(reader, row["id"])
-    if row["attempt"] is not None:
-        check_same_rows(known, attempt)
-    return known
-
-
-def check_same_rows(known: Receipt, repeated: Receipt) -> None:
-    """Reject an attempt that comes again with other rows. Its bytes may count otherwise in another medium."""
-    same_bytes = not known.digest or known.digest == repeated.digest  # small puts had no digest before format 3
-    if (known.rows, known.parts) != (repeated.rows, repeated.parts) or not same_bytes:
-        raise AlreadyExists(
-            f"attempt {known.attempt} of write/{known.write} is recorded with {known.rows:,} rows "
-            f"({known.bytes:,} bytes); the {repeated.rows:,} rows ({repeated.bytes:,} bytes) that came now under its "
-            "name are others, and were not kept: mint a new UUID for each put"
-        )
 
 
 # --- what changes --------------------------------------------------------------------------
@@ -250,13 +173,13 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
     """Record an attempt and its parts, whole and unseen; a repeated one gets its first receipt."""
     to = by_id(t, write_id)
     to.check_is_open("a put")
-    new, known = attempt.receipt(write_id), receipt(t, write_id, attempt.id)
+    new, known = attempt.receipt(write_id), attempts.receipt_of(t, write_id, attempt.id)
     if known is not None:
-        check_same_rows(known, new)
+        attempts.check_same_rows(known, new)
         return known
     destination = t.ledger.destination(to.path)
     merged_schema(t, to, destination.schema_at(t, to.path), [attempt.schema])
-    add_attempt(t, new, attempt.schema)
+    attempts.add(t, new, attempt.schema)
     parts.add(t, attempt.parts, attempt=attempt.id, schema=attempt.schema)
     destination.record(t, attempt)
     t.execute(
@@ -266,19 +189,11 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
     return new
 
 
-def add_attempt(t: Transaction, new: Receipt, schema: pa.Schema, *, chosen: bool = False) -> None:
-    """Add an attempt's row."""
-    t.insert(
-        "attempts", id=new.attempt, write=new.write, schema=t.schema_id(schema), rows=new.rows, bytes=new.bytes,
-        parts=new.parts, digest=new.digest, chosen=chosen,
-    )  # fmt: skip
-
-
-def finish(t: Transaction, write_id: str, attempts: Sequence[str], *, run: str | None = None) -> Summary:
+def finish(t: Transaction, write_id: str, listed: Sequence[str], *, run: str | None = None) -> Summary:
     """Make exactly these attempts what is at the write's path, or add them to it; see `Ledger.finish`."""
     finished = by_id(t, write_id)
-    attempts = list(dict.fromkeys(attempts))
-    chosen = digest_of(sorted(attempts))
+    listed = list(dict.fromkeys(listed))
+    chosen = attempts.digest_of(sorted(listed))
     if finished.state == "finished":
         if finished.chosen != chosen:
             raise WriteEnded(f"write/{write_id} to {finished.path} is finished with another list of attempts")
@@ -291,12 +206,12 @@ def finish(t: Transaction, write_id: str, attempts: Sequence[str], *, run: str |
     destination = t.ledger.destination(finished.path)
     current = destination.schema_at(t, finished.path)  # 1.
     destination.check_write(t, finished, exists=current is not None)
-    schema = merged_schema(t, finished, current, [_schema_of_whole(t, finished, attempt) for attempt in attempts])
+    schema = merged_schema(t, finished, current, [_schema_of_whole(t, finished, attempt) for attempt in listed])
     steps.passed("finish.checked")
     if finished.mode == "overwrite" and current is not None:
         destination.remove(t, finished.path)  # 2.
-    destination.show(t, finished.path, attempts, schema)  # 3.
-    t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in attempts])
+    destination.show(t, finished.path, listed, schema)  # 3.
+    t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
     steps.passed("finish.shown")
     end(t, write_id, "finished", chosen)  # 4.
     return summary(t, write_id)
@@ -359,15 +274,13 @@ def end_where(t: Transaction, condition: str, *arguments: object, state: State) 
 # --- the rules -----------------------------------------------------------------------------
 
 
-def merged_schema(
-    t: Transaction, merging: Write, current: pa.Schema | None, attempts: Iterable[pa.Schema]
-) -> pa.Schema:
+def merged_schema(t: Transaction, merging: Write, current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
     """Return the schema after the write: of what is there, then what was announced, then what the attempts have.
 
     Attempts are taken by their number of columns, so that their order in the list changes nothing.
     """
     kept = current if merging.mode == "append" else None
-    known = [schema for schema in (kept, merging.schema, *sorted(attempts, key=len)) if schema is not None]
+    known = [schema for schema in (kept, merging.schema, *sorted(schemas, key=len)) if schema is not None]
     if not known:
         raise InvalidRequest(
             f"write/{merging.id} has no attempt, and {merging.path} is new: name the columns of an empty dataset "
@@ -407,13 +320,5 @@ def _schema_of_whole(t: Transaction, finishing: Write, attempt: str) -> pa.Schem
     return to_schema(row["ipc"])
 
 
-def _receipt(row: sqlite3.Row) -> Receipt:
-    return Receipt(row["write"], row["id"], row["rows"], row["bytes"], row["parts"], row["digest"])
-
-
 def _no_write(write_id: str) -> NotFound:
     return NotFound(f"no write/{write_id[:40]}: penstock ls write shows the open ones")
-
-
-def _of_another_write(attempt: str) -> AlreadyExists:
-    return AlreadyExists(f"attempt {attempt} belongs to another write: mint a new UUID for each put")

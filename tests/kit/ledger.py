@@ -14,8 +14,8 @@ from penstock.errors import (
     NotFound,
 )
 from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.store.medium import Part
 from tests.kit.doubles import Clock

@@ -15,8 +15,8 @@ from penstock.errors import (
     StoreFull,
 )
 from penstock.ledger import writes
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from tests.kit.doubles import Clock
 from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, attempt, names, seen, wrote
 

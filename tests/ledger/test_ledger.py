@@ -12,8 +12,8 @@ from penstock.errors import (
     NotFound,
     WriteEnded,
 )
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from tests.kit.ledger import OTHER, PATH, SCHEMA, attempt, names, seen, wrote
 
 # --- open, record, finish --------------------------------------------------------------------

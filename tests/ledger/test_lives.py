@@ -19,8 +19,8 @@ from penstock.errors import (
     WriteEnded,
 )
 from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.wire.put import Mode
 from tests.kit.doubles import Clock, Crash, crash_at

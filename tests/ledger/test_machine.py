@@ -23,8 +23,8 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, WriteEnded
 from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.store.medium import Part
 from tests.kit.doubles import Clock, Crash, crash_at

@@ -13,9 +13,9 @@ import pytest
 from penstock import steps
 from penstock.errors import Lost, Unavailable
 from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, Ledger
 from penstock.ledger.sweep import Sweeper, free, recover
-from penstock.ledger.writes import Attempt
 from penstock.queue.topics import journal
 from penstock.store import payloads
 from penstock.store.database import Database

@@ -17,7 +17,7 @@ from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, Unavailable, WriteEnded
 from penstock.flight_server.config import Settings
 from penstock.flight_server.lifecycle import serving
-from penstock.ledger.writes import Attempt
+from penstock.ledger.attempts import Attempt
 from penstock.queue.topics import append, keys
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.store.database import Unsettled

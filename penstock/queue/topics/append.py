@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock import steps
 from penstock.errors import PenstockError, StoreFull, Unavailable, WriteEnded
-from penstock.ledger import parts, writes
+from penstock.ledger import attempts, parts, writes
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Write
@@ -145,7 +145,7 @@ class Appender:
 
     def _is_new(self, put: SmallPut) -> bool:
         try:
-            known = writes.receipt_of_put(self._ledger.database, put.path, put.run, put.receipt(""))
+            known = attempts.receipt_of_put(self._ledger.database, put.path, put.run, put.receipt(""))
         except PenstockError as rejected:
             put.answer.set_exception(rejected)
             return False
@@ -236,5 +236,5 @@ def _finish(t: Transaction, put: SmallPut) -> Receipt:
     write = Write(uuid.uuid4().hex, put.path, "append", put.run, "finished", "", None, t.now, t.now, None)
     writes.add(t, write, own=True, brief=put.brief, rows=put.rows, bytes=put.bytes)
     receipt = put.receipt(write.id)
-    writes.add_attempt(t, receipt, put.schema, chosen=True)
+    attempts.add(t, receipt, put.schema, chosen=True)
     return receipt

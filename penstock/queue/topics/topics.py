@@ -14,7 +14,7 @@ from penstock.ledger import runs, writes
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import journal, keys
+from penstock.queue.topics import journal, keys, ranges
 from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
 from penstock.rows import schemas
 from penstock.store.medium import OpenPart
@@ -89,7 +89,7 @@ class Topics:
         return {shard.number: self._at(topic, shard, moment) for shard in topic.shards}
 
     def _at(self, topic: Topic, shard: Shard, moment: float) -> int:
-        while row := journal.first_part_since(self._ledger.database, topic.path, shard.number, moment):
+        while row := ranges.first_part_since(self._ledger.database, topic.path, shard.number, moment):
             part, first = row["part"], int(row["first"])
             if row["since"] >= moment or self._store is None:
                 return first
@@ -118,11 +118,11 @@ class Topics:
             current = journal.by_path(reader, topic.path)
             if current.journal != topic.journal:
                 raise Lost(f"{topic.path} was deleted and made again meanwhile: read again")
-            return journal.slices(reader, current, start, end)
+            return ranges.slices(reader, current, start, end)
 
     def behind(self, topic: Topic, position: Mapping[int, int]) -> Behind:
         """Return how much is between a position and the end."""
-        return journal.behind(self._ledger.database, topic, position)
+        return ranges.behind(self._ledger.database, topic, position)
 
     def ahead(
         self,

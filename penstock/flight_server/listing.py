@@ -41,7 +41,7 @@ class Lister:
         dataset, parts = self.ledger.snapshot(command.path, ticketed_until=expires)
         if dataset.lost:
             raise Lost(
-                f"{dataset.path} is lost: its {dataset.rows:,} rows were in the memory of a server that has ended. "
+                f"{dataset.path} is lost: its {dataset.rows:,} rows were in the memory of a server that has stopped. "
                 "Write it again with mode 'overwrite', or delete it"
             )
         columns = Columns.of(dataset)

@@ -96,7 +96,7 @@ def test_parts_in_quarantine_are_counted_where_an_operator_looks(server: Penstoc
     client.put("store/t", TABLE)
     (name,) = server._ledger.part_names()
     assert isinstance(server._store.medium, DiskMedium)
-    server._store.medium._place(name).write_bytes(b"rot")
+    server._store.medium._path_of(name).write_bytes(b"rot")
     with pytest.raises(Lost):
         client.get("store/t").read_all()
     assert client.call("health")["quarantined_parts"] == 1

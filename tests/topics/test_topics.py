@@ -180,7 +180,7 @@ def test_topics_count_with_datasets(make_server: Callable[..., PenstockServer]) 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        ({"key": "nope"}, "invalid", "no column 'nope' to be its key: there are id, city"),
+        ({"key": "nope"}, "invalid", "no column 'nope' to be its key: expected one of id, city"),
         ({"shards": 0}, "invalid", "1 to 256 shards"),
         ({"shards": 257}, "invalid", "1 to 256 shards"),
         ({"keep_seconds": -5}, "invalid", "expected a keep_seconds from 0, got -5"),

@@ -241,7 +241,7 @@ def test_what_was_in_the_memory_of_a_server_that_ended_is_lost_by_name(make_serv
     with flight.connect(restarted.url) as bare:
         with refused("lost", "store/x is lost", "2 rows", "overwrite"):
             info(bare, "store/x")
-        with refused("lost", "server that has ended"):
+        with refused("lost", "server that has stopped"):
             bare.do_get(ticket).read_all()
         (entry,) = (json.loads(found.app_metadata) for found in bare.list_flights())
         assert (entry["path"], entry["state"], entry["rows"]) == ("store/x", "lost", 2)

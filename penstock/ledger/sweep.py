@@ -14,8 +14,10 @@ from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
 _BATCH = 1_000  # parts forgotten in one transaction
+_PAUSE = 0.2
+"""Seconds between two sweeps: one follows every put, and there may be 1,000 a second."""
 TEND_EVERY = 60.0
-"""Seconds between calls of the tenders: a sweep follows every put."""
+"""Seconds between calls of the tenders."""
 Tender = Callable[[Callable[[], bool]], None]
 """Regular work of a kind, such as retention; it is given what says that it should stop."""
 
@@ -44,7 +46,7 @@ def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
 
 
 class Sweeper:
-    """One thread that sweeps every `every` seconds, and soon after something was retired."""
+    """One thread that sweeps every `every` seconds, and sooner after something was retired."""
 
     def __init__(
         self, ledger: Ledger, store: SplitPayloadStore, tenders: Sequence[Tender] = (), *, every: float = 60.0
@@ -54,7 +56,7 @@ class Sweeper:
         self._tenders = tenders
         self._every = every
         self._wake = threading.Event()
-        self._stopping = False
+        self._stop = threading.Event()
         self._tended = -TEND_EVERY
         self._thread = threading.Thread(target=self._run, name="penstock-sweep", daemon=True)
 
@@ -63,18 +65,18 @@ class Sweeper:
         self._thread.start()
 
     def soon(self) -> None:
-        """Sweep at once: something was retired."""
+        """Sweep in a moment: something was retired."""
         self._wake.set()
 
     def close(self) -> None:
         """Stop sweeping, and wait for the thread."""
-        self._stopping = True
+        self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stop.is_set():
             try:
                 self._sweep()
             except PenstockError as error:  # a full or failing disk: the next sweep may do better
@@ -82,6 +84,7 @@ class Sweeper:
             except Exception:
                 log.exception("this sweep failed; the next one tries again")
             self._wake.wait(self._every)
+            self._stop.wait(_PAUSE)
             self._wake.clear()
 
     def _sweep(self) -> None:
@@ -93,4 +96,4 @@ class Sweeper:
         if time.monotonic() - self._tended >= TEND_EVERY:
             self._tended = time.monotonic()
             for tend in self._tenders:
-                tend(lambda: self._stopping)
+                tend(self._stop.is_set)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = [
+    "tests.kit.clock",
+    "tests.kit.wire",
     "tests.kit.server",
     "tests.kit.ledger",
-    "tests.kit.plain_server",
+    "tests.kit.topics",
     "tests.kit.cli",
     "tests.kit.spark",
-    "tests.kit.topics",
-    "tests.kit.consumption",
     "tests.kit.streams",
 ]
 

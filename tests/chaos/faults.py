@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.chaos.driver import ROWS
 from tests.chaos.spark import kill
 from tests.chaos.world import World
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.server import files_at_most
+from tests.kit.faults import files_at_most
+from tests.kit.server import named_parts
 
 STEPS = (
     "part.synced", "part.named", "append.durable", "append.committed", "put.durable", "put.recorded",

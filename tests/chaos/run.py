@@ -22,7 +22,7 @@ from tests.chaos.faults import FAULTS, TOO_OLD
 from tests.chaos.ledger import Outcome, check
 from tests.chaos.schedule import Moment, schedule
 from tests.chaos.world import World
-from tests.kit.cut_wire import wire
+from tests.kit.proxy import open_proxy
 
 log = logging.getLogger(__name__)
 ROWS, LEAST_FAULTS = 200_000, 50
@@ -83,7 +83,7 @@ def run(
     """One seed, from an empty folder to the checker's word. The sink is a dataset for an even seed, else a topic."""
     began = time.monotonic()
     sink = "topic/landed" if seed % 2 else "store/landed"
-    with wire() as proxy:
+    with open_proxy() as proxy:
         world = World(seed, rows, folder, proxy, sink, python, master)
         try:
             world.start()

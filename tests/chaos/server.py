@@ -12,16 +12,16 @@ import pyarrow.flight as flight
 
 from tests.chaos.driver import TOPIC
 from tests.chaos.ledger import Sample
-from tests.kit.cut_wire import Wire
-from tests.kit.plain import call
+from tests.kit.proxy import Proxy
 from tests.kit.server import ProcessServer, free_port, process_server
 from tests.kit.wait import descriptors, threads
+from tests.kit.wire import call
 
 
 class Server:
     """The server's process, killed and started again on one data folder; `hooks` has the files of chaos_hooks."""
 
-    def __init__(self, folder: Path, wire: Wire) -> None:
+    def __init__(self, folder: Path, wire: Proxy) -> None:
         """Where `wire` leads to."""
         self.data, self.hooks = folder / "data", folder / "hooks"
         self.hooks.mkdir()

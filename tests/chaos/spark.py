@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.kit.spark import started
+from tests.kit.spark import start_driver_process
 from tests.kit.wait import eventually
 
 
@@ -26,7 +26,9 @@ class Driver:
         url, sink, master = self._arguments
         arguments = url, str(self.folder), sink, master
         with (self.folder / "log").open("ab") as log:
-            process = started("chaos_driver", self.folder, self._python, *arguments, stdout=log, stderr=log)
+            process = start_driver_process(
+                "chaos_driver", self.folder, self._python, *arguments, stdout=log, stderr=log
+            )
         self._sessions.append(process)
 
     def is_dead(self) -> bool:

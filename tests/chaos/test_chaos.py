@@ -15,7 +15,7 @@ from tests.chaos import run
 from tests.chaos.faults import FAULTS
 from tests.chaos.ledger import LAWS, Landed, Ledger, Outcome, Row, Sample, batch, check, rows
 from tests.chaos.schedule import LEAST, schedule
-from tests.kit.cut_wire import Wire, wire
+from tests.kit.proxy import Proxy, open_proxy
 
 SEED = 7
 
@@ -49,9 +49,9 @@ def test_faults_of_all_kinds_under_a_stream_lose_change_and_double_nothing(
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Wire, socket.socket, socket.socket]]:
+def ends() -> Iterator[tuple[Proxy, socket.socket, socket.socket]]:
     """A proxy, and the two ends of a connection through it."""
-    with wire() as found, socket.create_server(("127.0.0.1", 0)) as door:
+    with open_proxy() as found, socket.create_server(("127.0.0.1", 0)) as door:
         found.target = door.getsockname()[1]
         with socket.create_connection(("127.0.0.1", int(found.url.rpartition(":")[2])), 10) as near:
             far, _ = door.accept()
@@ -62,7 +62,7 @@ def ends() -> Iterator[tuple[Wire, socket.socket, socket.socket]]:
                 yield found, near, far
 
 
-def test_a_reset_connection_is_reset_at_both_ends(ends: tuple[Wire, socket.socket, socket.socket]) -> None:
+def test_a_reset_connection_is_reset_at_both_ends(ends: tuple[Proxy, socket.socket, socket.socket]) -> None:
     found, *both = ends
     found.reset()
     for end in both:
@@ -70,7 +70,7 @@ def test_a_reset_connection_is_reset_at_both_ends(ends: tuple[Wire, socket.socke
             end.recv(9)
 
 
-def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Wire, socket.socket, socket.socket]) -> None:
+def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Proxy, socket.socket, socket.socket]) -> None:
     found, near, far = ends
     with found.half_open():
         near.sendall(b"y")
@@ -83,7 +83,7 @@ def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Wire, 
 
 
 def test_a_cut_connection_ends_at_both_ends_and_the_next_one_passes(
-    ends: tuple[Wire, socket.socket, socket.socket],
+    ends: tuple[Proxy, socket.socket, socket.socket],
 ) -> None:
     found, near, far = ends
     found.cut()

@@ -21,10 +21,10 @@ from tests.chaos.driver import TOPIC
 from tests.chaos.ledger import SCHEMA, Landed, Ledger, Row, Sample, batch, rows
 from tests.chaos.server import Server
 from tests.chaos.spark import Driver
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.cut_wire import Wire
-from tests.kit.plain import at, call, info, names, new_attempt, put
+from tests.kit.proxy import Proxy
+from tests.kit.server import named_parts
 from tests.kit.wait import eventually, files
+from tests.kit.wire import at, call, info, list_paths, new_attempt, put
 
 SHARDS = 4
 KEPT = 30 * 24 * 3600
@@ -118,7 +118,7 @@ class World:
     seed: int
     rows: int
     folder: Path
-    wire: Wire
+    wire: Proxy
     sink: str
     python: Path
     master: str
@@ -195,7 +195,7 @@ class World:
     def swept(self) -> list[str]:
         """End what killed drivers left open; the files that stay behind and belong to nothing."""
         with flight.connect(self.server.url) as bare:
-            for write in names(bare, b"write/"):
+            for write in list_paths(bare, b"write/"):
                 call(bare, "delete", path=write)
         with contextlib.suppress(AssertionError):
             eventually(lambda: not self._litter(), within=30)

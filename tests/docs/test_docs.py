@@ -21,6 +21,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.wire.read import ReadCommand
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
+from tests.kit.pages import blocks, run_all
 from tests.kit.server import process_server
 
 if TYPE_CHECKING:
@@ -30,21 +31,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def blocks(page: str | Path, kind: str) -> list[str]:
-    """The code blocks of a page that begin with ```kind, a regular expression, and nothing more on that line."""
-    return re.findall(rf"^```(?:{kind})\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
 def pages_with(kind: str) -> list[str]:
     """The pages that have such blocks."""
     return [str(page.relative_to(ROOT)) for page in PAGES if blocks(page, kind)]
-
-
-def run_all(page: str, kind: str, names: dict[str, Any]) -> dict[str, Any]:
-    """The names that a page's blocks leave, run one after the other."""
-    for code in blocks(page, kind):
-        exec(compile(code, page, "exec"), names)
-    return names
 
 
 @pytest.mark.parametrize("page", pages_with("python"))

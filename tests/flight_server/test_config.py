@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import InvalidRequest
 from penstock.flight_server.config import Settings
 from penstock.flight_server.gate import read_token
-from tests.flight_server.test_gate import TOKEN, token_file
+from tests.kit.server import TOKEN, token_file
 
 
 def settings(folder: Path, **given: Any) -> Settings:

@@ -19,10 +19,9 @@ import pytest
 
 from penstock.flight_server.config import Settings
 from penstock.flight_server.lifecycle import serving
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, put, refused, trips
-from tests.kit.server import ANY_PORT, process_server
+from tests.kit.server import ANY_PORT, named_parts, process_server
 from tests.kit.wait import eventually, files
+from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -73,7 +72,7 @@ def many_attempts(client: flight.FlightClient) -> None:
 def delete(client: flight.FlightClient) -> None:
     call(client, "delete", path="store/there")
     while True:  # until the sweep has come to the step
-        names(client)
+        list_paths(client)
 
 
 Operation = Callable[[flight.FlightClient], None]
@@ -114,12 +113,12 @@ def test_a_kill_at_a_named_step_leaves_the_state_before_or_after(
         assert server.process.wait(20) == -9, "the step was never passed"
 
     with restarted(data) as bare:
-        assert {path: ids(bare, path) for path in names(bare)} == (AFTER[operation] if is_done else HELD)
+        assert {path: ids(bare, path) for path in list_paths(bare)} == (AFTER[operation] if is_done else HELD)
         if operation is not many_attempts:
-            assert names(bare, b"write/") == [], "a put's own write ends with its put"
+            assert list_paths(bare, b"write/") == [], "a put's own write ends with its put"
         if not is_done and operation is not delete:
             operation(bare)
-            assert {path: ids(bare, path) for path in names(bare)} == AFTER[operation]
+            assert {path: ids(bare, path) for path in list_paths(bare)} == AFTER[operation]
 
 
 @contextlib.contextmanager
@@ -148,13 +147,13 @@ def test_a_finish_whose_answer_a_kill_took_is_done_once_and_gives_it_again(fille
 
     done = {**HELD, "store/there": [7, 8, 30, 31]}
     with restarted(data) as bare:
-        assert {path: ids(bare, path) for path in names(bare)} == done
+        assert {path: ids(bare, path) for path in list_paths(bare)} == done
         answer, again = (call(bare, "write.finish", ticket=ticket, attempts=attempts) for _ in range(2))
         assert (answer["state"], answer["attempts"], answer["rows"]) == ("finished", 2, 2)
         assert again == answer
         with refused("write-ended", "another list"):
             call(bare, "write.finish", ticket=ticket, attempts=attempts[:1])
-        assert {path: ids(bare, path) for path in names(bare)} == done
+        assert {path: ids(bare, path) for path in list_paths(bare)} == done
 
 
 def test_a_delete_whose_answer_a_kill_took_is_done_and_its_bytes_go(filled: Path, tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_a_delete_whose_answer_a_kill_took_is_done_and_its_bytes_go(filled: Path
 
     with restarted(data) as bare:
         assert len(files(data / "parts")) == 2, "what is kept has two parts"
-        assert {path: ids(bare, path) for path in names(bare)} == AFTER[delete]
+        assert {path: ids(bare, path) for path in list_paths(bare)} == AFTER[delete]
         with refused("not-found"):
             call(bare, "delete", path="store/there")
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, noted, put, read, refused, trips
-from tests.kit.server import ProcessServer, files_at_most, process_server
+from tests.kit.faults import failing_server, files_at_most
+from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.wait import eventually, files
+from tests.kit.wire import at, attempt_of, call, error_details, ids, list_paths, new_attempt, put, read, refused, trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -29,7 +27,7 @@ def noise(mib: int) -> pa.RecordBatch:
 def assert_nothing_half_kept(server: ProcessServer, bare: flight.FlightClient) -> None:
     eventually(lambda: files(server.data / "parts") == named_parts(server.data))
     assert files(server.data / "tmp") == set()
-    assert names(bare, b"write/") == []
+    assert list_paths(bare, b"write/") == []
 
 
 def test_parts_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: Path) -> None:
@@ -42,7 +40,7 @@ def test_parts_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: P
                     put(bare, at("store/large"), [noise(20)])
             assert ids(bare, "store/kept") == [1, 2]
             put(bare, at("store/small"), [trips(3)])
-            assert names(bare) == ["store/kept", "store/small"]
+            assert list_paths(bare) == ["store/kept", "store/small"]
             assert_nothing_half_kept(server, bare)
 
         put(bare, at("store/large"), [noise(20)])
@@ -56,7 +54,7 @@ def test_an_attempt_is_told_when_to_try_again_and_its_write_goes_on(tmp_path: Pa
         attempt = new_attempt()
         with files_at_most(server, MIB), pytest.raises(flight.FlightUnavailableError) as caught:
             put(bare, attempt_of(ticket, attempt), [noise(4)])
-        assert noted(caught.value)["retry_after"] > 0
+        assert error_details(caught.value)["retry_after"] > 0
 
         put(bare, attempt_of(ticket, attempt), [noise(4)])
         call(bare, "write.finish", ticket=ticket, attempts=[attempt])
@@ -75,7 +73,7 @@ def test_a_ledger_for_which_there_is_no_room_changes_nothing_until_there_is(tmp_
                     put(bare, at("store/new"), [trips(3)])
             with refused("full", "ledger"):
                 call(bare, "delete", path="store/kept")
-            assert names(bare) == ["store/kept"]
+            assert list_paths(bare) == ["store/kept"]
 
         put(bare, at("store/new"), [trips(3)])
         assert ids(bare, "store/new") == [3]
@@ -123,24 +121,6 @@ def test_more_parts_than_the_process_may_have_files_are_read(tmp_path: Path) -> 
 
 # --- a disk that says no -------------------------------------------------------------------
 
-FAILING = """
-import errno, os, pathlib
-real, flag = os.{call}, pathlib.Path({flag!r})
-def failing(*given, **named):
-    if flag.exists():
-        raise OSError({code}, os.strerror({code}))
-    return real(*given, **named)
-os.{call} = failing
-"""
-
-
-@contextmanager
-def failing_server(data: Path, call_: str, code: str = "errno.EIO") -> Iterator[tuple[ProcessServer, Path]]:
-    """A server one of whose system calls fails while a file is there."""
-    flag = data.parent / "failing"
-    with process_server(data, prelude=FAILING.format(call=call_, flag=str(flag), code=code)) as server:
-        yield server, flag
-
 
 @pytest.mark.parametrize(
     ("system_call", "code", "words"),
@@ -157,7 +137,7 @@ def test_a_put_that_the_disk_fails_is_refused_and_the_next_one_taken(
         for _ in range(2):
             with refused("full" if "room" in words else "unavailable", words, "nothing of it was kept"):
                 put(bare, at("store/x"), [noise(9), noise(9)])
-        assert names(bare) == ["store/kept"]
+        assert list_paths(bare) == ["store/kept"]
         flag.unlink()
         assert_nothing_half_kept(server, bare)
 

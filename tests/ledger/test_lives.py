@@ -23,23 +23,24 @@ from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
 from penstock.store.database import Database
 from penstock.wire.put import Mode
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.ledger import PATH, SCHEMA, attempt, names, seen, wrote
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.ledger import PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- abort, expire ---------------------------------------------------------------------------
 
 
 def test_abort_leaves_nothing_and_may_be_said_twice(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
     assert ledger.abort(write).state == "aborted"
     assert ledger.abort(write).state == "aborted"
-    assert seen(ledger) == []
-    assert ledger.freeable() == names(one)
+    assert visible_parts(ledger) == []
+    assert ledger.freeable() == part_names(one)
 
 
 def test_finish_and_abort_exclude_each_other(ledger: Ledger) -> None:
-    finished, aborted, one = wrote(ledger, attempt(5)), ledger.open_write("store/b").id, attempt(1)
+    finished, aborted, one = finish_write(ledger, make_attempt(5)), ledger.open_write("store/b").id, make_attempt(1)
     ledger.record(aborted, one)
     ledger.abort(aborted)
     with pytest.raises(WriteEnded, match="is finished: it can't be aborted"):
@@ -50,17 +51,17 @@ def test_finish_and_abort_exclude_each_other(ledger: Ledger) -> None:
 
 
 def test_a_write_that_is_idle_for_a_day_expires(ledger: Ledger, clock: Clock) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
-    clock.now += IDLE
+    clock.advance(IDLE)
     assert ledger.expire() == []
-    clock.now += 1
+    clock.advance(1)
     assert ledger.expire() == [write]
     assert ledger.expire() == []
-    assert ledger.freeable() == names(one)
+    assert ledger.freeable() == part_names(one)
     for refused in (
         lambda: ledger.finish(write, [one.id]),
-        lambda: ledger.record(write, attempt(1)),
+        lambda: ledger.record(write, make_attempt(1)),
         lambda: ledger.touch(write),
     ):
         with pytest.raises(WriteEnded, match="is expired"):
@@ -71,34 +72,34 @@ def test_a_write_that_is_idle_for_a_day_expires(ledger: Ledger, clock: Clock) ->
 def test_every_put_refreshes_its_write(ledger: Ledger, clock: Clock, sign: str) -> None:
     write = ledger.open_write(PATH, run="r").id
     for _ in range(3):
-        clock.now += IDLE - 1
+        clock.advance(IDLE - 1)
         if sign == "touch":
             ledger.touch(write)
         elif sign == "record":
-            ledger.record(write, attempt(1))
+            ledger.record(write, make_attempt(1))
         else:
             ledger.open_write(PATH, run="r")
         assert ledger.expire() == []
 
 
 def test_finished_writes_are_known_for_a_month_and_their_datasets_for_ever(ledger: Ledger, clock: Clock) -> None:
-    one = attempt(5)
-    write = wrote(ledger, one)
-    clock.now += REMEMBERED
+    one = make_attempt(5)
+    write = finish_write(ledger, one)
+    clock.advance(REMEMBERED)
     ledger.expire()
     assert ledger.summary(write).state == "finished"
-    clock.now += 1
+    clock.advance(1)
     ledger.expire()
     with pytest.raises(NotFound):
         ledger.summary(write)
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
     assert ledger.freeable() == []
 
 
 def test_the_open_writes_are_listed_the_latest_first(ledger: Ledger, clock: Clock) -> None:
-    wrote(ledger, attempt(1))
+    finish_write(ledger, make_attempt(1))
     first = ledger.open_write("store/b").id
-    clock.now += 1
+    clock.advance(1)
     second = ledger.open_write("store/c").id
     ledger.abort(ledger.open_write("store/d").id)
     assert [write.write for write in ledger.open_writes()] == [second, first]
@@ -108,7 +109,7 @@ def test_the_open_writes_are_listed_the_latest_first(ledger: Ledger, clock: Cloc
 
 
 def test_opening_a_finished_run_gets_it_and_writes_nothing(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH, run="night 7").id, attempt(5)
+    write, one = ledger.open_write(PATH, run="night 7").id, make_attempt(5)
     ledger.record(write, one)
     ledger.finish(write, [one.id])
     again = ledger.open_write(PATH, run="night 7")
@@ -120,11 +121,11 @@ def test_opening_an_open_run_joins_it(ledger: Ledger) -> None:
     first, second = ledger.open_write(PATH, run="r"), ledger.open_write(PATH, run="r")
     assert (second.id, second.state) == (first.id, "open")
     assert second.opener != first.opener
-    one, two = attempt(1), attempt(2)
+    one, two = make_attempt(1), make_attempt(2)
     ledger.record(first.id, one)
     ledger.record(second.id, two)
     assert ledger.finish(second.id, [two.id]) == ledger.finish(first.id, [two.id])
-    assert seen(ledger) == names(two)
+    assert visible_parts(ledger) == part_names(two)
 
 
 def test_only_the_last_opener_of_a_run_may_abort_it(ledger: Ledger) -> None:
@@ -139,7 +140,7 @@ def test_a_run_that_was_aborted_or_has_expired_begins_anew(ledger: Ledger, clock
     first = ledger.open_write(PATH, run="r").id
     ledger.abort(first)
     second = ledger.open_write(PATH, run="r").id
-    clock.now += IDLE + 1
+    clock.advance(IDLE + 1)
     ledger.expire()
     third = ledger.open_write(PATH, run="r")
     assert len({first, second, third.id}) == 3
@@ -148,7 +149,7 @@ def test_a_run_that_was_aborted_or_has_expired_begins_anew(ledger: Ledger, clock
 
 def finished_run(ledger: Ledger, run: str, *, mode: Mode = "append") -> tuple[str, Attempt]:
     """A finished write of one attempt under this run; its id and the attempt."""
-    write, one = ledger.open_write(PATH, mode=mode, run=run).id, attempt(1)
+    write, one = ledger.open_write(PATH, mode=mode, run=run).id, make_attempt(1)
     ledger.record(write, one)
     ledger.finish(write, [one.id])
     return write, one
@@ -159,7 +160,7 @@ def test_with_a_deleted_dataset_its_runs_are_forgotten_and_may_be_written_again(
     ledger.delete(PATH)
     write, one = finished_run(ledger, "batch 1")
     assert write not in before
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
     assert ledger.open_write(PATH, mode="append", run="batch 1").id == write
     assert ledger.open_write(PATH, mode="append", run="batch 2").state == "open"
 
@@ -179,7 +180,7 @@ def test_an_overwrite_forgets_no_run(ledger: Ledger) -> None:
     last, one = finished_run(ledger, "s", mode="overwrite")
     assert ledger.open_write(PATH, mode="append", run="r").id == first
     assert ledger.open_write(PATH, mode="overwrite", run="s").id == last
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
 
 
 def test_a_finish_whose_answer_was_lost_is_answered_after_a_delete_too(ledger: Ledger) -> None:
@@ -187,7 +188,7 @@ def test_a_finish_whose_answer_was_lost_is_answered_after_a_delete_too(ledger: L
     done = ledger.summary(write)
     ledger.delete(PATH)
     assert ledger.finish(write, [one.id]) == replace(done, run=None)
-    assert seen(ledger) == []
+    assert visible_parts(ledger) == []
 
 
 def test_a_run_is_one_of_its_path(ledger: Ledger) -> None:
@@ -203,8 +204,8 @@ def test_a_run_is_one_of_its_path(ledger: Ledger) -> None:
 def test_a_crash_within_finish_changes_nothing(
     reopen: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch, step: str, mode: str
 ) -> None:
-    ledger, one, two = reopen(), attempt(1), attempt(2)
-    wrote(ledger, one)
+    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
+    finish_write(ledger, one)
     write = ledger.open_write(PATH, mode=mode).id  # type: ignore[arg-type]
     ledger.record(write, two)
 
@@ -213,16 +214,16 @@ def test_a_crash_within_finish_changes_nothing(
         ledger.finish(write, [two.id])
     monkeypatch.undo()
     for again in (ledger, reopen()):
-        assert seen(again) == names(one)
+        assert visible_parts(again) == part_names(one)
         assert again.summary(write).state == "open"
         assert again.freeable() == []
     again.finish(write, [two.id])
-    assert seen(again) == (names(one, two) if mode == "append" else names(two))
+    assert visible_parts(again) == (part_names(one, two) if mode == "append" else part_names(two))
 
 
 def test_everything_is_still_known_after_a_restart(reopen: Callable[..., Ledger]) -> None:
-    ledger, one, two = reopen(), attempt(1), attempt(2)
-    wrote(ledger, one)
+    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
+    finish_write(ledger, one)
     write = ledger.open_write(PATH, mode="append", run="r", schema=SCHEMA)
     ledger.record(write.id, two)
     before = ledger.open_writes()
@@ -232,12 +233,12 @@ def test_everything_is_still_known_after_a_restart(reopen: Callable[..., Ledger]
     assert again.write(write.id) == write
     assert again.open_write(PATH, mode="append", run="r").id == write.id
     again.finish(write.id, [two.id])
-    assert seen(again) == names(one, two)
+    assert visible_parts(again) == part_names(one, two)
 
 
 def test_rows_in_the_memory_of_a_server_that_has_ended_are_lost_by_name(reopen: Callable[..., Ledger]) -> None:
     ledger = reopen("first-life")
-    wrote(ledger, attempt(1))
+    finish_write(ledger, make_attempt(1))
     assert not ledger.dataset(PATH).lost
     ledger.close()
     again = reopen("second-life")
@@ -245,7 +246,7 @@ def test_rows_in_the_memory_of_a_server_that_has_ended_are_lost_by_name(reopen: 
     assert [dataset.lost for dataset in again.datasets("store/")] == [True]
     with pytest.raises(Lost, match="can't be appended to"):
         again.open_write(PATH, mode="append")
-    wrote(again, attempt(2), mode="overwrite")
+    finish_write(again, make_attempt(2), mode="overwrite")
     assert not again.dataset(PATH).lost
 
 
@@ -262,14 +263,14 @@ def test_a_run_whose_rows_are_lost_is_written_anew_and_so_are_the_others_of_its_
         again.open_write(PATH, mode="append", run="batch 1")
     _, one = finished_run(again, "batch 1", mode="overwrite")
     _, two = finished_run(again, "batch 2")
-    assert seen(again) == names(one, two)
+    assert visible_parts(again) == part_names(one, two)
     assert again.open_write(PATH, mode="append", run="batch 2").state == "finished"
 
 
 def test_a_lost_dataset_is_not_said_to_exist(reopen: Callable[..., Ledger]) -> None:
     """Whoever was told to append instead would be refused again."""
     ledger = reopen("first-life")
-    wrote(ledger, attempt(1))
+    finish_write(ledger, make_attempt(1))
     ledger.close()
     with pytest.raises(Lost, match="write it again with mode 'overwrite'"):
         reopen("second-life").open_write(PATH)
@@ -289,6 +290,6 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_ledger_is_the_owners_alone(ledger: Ledger, tmp_path: Path) -> None:
-    wrote(ledger, attempt(1))
+    finish_write(ledger, make_attempt(1))
     for file in tmp_path.glob("ledger.db*"):
         assert file.stat().st_mode & 0o077 == 0, file

@@ -27,7 +27,8 @@ from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
 from penstock.store.database import Database
 from penstock.store.medium import Part
-from tests.kit.doubles import Clock, Crash, crash_at
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -79,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.database = Database(self.folder / "ledger.db", tables.TABLES)
-        self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock)
+        self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock.now)
 
     def teardown(self) -> None:
         self.database.close()
@@ -115,7 +116,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ]
 
     def retire(self, names: list[str], until: float = 0) -> None:
-        self.retired.update(dict.fromkeys(names, max(until, self.clock.now)))
+        self.retired.update(dict.fromkeys(names, max(until, self.clock.now())))
 
     def take_away(self, path: str) -> None:
         self.retire(self.shown.pop(path), self.ticketed.pop(path, 0))
@@ -145,7 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def opens(self, path: str, mode: Mode, run: str | None) -> str | MultipleResults[str]:
         same = self.of_run(path, run)
-        wanted = Known(path, mode, run, self.clock.now)
+        wanted = Known(path, mode, run, self.clock.now())
         forgets = bool(same) and self.known[same[0]].state == "finished" and self.lost(path)
         if forgets:
             same = []
@@ -162,7 +163,7 @@ class LedgerMachine(RuleBasedStateMachine):
         found = self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
         if same:
             assert [found.id] == same
-            self.known[found.id].touched = self.clock.now
+            self.known[found.id].touched = self.clock.now()
         else:
             assert found.id not in self.known
             self.known[found.id] = wanted
@@ -182,7 +183,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.record(write, attempt)
         known.whole[attempt.id] = [part.name for part in attempt.parts]
         self.born.update(dict.fromkeys(known.whole[attempt.id], self.life))
-        known.touched = self.clock.now
+        known.touched = self.clock.now()
         return attempt.id
 
     @rule(
@@ -195,7 +196,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def writes_all_at_once(
         self, path: str, mode: Mode, run: str | None, parts: list[int]
     ) -> str | MultipleResults[str]:
-        known = Known(path, mode, run, self.clock.now)
+        known = Known(path, mode, run, self.clock.now())
         if not self.refusal(known) and not self.of_run(path, run):
             write = self.ledger.open_write(path, mode=mode, run=run).id
             self.known[write] = known
@@ -250,11 +251,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 3_600.0, DAY / 2 + 1]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
 
     @rule()
     def expires(self) -> None:
-        idle = {w for w, known in self.known.items() if known.state == "open" and known.touched < self.clock.now - DAY}
+        idle = {
+            w for w, known in self.known.items() if known.state == "open" and known.touched < self.clock.now() - DAY
+        }
         assert set(self.ledger.expire()) == idle
         for write in idle:
             self.end(self.known[write], "expired")
@@ -272,15 +275,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(path=st.sampled_from(PATHS), life=st.sampled_from([10.0, 7_200.0]))
     def reads(self, path: str, life: float) -> None:
         if path in self.shown:
-            self.ledger.snapshot(path, ticketed_until=self.clock.now + life)
-            self.ticketed[path] = max(self.ticketed.get(path, 0), self.clock.now + life)
+            self.ledger.snapshot(path, ticketed_until=self.clock.now() + life)
+            self.ticketed[path] = max(self.ticketed.get(path, 0), self.clock.now() + life)
 
     @rule()
     def frees(self) -> None:
         """What is freed was retired, and no ticket names it any more. (A ticket may hold two minutes longer.)"""
         free = self.ledger.freeable()
-        assert all(self.retired[name] <= self.clock.now for name in free)
-        assert set(free) >= {name for name, until in self.retired.items() if until <= self.clock.now - 120}
+        assert all(self.retired[name] <= self.clock.now() for name in free)
+        assert set(free) >= {name for name, until in self.retired.items() if until <= self.clock.now() - 120}
         self.ledger.forget(free)
         for name in free:
             del self.retired[name]

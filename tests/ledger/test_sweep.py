@@ -21,9 +21,9 @@ from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.shapes import numbers
-from tests.kit.store_contract import same
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.rows import assert_same, numbers
 
 PATH = "store/a"
 
@@ -37,8 +37,8 @@ class House:
 
     def start(self) -> None:
         self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
-        self.ledger = Ledger(self.database, {"topic": journal}, now=self.clock)
-        self.store = SplitPayloadStore(DiskMedium(self.folder), self.database, url="test:", now=self.clock)
+        self.ledger = Ledger(self.database, {"topic": journal}, now=self.clock.now)
+        self.store = SplitPayloadStore(DiskMedium(self.folder), self.database, url="test:", now=self.clock.now)
 
     def restart(self) -> None:
         self.store.close()
@@ -103,12 +103,12 @@ def test_bytes_of_attempts_that_were_not_chosen_go(house: House) -> None:
 
 def test_what_a_ticket_names_is_still_served_until_its_time(house: House, clock: Clock) -> None:
     (name,) = house.wrote(3)
-    house.ledger.snapshot(PATH, ticketed_until=clock.now + 600)
+    house.ledger.snapshot(PATH, ticketed_until=clock.now() + 600)
     house.ledger.delete(PATH)
-    clock.now += 600
+    clock.advance(600)
     assert free(house.ledger, house.store) == 0
-    same(house.store.open(name).reader().read_all(), numbers(3))
-    clock.now += 120
+    assert_same(house.store.open(name).reader().read_all(), numbers(3))
+    clock.advance(120)
     assert free(house.ledger, house.store) == 1
     assert house.kept() == set()
 
@@ -253,7 +253,7 @@ def test_the_sweeper_expires_idle_writes_and_payloads(
     write, one = house.ledger.open_write(PATH).id, house.attempt(3)
     house.ledger.record(write, one)
     house.store.store("k", numbers(1), ttl=60)
-    clock.now += IDLE + 1
+    clock.advance(IDLE + 1)
     swept = Swept(house, monkeypatch)
     stopped.append(Sweeper(house.ledger, house.store, every=0.01))
     stopped[0].start()

@@ -22,9 +22,9 @@ from penstock.ledger.ledger import Ledger
 from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, put, refused, trips
-from tests.kit.shapes import numbers
+from tests.kit.rows import numbers
 from tests.kit.wait import files
+from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
 
 
 class FailingCommit:
@@ -105,7 +105,7 @@ def test_what_a_crash_may_bring_to_light_has_its_bytes(
     FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
     with refused("unavailable", "nothing was changed, unless the server ends"):
         put_once(bare, kind)
-    assert names(bare) == []
+    assert list_paths(bare) == []
     assert server._ledger.part_names() == []
     (part,) = parts_after_the_crash(crashed)
     assert server._store.open(part).rows == 2

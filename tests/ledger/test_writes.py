@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit import plain
-from tests.kit.plain import TRIPS, at, attempt_of, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit import wire
 from tests.kit.wait import eventually, files
+from tests.kit.wire import TRIPS, at, attempt_of, call, ids, new_attempt, put, refused, trailer, trips
 
 
 def parts(folder: Path) -> set[str]:
@@ -26,7 +26,7 @@ def test_a_finish_shows_the_listed_attempts_in_the_order_of_the_list(bare: fligh
     first, second, third = (new_attempt() for _ in range(3))
     for attempt, batch in ((first, trips(1, 2)), (second, trips(3)), (third, trips(4))):
         put(bare, attempt_of(ticket, attempt), [batch])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
     summary = call(bare, "write.finish", ticket=ticket, attempts=[third, first, second])
 
@@ -128,7 +128,7 @@ def test_a_finish_names_only_whole_attempts_of_its_own_write(bare: flight.Flight
             call(bare, "write.finish", ticket=ticket, attempts=[attempt])
     with refused("exists"):
         put(bare, attempt_of(ticket, foreign), [trips(1)])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
 
 def test_a_finish_of_nothing_needs_to_know_the_columns(bare: flight.FlightClient) -> None:
@@ -140,7 +140,7 @@ def test_a_finish_of_nothing_needs_to_know_the_columns(bare: flight.FlightClient
     ticket = call(bare, "write.open", path="store/x", schema=columns)["ticket"]
     call(bare, "write.finish", ticket=ticket, attempts=[])
 
-    assert plain.read(bare, "store/x").schema == TRIPS
+    assert wire.read(bare, "store/x").schema == TRIPS
 
 
 # --- runs ----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_what_is_aborted_takes_no_put_and_no_finish_and_its_bytes_go(bare: fligh
     with refused("write-ended", "aborted"):
         call(bare, "write.finish", ticket=ticket, attempts=[attempt])
     eventually(lambda: parts(tmp_path) == set())
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
 
 def test_what_is_finished_is_not_aborted(bare: flight.FlightClient) -> None:
@@ -241,7 +241,7 @@ def test_a_path_is_a_dataset_or_a_folder_and_never_both(bare: flight.FlightClien
         put(bare, at("store/a"), [trips(1)])
     with refused("exists", "store/a/b is a dataset"):
         put(bare, at("store/a/b/c"), [trips(1)])
-    assert plain.names(bare) == ["store/a/b"]
+    assert wire.list_paths(bare) == ["store/a/b"]
 
 
 def test_another_schema_is_refused_with_the_difference(bare: flight.FlightClient) -> None:
@@ -260,4 +260,4 @@ def test_two_columns_of_one_name_are_refused(bare: flight.FlightClient) -> None:
     twins = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with refused("invalid", "'a'", "more than once"):
         put(bare, at("store/x"), [twins])
-    assert plain.names(bare, b"write/") == []
+    assert wire.list_paths(bare, b"write/") == []

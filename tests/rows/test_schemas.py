@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.rows import schemas
-from tests.kit import shapes
+from tests.kit import rows
 
 HELD = pa.schema([pa.field("id", pa.int64(), nullable=False), ("fare", pa.float64()), ("tags", pa.list_(pa.string()))])
 
@@ -24,13 +24,13 @@ def as_column(kind: Any) -> dict[str, Any]:
 # --- as JSON -------------------------------------------------------------------------------
 
 
-@given(shapes.schemas())
+@given(rows.schemas())
 def test_a_schema_of_any_types_comes_back_from_json(schema: pa.Schema) -> None:
     travelled = json.loads(json.dumps(schemas.to_json(schema)))
     assert schemas.from_json(travelled) == schema
 
 
-@given(shapes.TYPES)
+@given(rows.TYPES)
 def test_every_type_is_known_by_the_name_that_arrow_prints(kind: pa.DataType) -> None:
     assert schemas.parse_type(str(kind)) == kind
 
@@ -89,7 +89,7 @@ def test_any_text_is_a_type_or_refused(text: str) -> None:
     is_type_or_refused(text)
 
 
-@given(shapes.TYPES.map(str), st.data())
+@given(rows.TYPES.map(str), st.data())
 def test_a_damaged_type_is_a_type_or_refused(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.text("<>(), :[]ax0", max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
@@ -195,7 +195,7 @@ def test_every_difference_is_named_at_once() -> None:
         schemas.merge(HELD, new, "store/a")
 
 
-@given(shapes.schemas(), shapes.schemas())
+@given(rows.schemas(), rows.schemas())
 def test_a_merge_has_every_column_of_both_or_is_refused(held: pa.Schema, new: pa.Schema) -> None:
     try:
         merged = schemas.merge(held, new, "store/a")

@@ -14,10 +14,9 @@ import pytest
 
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from tests.docs.test_docs import run_all
-from tests.kit.consumption import Reading
-from tests.kit.cut_wire import wire
-from tests.kit.streams import IN, LIMIT, Streams, ended
+from tests.kit.pages import run_all
+from tests.kit.proxy import open_proxy
+from tests.kit.streams import IN, LIMIT, Reading, Streams, ended
 from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
@@ -331,7 +330,7 @@ def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
 ) -> None:
     """And its checkpoint goes on where it was, by another address."""
     streams.put(0, 3)
-    with wire() as between:
+    with open_proxy() as between:
         between.target = int(str(server.url).rpartition(":")[2])
         reader = streams.stream(schema="id long", url=between.url, retry_for="0.5")
         query = streams.start(reader, "store/out", now=False)

@@ -15,8 +15,7 @@ from penstock.errors import Lost
 from penstock.store import disk
 from penstock.store.disk import DiskMedium
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.shapes import SHAPES, numbers
-from tests.kit.store_contract import same
+from tests.kit.rows import SHAPES, assert_same, numbers
 
 FLIPS, CUTS = 3_000, 500
 LOOKED_AT = ["numbers", "no rows", "nested", "dictionaries that differ", "rows without columns", "many chunks"]
@@ -88,7 +87,7 @@ def test_every_flipped_bit_and_every_cut_is_found(store: SplitPayloadStore, monk
         place(store, name).write_bytes(whole)  # put back, it is served again: what was found was the damage
         found = store.get("k")
         assert found is not None
-        same(found.data, SHAPES[shape])
+        assert_same(found.data, SHAPES[shape])
         store.clear()
     assert tried >= FLIPS + CUTS
 
@@ -154,7 +153,7 @@ def test_a_key_whose_bytes_are_in_quarantine_may_be_stored_again(store: SplitPay
     store.store("k", numbers(3))
     found = store.get("k")
     assert found is not None
-    same(found.data, numbers(3))
+    assert_same(found.data, numbers(3))
     assert aside(store, name).exists()
 
 
@@ -194,7 +193,7 @@ def test_a_part_whose_file_is_gone_is_lost_even_while_it_is_mapped(store: SplitP
     with pytest.raises(Lost, match="its file is gone from the store"):
         store.get("k")
     assert found is not None
-    same(found.data, numbers(100))
+    assert_same(found.data, numbers(100))
 
 
 def test_two_readers_that_find_the_same_damage_both_name_it(

@@ -25,9 +25,10 @@ from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
 from penstock.store.open import ORPHAN_GRACE
 from penstock.store.payloads import SplitPayload, SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.shapes import SHAPES, numbers
-from tests.kit.store_contract import Make, StoreContract, same
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.rows import SHAPES, assert_same, numbers
+from tests.kit.store_contract import Make, StoreContract
 
 
 def files(folder: Path) -> list[str]:
@@ -56,14 +57,14 @@ class TestDiskStore(StoreContract):
         second = make()
         found = second.get("a/b")
         assert found is not None
-        same(found.data, SHAPES[shape])
+        assert_same(found.data, SHAPES[shape])
         assert (found.split_id, found.metadata, second.keys()) == ("split-7", {"n": 1}, ["a/b"])
         assert second.used > 0
         assert second.orphans() == []
 
     def test_time_goes_on_while_the_store_is_closed(self, make: Make, clock: Clock) -> None:
         make().store("k", numbers(1), ttl=60)
-        clock.now += 60
+        clock.advance(60)
         store = make()
         assert store.get("k") is None
         assert store.sweep() == 1
@@ -85,7 +86,7 @@ class TestDiskStore(StoreContract):
         assert found is not None
         fd, length = found
         try:
-            same(pa.ipc.open_stream(os.pread(fd, length, 0)).read_all(), numbers(1_000))
+            assert_same(pa.ipc.open_stream(os.pread(fd, length, 0)).read_all(), numbers(1_000))
             assert os.fstat(fd).st_size > length
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.write(fd, b"x")
@@ -134,7 +135,7 @@ def test_a_crash_while_a_part_is_written_shows_nothing(
     again = stores.open(f"disk:{tmp_path}")
     found = again.get("old")
     assert found is not None
-    same(found.data, numbers(3))
+    assert_same(found.data, numbers(3))
     assert again.keys() == ["old"]
     again.discard(again.orphans())
     assert len([name for name in files(tmp_path) if name.startswith("parts")]) == 1
@@ -159,7 +160,7 @@ def test_what_a_crash_left_is_removed_at_the_next_start_once_it_is_old(tmp_path:
     assert os.listdir(tmp_path / "tmp") == ["young-orphan"]
     found = again.get("k")
     assert found is not None
-    same(found.data, numbers(5))
+    assert_same(found.data, numbers(5))
     again.close()
 
 
@@ -234,11 +235,11 @@ def test_a_disk_that_fails_leaves_nothing_and_works_again_afterwards(
     assert store.used == used
     found = store.get("k")
     assert found is not None
-    same(found.data, numbers(3))
+    assert_same(found.data, numbers(3))
     store.store("k", numbers(5_000))
     found = store.get("k")
     assert found is not None
-    same(found.data, numbers(5_000))
+    assert_same(found.data, numbers(5_000))
     store.close()
 
 
@@ -258,7 +259,7 @@ def test_a_disk_that_is_nearly_full_takes_no_part_and_lets_go_of_those_it_has(
         assert full.value.retry_after == 5
         found = store.get("k")
         assert found is not None
-        same(found.data, numbers(3))
+        assert_same(found.data, numbers(3))
         disk.f_blocks = (6 << 30) // there.f_frsize  # of which a hundredth is less
         store.store("j", numbers(3))
         assert store.delete("k")
@@ -273,7 +274,7 @@ def test_short_writes_are_carried_on_to_the_last_byte(tmp_path: Path, monkeypatc
     for shape, table in SHAPES.items():
         if shape != "large":
             medium.write("p", table.schema, table.to_batches())
-            same(medium.open("p").reader().read_all(), table)
+            assert_same(medium.open("p").reader().read_all(), table)
 
 
 def test_a_part_that_cannot_be_read_now_is_not_called_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +284,7 @@ def test_a_part_that_cannot_be_read_now_is_not_called_lost(tmp_path: Path, monke
         patch.setattr(pa, "memory_map", _fails(errno.EIO)(pa.memory_map))
         with pytest.raises(Unavailable, match="reading part p"):
             medium.open("p")
-    same(medium.open("p").reader().read_all(), numbers(3))
+    assert_same(medium.open("p").reader().read_all(), numbers(3))
 
 
 def test_a_folder_that_may_not_be_looked_into_is_not_called_lost(tmp_path: Path) -> None:
@@ -355,7 +356,7 @@ def test_a_disk_store_is_sent_to_another_process_as_its_url(tmp_path: Path) -> N
     assert other.quota == 10**6
     found = other.get("k")
     assert found is not None
-    same(found.data, numbers(7))
+    assert_same(found.data, numbers(7))
     assert store != stores.open(f"disk:{tmp_path}/another")
     for opened in (store, other):
         opened.close()
@@ -367,7 +368,7 @@ def test_another_process_sees_what_is_replaced_and_deleted(tmp_path: Path) -> No
         one.store("k", numbers(rows))
         found = other.get("k")
         assert found is not None
-        same(found.data, numbers(rows))
+        assert_same(found.data, numbers(rows))
     one.delete("k")
     assert other.get("k") is None
     for opened in (one, other):

@@ -21,9 +21,9 @@ from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
 from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.shapes import numbers
-from tests.kit.store_contract import as_stream
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.rows import as_stream, numbers
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -64,7 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.database = Database(self.folder / "ledger.db", TABLES)
-        self.store = SplitPayloadStore(self.medium(), self.database, url="test:", quota=QUOTA, now=self.clock)
+        self.store = SplitPayloadStore(self.medium(), self.database, url="test:", quota=QUOTA, now=self.clock.now)
         self.store.discard(self.store.orphans())
 
     def end(self) -> None:
@@ -76,7 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def live(self) -> dict[str, Held]:
-        return {key: held for key, held in self.held.items() if held.over is None or held.over > self.clock.now}
+        return {key: held for key, held in self.held.items() if held.over is None or held.over > self.clock.now()}
 
     def payload(self, rows: int) -> tuple[Held, SplitPayload]:
         self.count += 1
@@ -88,7 +88,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=KEYS, rows=ROWS, ttl=LIVES)
     def stores(self, key: str, rows: int, ttl: float | None) -> None:
         held, payload = self.payload(rows)
-        held.over = None if ttl is None else self.clock.now + ttl
+        held.over = None if ttl is None else self.clock.now() + ttl
         try:
             self.store.store(key, payload, ttl=ttl)
         except StoreFull:
@@ -118,7 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 20.0]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
 
     @rule()
     def sweeps(self) -> None:

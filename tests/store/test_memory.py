@@ -14,8 +14,8 @@ from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.shapes import numbers
-from tests.kit.store_contract import Make, StoreContract, same
+from tests.kit.rows import assert_same, numbers
+from tests.kit.store_contract import Make, StoreContract
 
 
 class TestMemoryStore(StoreContract):
@@ -75,7 +75,7 @@ def test_memory_is_used_up_to_the_bound_and_again_after_a_delete(tmp_path: Path)
         assert set(medium._parts) == {"a", "b"}
         assert [name for name, _ in medium._spill.names()] == ["c"]
         for name in ("a", "b", "c"):
-            same(medium.open(name).reader().read_all(), table)
+            assert_same(medium.open(name).reader().read_all(), table)
             medium.delete(name)
     assert medium._bytes == 0
     assert list(medium.names()) == []
@@ -88,7 +88,7 @@ def test_a_part_written_again_takes_its_room_once(tmp_path: Path) -> None:
         medium.write("a", table.schema, table.slice(0, rows).to_batches())
         assert set(medium._parts) == {"a"}
     medium.write("a", table.schema, numbers(1_000).to_batches())
-    same(medium.open("a").reader().read_all(), numbers(1_000))
+    assert_same(medium.open("a").reader().read_all(), numbers(1_000))
 
 
 def test_a_memory_store_of_ones_own_is_opened_by_url() -> None:
@@ -97,7 +97,7 @@ def test_a_memory_store_of_ones_own_is_opened_by_url() -> None:
         store.store("k", numbers(10_000))
         found = store.get("k")
         assert found is not None
-        same(found.data, numbers(10_000))
+        assert_same(found.data, numbers(10_000))
     assert plain != stores.open("memory:")
     for store in (with_bound, plain):
         store.close()

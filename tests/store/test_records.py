@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.records import Damaged, Written
-from tests.kit import shapes
-from tests.kit.shapes import SHAPES, numbers
-from tests.kit.store_contract import same
+from tests.kit import rows
+from tests.kit.rows import SHAPES, assert_same, numbers
 
 
 def write(table: pa.Table) -> tuple[bytes, Written]:
@@ -61,19 +60,19 @@ READERS: dict[str, Callable[[bytes], pa.RecordBatchReader]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_arrow_reader_reads_the_file_as_a_stream_and_stops_at_its_end(shape: str, reader: str) -> None:
     raw, written = write(SHAPES[shape])
-    same(READERS[reader](raw).read_all(), SHAPES[shape])
-    same(READERS[reader](raw[: written.bytes]).read_all(), SHAPES[shape])
+    assert_same(READERS[reader](raw).read_all(), SHAPES[shape])
+    assert_same(READERS[reader](raw[: written.bytes]).read_all(), SHAPES[shape])
 
 
-@given(shapes.tables())
+@given(rows.tables())
 def test_a_table_of_any_shape_is_read_back_and_verified(table: pa.Table) -> None:
     raw, written = write(table)
     assert records.verify(memoryview(raw)) == written
     assert written.rows == table.num_rows
-    same(pa.ipc.open_stream(raw[: written.bytes]).read_all(), table)
+    assert_same(pa.ipc.open_stream(raw[: written.bytes]).read_all(), table)
 
 
-@given(shapes.tables())
+@given(rows.tables())
 def test_the_table_of_records_covers_every_byte_of_the_stream(table: pa.Table) -> None:
     raw, written = write(table)
     found, start, crc = table_of(raw)
@@ -87,7 +86,7 @@ def test_the_table_of_records_covers_every_byte_of_the_stream(table: pa.Table) -
         at += size
 
 
-@given(shapes.tables(), st.data())
+@given(rows.tables(), st.data())
 def test_a_flipped_bit_is_found_wherever_it_is(table: pa.Table, data: st.DataObject) -> None:
     raw, _ = write(table)
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
@@ -97,7 +96,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(table: pa.Table, data: st.DataObj
         records.verify(memoryview(changed))
 
 
-@given(shapes.tables(), st.data())
+@given(rows.tables(), st.data())
 def test_a_cut_is_found_wherever_it_is(table: pa.Table, data: st.DataObject) -> None:
     raw, _ = write(table)
     with pytest.raises(Damaged):
@@ -152,7 +151,7 @@ def test_more_buffers_than_one_writev_takes_are_written(tmp_path: Path) -> None:
     table = pa.table({f"column {n}": pa.array([n, None, n]) for n in range(3_000)})
     medium = DiskMedium(tmp_path)
     medium.write("wide", table.schema, table.to_batches())
-    same(medium.open("wide").reader().read_all(), table)
+    assert_same(medium.open("wide").reader().read_all(), table)
 
 
 def test_a_part_is_not_compressed_so_that_it_can_be_mapped() -> None:

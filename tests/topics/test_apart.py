@@ -15,7 +15,7 @@ from penstock.ledger.ledger import REMEMBERED_BRIEFLY
 from penstock.queue.topics.append import Appender
 from penstock.queue.topics.compaction import Compactor
 from penstock.wire.put import PutCommand
-from tests.kit.doubles import Clock
+from tests.kit.clock import Clock
 from tests.kit.topics import TOPIC, Reach, small_put
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
@@ -67,7 +67,7 @@ def test_a_large_put_that_comes_again_moves_no_row_and_adds_none(server: Penstoc
 
 def test_a_run_that_a_user_calls_put_something_is_remembered_as_others_are(reach: Reach, clock: Clock) -> None:
     reach.put(1, run="put-nightly")
-    clock.now += REMEMBERED_BRIEFLY + 1
+    clock.advance(REMEMBERED_BRIEFLY + 1)
     reach.ledger.expire()
 
     reach.put(1, run="put-nightly")

@@ -22,13 +22,11 @@ from penstock.queue.topics import append, keys
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.store.database import Unsettled
 from penstock.store.disk import DiskMedium
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.damage import varied
-from tests.kit.doubles import Crash, crash_at
-from tests.kit.plain import TRIPS, at, ids, new_attempt, put, trips
-from tests.kit.server import ANY_PORT, process_server
+from tests.kit.faults import Crash, crash_at, varied
+from tests.kit.server import ANY_PORT, named_parts, process_server
 from tests.kit.topics import TOPIC, Reach, small_put
 from tests.kit.wait import eventually, files
+from tests.kit.wire import TRIPS, at, ids, new_attempt, put, trips
 
 
 def failed(one: SmallPut) -> BaseException:
@@ -43,7 +41,7 @@ def test_a_group_is_one_part_for_each_topic_and_shard(reach: Reach) -> None:
 
     Appender(reach.ledger, reach.store).commit(group)
 
-    assert reach.read() == [(0, 0, 1, reach.clock()), (0, 1, 2, reach.clock()), (0, 2, 4, reach.clock())]
+    assert reach.read() == [(0, 0, 1, reach.clock.now()), (0, 1, 2, reach.clock.now()), (0, 2, 4, reach.clock.now())]
     assert reach.ids("topic/y") == [3, 5, 6]
     assert [put.answer.result(0).rows for put in group] == [2, 1, 1, 2]
     assert len(reach.kept()) == 2

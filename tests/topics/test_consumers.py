@@ -15,8 +15,8 @@ from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics import consumers as module
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import retain
-from tests.kit.plain import at, call, put, refused, trips
 from tests.kit.topics import TOPIC, Reach
+from tests.kit.wire import at, call, put, refused, trips
 
 DAY = 24 * 3600.0
 
@@ -91,9 +91,9 @@ def test_one_that_isnt_known_is_refused(say: Callable[..., object], consumers: C
 
 
 def test_the_lag_is_what_lies_before_it(consumers: Consumers, reach: Reach) -> None:
-    reach.clock.now += 50
+    reach.clock.advance(50)
     reach.put(10, 11)
-    reach.clock.now += 7
+    reach.clock.advance(7)
     (before,) = consumers.of(reach.topic())
     assert (before.lag_rows, before.lag_seconds) == (8, 57)
     assert before.lag_bytes == pytest.approx(reach.topic().bytes * 8 / 12, rel=0.2)
@@ -110,7 +110,7 @@ def test_who_is_furthest_behind_is_first(consumers: Consumers, reach: Reach) -> 
 
 def test_rows_wait_for_the_slowest_live_consumer(consumers: Consumers, reach: Reach) -> None:
     consumers.attach(reach.topic(), "slow", "s", initial={}, position={0: 2})
-    reach.clock.now += 2 * DAY
+    reach.clock.advance(2 * DAY)
     retain(reach.ledger)
     assert reach.ids() == list(range(2, 10))
     consumers.detach(reach.topic(), "slow", "s")
@@ -121,9 +121,9 @@ def test_rows_wait_for_the_slowest_live_consumer(consumers: Consumers, reach: Re
 def test_one_that_is_unseen_for_long_expires_loudly_and_holds_nothing(
     consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reach.clock.now += UNSEEN
+    reach.clock.advance(UNSEEN)
     assert consumers.expire() == []
-    reach.clock.now += 1
+    reach.clock.advance(1)
     assert consumers.expire() == ["c"]
     assert consumers.expire() == []
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -137,7 +137,7 @@ def test_one_that_was_only_slow_is_back_with_its_next_word(
     say: Callable[..., object], consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch may take a week. From then on its rows are held again."""
-    reach.clock.now += UNSEEN + 1
+    reach.clock.advance(UNSEEN + 1)
     consumers.expire()
     say(consumers, reach, "one")
     assert [each.state for each in consumers.of(reach.topic())] == ["live"]
@@ -148,15 +148,15 @@ def test_one_that_was_only_slow_is_back_with_its_next_word(
 
 def test_one_that_asks_now_and_then_doesnt_expire(consumers: Consumers, reach: Reach) -> None:
     for _ in range(30):
-        reach.clock.now += DAY
+        reach.clock.advance(DAY)
         consumers.heard(reach.topic(), "c", "one")
         assert consumers.expire() == []
 
 
 def test_one_that_is_gone_for_twice_as_long_is_forgotten(consumers: Consumers, reach: Reach) -> None:
-    reach.clock.now += UNSEEN + 1
+    reach.clock.advance(UNSEEN + 1)
     consumers.expire()
-    reach.clock.now += UNSEEN
+    reach.clock.advance(UNSEEN)
     consumers.expire()
     assert consumers.of(reach.topic()) == []
 
@@ -166,7 +166,7 @@ def test_consumers_go_with_their_topic(consumers: Consumers, reach: Reach, caplo
     reach.topics.remove(TOPIC)
     reach.put(1)
     assert consumers.of(reach.topic()) == []
-    reach.clock.now += UNSEEN + 1
+    reach.clock.advance(UNSEEN + 1)
     assert consumers.expire() == []
     assert not caplog.records
 
@@ -269,7 +269,7 @@ def test_one_that_comes_back_counts_again(say: Callable[..., object], three: Con
 def test_of_those_that_were_detached_the_last_ones_are_kept(three: Consumers, reach: Reach) -> None:
     """Else a reader with a new name for each run would leave thousands, for two weeks."""
     for number in range(20):
-        reach.clock.now += 1
+        reach.clock.advance(1)
         three.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
         three.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
     by_state = {each.consumer: each.state for each in three.of(reach.topic())}

@@ -19,12 +19,11 @@ from penstock.client.client import connect
 from penstock.errors import Lost
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.plain import TRIPS, at, ids, new_attempt, put, read, refused, trips
-from tests.kit.server import ProcessServer, files_at_most, process_server
+from tests.kit.faults import failing_server, files_at_most
+from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.topics import Reach
 from tests.kit.wait import eventually, files
-from tests.ledger.test_faults_disk import failing_server
+from tests.kit.wire import TRIPS, at, ids, new_attempt, put, read, refused, trips
 
 pytestmark = pytest.mark.faults
 

@@ -19,7 +19,7 @@ from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
-from tests.kit.doubles import Clock
+from tests.kit.clock import Clock
 from tests.kit.topics import Reach
 
 pytestmark = pytest.mark.faults
@@ -154,13 +154,13 @@ def test_whatever_the_clock_does_an_offset_names_its_row_and_a_time_finds_the_fi
     """Puts, restarts and compaction between jumps of up to 400 days, forwards and back."""
     dice = random.Random(seed)
     reach.create(keep_seconds=1e12)
-    reach.clock.now = 2e9
+    reach.clock.set(2e9)
     known: list[tuple[int, float]] = []
     for step in range(40):
-        reach.clock.now += dice.choice(JUMPS)
+        reach.clock.advance(dice.choice(JUMPS))
         some = range(len(known), len(known) + dice.randrange(1, 4))
         reach.put(*some)
-        known += [(number, round(reach.clock.now, 6)) for number in some]
+        known += [(number, round(reach.clock.now(), 6)) for number in some]
         if step % 10 == 9:
             with mock.patch.object(compaction, "MANY", 2):
                 Compactor(reach.ledger, reach.store).compact()
@@ -181,11 +181,11 @@ def test_a_clock_that_jumps_ahead_takes_no_row_from_who_has_still_to_read_it(rea
         reach.put(number)
     consumers = Consumers(reach.ledger, reach.topics)
     consumers.attach(reach.topic(), "c", "s", initial={}, position={0: 2})
-    reach.clock.now += jump
+    reach.clock.advance(jump)
     consumers.expire()
     retain(reach.ledger)
     assert reach.ids() == ([0, 1, 2, 3, 4, 5] if jump < 24 * HOUR else [2, 3, 4, 5])
-    reach.clock.now -= jump
+    reach.clock.advance(-jump)
     consumers.commit(reach.topic(), "c", "s", {0: 4})
     reach.put(6)
     assert [row[1:3] for row in reach.read(start={0: 4})] == [(4, 4), (5, 5), (6, 6)]
@@ -193,12 +193,12 @@ def test_a_clock_that_jumps_ahead_takes_no_row_from_who_has_still_to_read_it(rea
 
 def test_a_clock_that_is_set_back_keeps_rows_longer_and_never_shorter(reach: Reach) -> None:
     reach.put(0)
-    reach.clock.now -= 10 * HOUR
+    reach.clock.advance(-10 * HOUR)
     reach.put(1)
-    reach.clock.now += 25 * HOUR  # the first is 15 hours old, the one behind it 25
+    reach.clock.advance(25 * HOUR)  # the first is 15 hours old, the one behind it 25
     retain(reach.ledger)
     assert reach.ids() == [0, 1]
-    reach.clock.now += 10 * HOUR
+    reach.clock.advance(10 * HOUR)
     retain(reach.ledger)
     assert reach.ids() == []
     reach.restart()
@@ -208,7 +208,7 @@ def test_a_clock_that_is_set_back_keeps_rows_longer_and_never_shorter(reach: Rea
 
 def test_a_run_that_is_put_again_after_the_clock_was_set_back_is_still_known(reach: Reach) -> None:
     reach.put(1, run="r")
-    reach.clock.now -= 400 * 24 * HOUR
+    reach.clock.advance(-400 * 24 * HOUR)
     reach.ledger.expire()
     reach.put(1, run="r")
     assert reach.ids() == [1]

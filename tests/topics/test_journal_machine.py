@@ -38,7 +38,8 @@ from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # 14 s of crashes, alone
 
@@ -163,8 +164,8 @@ class JournalMachine(RuleBasedStateMachine):
         self.disk = Disk(self.disk.incarnation, self.disk.held, self.disk.broken)
         self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
         self.database._connection.execute("PRAGMA synchronous = OFF")
-        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=self.disk.incarnation, now=self.clock)
-        self.store = SplitPayloadStore(self.disk, self.database, url="test:", now=self.clock)
+        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=self.disk.incarnation, now=self.clock.now)
+        self.store = SplitPayloadStore(self.disk, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)
         self.consumers = Consumers(self.ledger, self.topics)
         self.compactor = Compactor(self.ledger, self.store)
@@ -182,7 +183,7 @@ class JournalMachine(RuleBasedStateMachine):
         begin = {each: at if each == shard else self.shards[each].first for each, at in begin.items()}
         stop = {each: end if each == shard else at for each, at in begin.items()}
         found = []
-        laid = self.topics.range(topic, begin, stop, ticketed_until=self.clock.now + life)
+        laid = self.topics.range(topic, begin, stop, ticketed_until=self.clock.now() + life)
         for piece in laid:
             assert piece.shard == shard
             table = self.store.open(piece.part).reader().read_all().slice(piece.skip, piece.rows)
@@ -194,7 +195,7 @@ class JournalMachine(RuleBasedStateMachine):
         if life:
             pieces = [(piece.part, piece.skip, piece.rows) for piece in laid]
             rows = [number for _, number, _ in found]
-            self.tickets.append(Ticket(pieces, rows, self.clock.now + life, self.life))
+            self.tickets.append(Ticket(pieces, rows, self.clock.now() + life, self.life))
         return found
 
     def check_range(self, shard: int, start: int, end: int, life: float = 0) -> None:
@@ -288,7 +289,7 @@ class JournalMachine(RuleBasedStateMachine):
             before = len(known.rows)
             for at, row, when in self.read(number, before, end):
                 assert at == len(known.rows)
-                assert when == self.clock.now
+                assert when == self.clock.now()
                 new[row] = (number, at)
                 known.rows.append((row, when))
             assert len(known.rows) == end
@@ -344,7 +345,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.25, 30.0, KEEP + 1]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
 
     @precondition(lambda self: self.shards and self.disk.held)
     @rule(data=st.data())
@@ -382,11 +383,11 @@ class JournalMachine(RuleBasedStateMachine):
             gone = known.rows[known.first : first]
             assert first >= known.first
             assert not gone or first <= floor, "past the slowest consumer"
-            assert all(when < self.clock.now - KEEP for _, when in gone) or self.keep_bytes is not None
+            assert all(when < self.clock.now() - KEEP for _, when in gone) or self.keep_bytes is not None
             known.first = first
             front = [each for each in self.topics.range(topic, {}, {}, ticketed_until=0) if each.shard == number][:1]
             for part in front:
-                young = any(when >= self.clock.now - KEEP for _, when in known.rows[first : first + part.rows])
+                young = any(when >= self.clock.now() - KEEP for _, when in known.rows[first : first + part.rows])
                 assert young or first + part.rows > floor, "it is old, and nobody needs it"
                 assert self.keep_bytes != 0 or first + part.rows > floor, "it is too much"
 
@@ -417,7 +418,7 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.floors)
     @rule()
     def a_week_passes(self) -> None:
-        self.clock.now += 3 * UNSEEN  # long enough to be forgotten, too
+        self.clock.advance(3 * UNSEEN)  # long enough to be forgotten, too
         self.consumers.expire()
         self.consumers.expire()
         self.floors.clear()
@@ -443,7 +444,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reads_again_by_a_ticket(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.tickets))
-        if ticket.until < self.clock.now or ticket.life < self.life or self.broken & set(ticket.rows):
+        if ticket.until < self.clock.now() or ticket.life < self.life or self.broken & set(ticket.rows):
             self.tickets.remove(ticket)
         elif not any(part in self.disk.broken for part, _, _ in ticket.pieces):
             tables = [self.store.open(part).reader().read_all().slice(skip, rows) for part, skip, rows in ticket.pieces]
@@ -452,7 +453,7 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shards)
     @rule(seconds=st.floats(0, 300))
     def looks_for_a_time(self, seconds: float) -> None:
-        moment = round(self.clock.now - seconds, 6)
+        moment = round(self.clock.now() - seconds, 6)
         found = self.topics.at(self.topics.topic(PATH), moment)
         for number, known in self.shards.items():
             left = range(known.first, len(known.rows))

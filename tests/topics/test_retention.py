@@ -29,13 +29,11 @@ from penstock.queue.topics.retention import retain, topics_tender
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.damage import varied
-from tests.kit.doubles import Crash, crash_at
-from tests.kit.plain import TRIPS, at, fetch, ids, info, new_attempt, put, read, trips
-from tests.kit.server import ANY_PORT, process_server
+from tests.kit.faults import Crash, crash_at, varied
+from tests.kit.server import ANY_PORT, named_parts, process_server
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
+from tests.kit.wire import TRIPS, at, fetch, ids, info, new_attempt, put, read, trips
 
 HOUR = 3600.0
 AGAIN = "Their offsets are not used again"
@@ -59,14 +57,14 @@ def consumer_at(reach: Reach, position: dict[int, int], path: str = TOPIC) -> Co
 def test_rows_leave_when_their_time_is_over(reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(4):
         reach.put(number)
-        reach.clock.now += HOUR
-    reach.clock.now += 22 * HOUR + 1  # the first is 26 hours old, the third 24
+        reach.clock.advance(HOUR)
+    reach.clock.advance(22 * HOUR + 1)  # the first is 26 hours old, the third 24
 
     size = reach.topic().bytes * 3 // 4
     with caplog.at_level(logging.INFO, "penstock"):
         assert retain(reach.ledger) == 3
 
-    assert reach.read() == [(0, 3, 3, reach.clock.now - 23 * HOUR - 1)]
+    assert reach.read() == [(0, 3, 3, reach.clock.now() - 23 * HOUR - 1)]
     assert (reach.topic().earliest(), reach.topic().latest()) == ({0: 3}, {0: 4})
     assert [record.message for record in caplog.records if "retention removed" in record.message] == [
         f"topic/x: retention removed the oldest 3 rows ({format_size(size)})"
@@ -79,11 +77,11 @@ def test_a_topic_keeps_its_rows_for_as_long_as_it_says(reach: Reach) -> None:
     reach.create("topic/y", keep_seconds=7 * 24 * HOUR)
     for path in (TOPIC, "topic/y"):
         reach.put(1, path=path)
-    reach.clock.now += 60
+    reach.clock.advance(60)
     assert retain(reach.ledger) == 0
-    reach.clock.now += 1
+    reach.clock.advance(1)
     assert retain(reach.ledger) == 1
-    reach.clock.now += 6 * 24 * HOUR
+    reach.clock.advance(6 * 24 * HOUR)
     assert retain(reach.ledger) == 0
     assert reach.ids("topic/y") == [1]
 
@@ -93,9 +91,9 @@ def test_whole_parts_leave_from_the_front_of_each_shard(reach: Reach) -> None:
     reach.create(shards=2)
     for shard, ages in ((0, [30, 1, 30]), (1, [30, 30, 1])):
         for number, age in enumerate(ages):
-            reach.clock.now -= age * HOUR
+            reach.clock.advance(-age * HOUR)
             reach.put(10 * shard + number, attempt=attempt_for(shard))
-            reach.clock.now += age * HOUR
+            reach.clock.advance(age * HOUR)
     assert retain(reach.ledger) == 3
     assert reach.ids() == [1, 2, 12]
     assert reach.topic().earliest() == {0: 1, 1: 2}
@@ -103,7 +101,7 @@ def test_whole_parts_leave_from_the_front_of_each_shard(reach: Reach) -> None:
 
 def test_an_empty_shard_goes_on_where_it_ended(reach: Reach) -> None:
     reach.put(1, 2, 3)
-    reach.clock.now += 25 * HOUR
+    reach.clock.advance(25 * HOUR)
     retain(reach.ledger)
     assert reach.topic().earliest() == reach.topic().latest() == {0: 3}
     assert reach.read() == []
@@ -114,7 +112,7 @@ def test_an_empty_shard_goes_on_where_it_ended(reach: Reach) -> None:
 
 def test_rows_that_left_are_named_and_what_is_left(reach: Reach) -> None:
     reach.put(1, 2, 3)
-    reach.clock.now += 25 * HOUR
+    reach.clock.advance(25 * HOUR)
     reach.put(4, 5)
     retain(reach.ledger)
     said = r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
@@ -129,13 +127,13 @@ def test_rows_that_left_are_named_and_what_is_left(reach: Reach) -> None:
 def test_what_a_ticket_names_keeps_its_bytes_when_it_leaves(reach: Reach) -> None:
     reach.put(1)
     (part,) = reach.parts()
-    reach.clock.now += 23 * HOUR
-    reach.read(ticketed_until=reach.clock.now + 12 * HOUR)
-    reach.clock.now += 2 * HOUR
+    reach.clock.advance(23 * HOUR)
+    reach.read(ticketed_until=reach.clock.now() + 12 * HOUR)
+    reach.clock.advance(2 * HOUR)
     assert retain(reach.ledger) == 1
     assert reach.free() == 0
     assert reach.store.open(part).rows == 1
-    reach.clock.now += 11 * HOUR
+    reach.clock.advance(11 * HOUR)
     assert reach.free() == 1
     assert reach.kept() == set()
 
@@ -149,7 +147,7 @@ def test_the_oldest_rows_of_all_shards_leave_until_the_rest_fits(reach: Reach) -
     reach.create(shards=2, keep_bytes=3 * one)
     for number, shard in enumerate([0, 0, 1, 0, 1, 1]):
         reach.put(number, attempt=attempt_for(shard))
-        reach.clock.now += 1
+        reach.clock.advance(1)
     assert retain(reach.ledger) == 3
     assert sorted(reach.ids()) == [3, 4, 5]
     assert reach.topic().earliest() == {0: 2, 1: 1}
@@ -175,7 +173,7 @@ def test_nothing_leaves_that_a_live_consumer_has_still_to_read(reach: Reach, opt
     for number in range(0, 10, 2):
         reach.put(number, number + 1)
     consumers = consumer_at(reach, {0: 5})
-    reach.clock.now += 30 * HOUR
+    reach.clock.advance(30 * HOUR)
 
     assert retain(reach.ledger) == 4  # the part with offset 4 has 5, too
     assert reach.ids() == [4, 5, 6, 7, 8, 9]
@@ -192,7 +190,7 @@ def test_the_slowest_consumer_counts_and_in_each_shard_its_own(reach: Reach) -> 
     consumers = Consumers(reach.ledger, reach.topics)
     for name, position in {"a": {0: 1, 1: 4}, "b": {0: 3, 1: 2}, "c": {0: 4, 1: 4}}.items():
         consumers.attach(reach.topic(), name, "session", initial={}, position=position)
-    reach.clock.now += 30 * HOUR
+    reach.clock.advance(30 * HOUR)
     retain(reach.ledger)
     assert reach.topic().earliest() == {0: 1, 1: 2}
 
@@ -205,17 +203,17 @@ def test_consumers_that_are_gone_or_of_an_earlier_topic_hold_nothing(reach: Reac
     consumers = Consumers(reach.ledger, reach.topics)
     consumers.attach(reach.topic(), "left", "session", initial={}, position={0: 0})
     consumers.detach(reach.topic(), "left", "session")
-    reach.clock.now += 30 * HOUR
+    reach.clock.advance(30 * HOUR)
     assert retain(reach.ledger) == 1
 
 
 def test_a_consumer_that_nobody_has_seen_for_a_week_holds_nothing_any_more(reach: Reach) -> None:
     reach.put(1)
     consumers = consumer_at(reach, {0: 0})
-    reach.clock.now += UNSEEN
+    reach.clock.advance(UNSEEN)
     consumers.expire()
     assert retain(reach.ledger) == 0
-    reach.clock.now += 1
+    reach.clock.advance(1)
     consumers.expire()
     assert retain(reach.ledger) == 1
 
@@ -272,7 +270,7 @@ def test_rows_that_were_lost_and_rows_whose_time_was_over_are_told_apart(in_memo
     in_memory.put(1, 2)
     in_memory.restart(medium(in_memory))
     in_memory.put(3, 4)
-    in_memory.clock.now += 25 * HOUR
+    in_memory.clock.advance(25 * HOUR)
     retain(in_memory.ledger)
     with pytest.raises(Lost, match=r"the ones before 2 lost with the memory .*; of the others, they are kept for 24 h"):
         in_memory.read(start={0: 0})
@@ -289,7 +287,7 @@ def test_rows_on_disk_stay_where_rows_in_memory_were_appended_behind_them(reach:
     assert reach.read(end={0: 1})[0][:3] == (0, 0, 1)
     with pytest.raises(Lost):
         reach.read()
-    reach.clock.now += 25 * HOUR
+    reach.clock.advance(25 * HOUR)
     retain(reach.ledger)
     reach.put(3)
     assert [row[:3] for row in reach.read()] == [(0, 2, 3)]
@@ -302,7 +300,7 @@ def many(reach: Reach, count: int, *, start: int = 0) -> None:
     """So many parts of 1 to 3 rows, a second apart."""
     for number in range(start, start + count):
         reach.put(*range(10 * number, 10 * number + 1 + number % 3))
-        reach.clock.now += 1
+        reach.clock.advance(1)
 
 
 def test_small_parts_become_one_with_the_same_rows_in_order_at_the_same_offsets_and_times(reach: Reach) -> None:
@@ -382,7 +380,7 @@ def test_columns_of_every_layout_are_compacted_as_they_are(reach: Reach) -> None
 
 
 def test_the_rows_since_a_time_are_found_within_a_compacted_part(reach: Reach) -> None:
-    reach.clock.now += 0.123456
+    reach.clock.advance(0.123456)
     many(reach, 20)
     before = reach.read()
 
@@ -401,7 +399,7 @@ def test_parts_that_leave_while_they_are_rewritten_leave(reach: Reach) -> None:
 
     def meanwhile(step: str) -> None:
         if step == "compact.durable":
-            reach.clock.now += 25 * HOUR
+            reach.clock.advance(25 * HOUR)
             reach.put(999)
             retain(reach.ledger)
 
@@ -580,7 +578,7 @@ def test_the_sweeper_tends_the_journals(reach: Reach) -> None:
     reach.create(keep_seconds=600)
     reach.put(0)
     consumers = consumer_at(reach, {0: 1})
-    reach.clock.now += UNSEEN + 1
+    reach.clock.advance(UNSEEN + 1)
     many(reach, 20, start=1)
     before = reach.read()[1:]
     sweeper = Sweeper(reach.ledger, reach.store, [topics_tender(reach.ledger, reach.store, consumers)], every=3_600)
@@ -603,12 +601,12 @@ def test_small_puts_are_forgotten_after_an_hour_and_their_rows_stay(reach: Reach
     named = reach.put(3, run="orders 7")
     open_one = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
     reach.ledger.finish(reach.ledger.open_write("store/y", schema=TRIPS, own=True).id, [])
-    reach.clock.now += ledger.REMEMBERED_BRIEFLY
+    reach.clock.advance(ledger.REMEMBERED_BRIEFLY)
     reach.ledger.expire()
     assert rows_of(reach, "writes") == 5
     assert reach.put(1, attempt="a" * 32).attempt == "a" * 32
 
-    reach.clock.now += 1
+    reach.clock.advance(1)
     reach.ledger.expire()
     assert (rows_of(reach, "writes"), rows_of(reach, "attempts")) == (3, 1)
     assert reach.ledger.summary(open_one).state == "open"
@@ -617,7 +615,7 @@ def test_small_puts_are_forgotten_after_an_hour_and_their_rows_stay(reach: Reach
     reach.restart()
     assert reach.ids() == [1, 2, 3]
 
-    reach.clock.now += ledger.REMEMBERED
+    reach.clock.advance(ledger.REMEMBERED)
     reach.ledger.expire()
     assert (rows_of(reach, "writes"), rows_of(reach, "attempts")) == (1, 0)  # the one that was open, expired just now
     assert reach.ids() == [1, 2, 3]
@@ -628,7 +626,7 @@ def test_a_delete_takes_all_parts_and_the_name_begins_anew(reach: Reach) -> None
     Compactor(reach.ledger, reach.store).compact()
     many(reach, 3, start=20)
     first = reach.topics.remove(TOPIC)
-    reach.clock.now += 100
+    reach.clock.advance(100)
     assert reach.free() == 24
     with pytest.raises(NotFound):
         reach.topic()

@@ -22,9 +22,23 @@ from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics import keys
 from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topic import Layout
-from tests.kit.doubles import Clock
-from tests.kit.plain import TRIPS, at, attempt_of, call, fetch, ids, info, names, new_attempt, put, read, refused, trips
+from tests.kit.clock import Clock
 from tests.kit.topics import Reach
+from tests.kit.wire import (
+    TRIPS,
+    at,
+    attempt_of,
+    call,
+    fetch,
+    ids,
+    info,
+    list_paths,
+    new_attempt,
+    put,
+    read,
+    refused,
+    trips,
+)
 
 TOPIC = "topic/demo/x"
 META = ["_shard", "_offset", "_time"]
@@ -34,7 +48,7 @@ META = ["_shard", "_offset", "_time"]
 def timed(server: PenstockServer) -> Clock:
     """The time that the server's ledger has."""
     clock = Clock()
-    server._ledger.now = clock
+    server._ledger.now = clock.now
     return clock
 
 
@@ -75,8 +89,8 @@ def test_the_first_put_makes_a_topic_of_one_shard(bare: flight.FlightClient) -> 
     assert found["shards"] == [{"shard": 0, "first": 0, "next": 4}]
     assert (found["kind"], found["rows"], found["key"], found["keep_seconds"]) == ("topic", 4, None, 86_400)
     assert found["schema"] == columns(TRIPS)
-    assert names(bare, b"topic/") == [TOPIC]
-    assert names(bare) == [], "it is no dataset"
+    assert list_paths(bare, b"topic/") == [TOPIC]
+    assert list_paths(bare) == [], "it is no dataset"
 
 
 def test_a_topic_is_made_before_its_first_row(bare: flight.FlightClient) -> None:
@@ -143,7 +157,7 @@ def test_what_a_topic_keeps_is_changed_by_what_is_said_of_it(
         assert (made["keep_seconds"], made["keep_bytes"]) == kept
         found = call(bare, "describe", path=TOPIC)
         assert (found["keep_seconds"], found["keep_bytes"]) == kept
-    timed.now += 8
+    timed.advance(8)
     assert retain(server._ledger) == 2
 
 
@@ -196,7 +210,7 @@ def test_what_can_be_no_topic_is_refused(
 ) -> None:
     with refused(code, words):
         call(bare, "topic.create", **{"path": TOPIC, "schema": columns(TRIPS), **options})
-    assert names(bare, b"topic/") == []
+    assert list_paths(bare, b"topic/") == []
 
 
 def test_a_topic_is_no_folder(bare: flight.FlightClient) -> None:
@@ -223,7 +237,7 @@ def test_columns_that_the_server_adds_are_refused_on_every_way(bare: flight.Flig
     with refused("invalid", f"{name} is one that the server adds"):
         put(bare, attempt_of(ticket, attempt), [rows])
         call(bare, "write.finish", ticket=ticket, attempts=[attempt])
-    assert names(bare, b"topic/") == []
+    assert list_paths(bare, b"topic/") == []
 
 
 # --- a key -----------------------------------------------------------------------------------
@@ -382,9 +396,9 @@ def test_places_and_times_are_there_for_who_names_them(bare: flight.FlightClient
     create(bare, shards=2)
     expected = []
     for number in range(6):
-        timed.now += 1.5
+        timed.advance(1.5)
         put(bare, at(TOPIC, attempt=f"{number % 2:08x}-0000-0000-0000-{number:012x}"), [trips(number, number + 10)])
-        when = datetime.fromtimestamp(timed.now, UTC)
+        when = datetime.fromtimestamp(timed.now(), UTC)
         expected += [(number % 2, number // 2 * 2 + row, when, number + 10 * row) for row in (0, 1)]
 
     assert read(bare, TOPIC).column_names == ["id", "city"]
@@ -410,8 +424,8 @@ def test_notes_say_where_an_endpoint_lies(bare: flight.FlightClient) -> None:
 def test_rows_since_a_time(client: Client, server: PenstockServer, timed: Clock) -> None:
     for number in range(5):
         client.put(TOPIC, trips(number))
-        timed.now += 10
-    start = timed.now - 50
+        timed.advance(10)
+    start = timed.now() - 50
     for seconds, expected in [(-5, 0), (0, 0), (0.5, 1), (10, 1), (39, 4), (40, 4), (41, 5)]:
         since = datetime.fromtimestamp(start + seconds, UTC)
         assert client.get(TOPIC, start=since).read_all()["id"].to_pylist() == list(range(expected, 5))
@@ -448,7 +462,7 @@ def test_rows_that_are_gone_are_named_and_what_is_left(
     bare: flight.FlightClient, server: PenstockServer, timed: Clock
 ) -> None:
     put(bare, at(TOPIC), [trips(1, 2, 3)])
-    timed.now += 25 * 3_600
+    timed.advance(25 * 3_600)
     put(bare, at(TOPIC), [trips(4)])
     retain(server._ledger)
 
@@ -514,7 +528,7 @@ def test_a_topic_that_is_deleted_and_made_again_forgets_its_runs(bare: flight.Fl
     put(bare, at(TOPIC, attempt=new_attempt(), run="r"), [trips(1)])
     gone = call(bare, "delete", path=TOPIC)
     assert (gone["path"], gone["rows"]) == (TOPIC, 1)
-    assert names(bare, b"topic/") == []
+    assert list_paths(bare, b"topic/") == []
     put(bare, at(TOPIC, attempt=new_attempt(), run="r"), [trips(2)])
     assert read(bare, TOPIC, columns=["id", "_offset"]).to_pylist() == [{"id": 2, "_offset": 0}]
 
@@ -647,7 +661,7 @@ def test_a_batch_is_cut_from_where_it_begins(reach: Reach) -> None:
         assert end[0] - 4 + end[1] == min(rows, 16)
         assert 4 <= end[0] <= 10
     assert sum(reach.topics.ahead(topic, {0: 4, 1: 0}, size=1).values()) == 5, "a row at least"
-    reach.clock.now += 25 * 3_600
+    reach.clock.advance(25 * 3_600)
     reach.put(99, attempt="0" * 31 + "f")
     retain(reach.ledger)
     assert reach.topics.ahead(reach.topic(), {}, rows=5) == {0: 11, 1: 10}, (
@@ -656,10 +670,10 @@ def test_a_batch_is_cut_from_where_it_begins(reach: Reach) -> None:
 
 
 def test_how_much_lies_behind_a_position(reach: Reach) -> None:
-    start = reach.clock.now
+    start = reach.clock.now()
     for number in range(4):
         reach.put(number, number + 10)
-        reach.clock.now += 5
+        reach.clock.advance(5)
     whole = reach.topic().bytes
     for offset in range(9):
         found = reach.topics.behind(reach.topic(), {0: offset})
@@ -671,10 +685,10 @@ def test_how_much_lies_behind_a_position(reach: Reach) -> None:
 def test_how_much_lies_behind_a_position_in_many_shards_is_asked_for_once(reach: Reach) -> None:
     """The metrics ask it of each consumer, of each topic."""
     reach.create(shards=50)
-    start = reach.clock.now
+    start = reach.clock.now()
     for shard in range(50):
         reach.put(*range(shard % 4), attempt=f"{shard:08x}" + f"{shard:024x}")
-        reach.clock.now += 1
+        reach.clock.advance(1)
     topic = reach.topic()
     per_row = topic.bytes / topic.rows
     with mock.patch.object(reach.database, "row", wraps=reach.database.row) as asked:

@@ -49,7 +49,7 @@ class Link:
             return self._passing == 0
 
 
-class Wire:
+class Proxy:
     """Passes bytes on between `url` and a port; `cut_after` breaks all connections once so many more have passed."""
 
     def __init__(self) -> None:
@@ -148,13 +148,13 @@ class Wire:
 
 
 @contextmanager
-def wire() -> Iterator[Wire]:
-    """A proxy that runs; set its `target`."""
-    found = Wire()
-    thread = threading.Thread(target=found.accept, daemon=True)
+def open_proxy() -> Iterator[Proxy]:
+    """Run a proxy; set its `target`."""
+    proxy = Proxy()
+    thread = threading.Thread(target=proxy.accept, daemon=True)
     thread.start()
     try:
-        yield found
+        yield proxy
     finally:
-        found.close()
+        proxy.close()
         thread.join(10)

@@ -1,4 +1,4 @@
-"""Arrow types, schemas and tables of many shapes: a few by name, any number by Hypothesis."""
+"""Arrow types, schemas and tables of many shapes: a few by name, any number by Hypothesis; and their comparison."""
 
 from __future__ import annotations
 
@@ -132,3 +132,27 @@ SHAPES: dict[str, pa.Table] = {
     "metadata": numbers(3).replace_schema_metadata({"pandas": "{}", "µ": "ü"}),
     "large": pa.table({"blob": [bytes([n % 251]) * 100_000 for n in range(30)]}),
 }  # fmt: skip
+
+
+def as_stream(table: pa.Table) -> bytes:
+    """Return a table as an Arrow IPC stream, made by Arrow alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def as_file(table: pa.Table) -> bytes:
+    """Return a table as an Arrow IPC file, made by Arrow alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def assert_same(got: pa.Table, put: pa.Table) -> None:
+    """Check rows, order, types, nullability and metadata."""
+    got.validate(full=True)
+    assert got.schema.equals(put.schema, check_metadata=True)
+    assert got.num_rows == put.num_rows
+    assert got.equals(put)

@@ -1,4 +1,4 @@
-"""Schemas cross the wire as JSON and come back the same; a dataset's schema grows by rule and by nothing else."""
+"""Schemas cross the wire as JSON and stay the same; the schema of a dataset grows by rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.rows import schemas
 from tests.kit import rows
 
-HELD = pa.schema([pa.field("id", pa.int64(), nullable=False), ("fare", pa.float64()), ("tags", pa.list_(pa.string()))])
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("fare", pa.float64()), ("tags", pa.list_(pa.string()))]
+)
 
 
 def as_column(kind: Any) -> dict[str, Any]:
@@ -26,8 +28,8 @@ def as_column(kind: Any) -> dict[str, Any]:
 
 @given(rows.schemas())
 def test_a_schema_of_any_types_comes_back_from_json(schema: pa.Schema) -> None:
-    travelled = json.loads(json.dumps(schemas.to_json(schema)))
-    assert schemas.from_json(travelled) == schema
+    decoded = json.loads(json.dumps(schemas.to_json(schema)))
+    assert schemas.from_json(decoded) == schema
 
 
 @given(rows.TYPES)
@@ -36,7 +38,7 @@ def test_every_type_is_known_by_the_name_that_arrow_prints(kind: pa.DataType) ->
 
 
 def test_a_schema_in_json_is_a_list_of_name_type_and_nullable() -> None:
-    assert schemas.to_json(HELD) == (
+    assert schemas.to_json(SCHEMA) == (
         {"name": "id", "type": "int64", "nullable": False},
         {"name": "fare", "type": "double", "nullable": True},
         {"name": "tags", "type": "list<item: string>", "nullable": True},
@@ -47,7 +49,7 @@ def test_a_column_is_nullable_unless_it_says_otherwise() -> None:
     assert schemas.from_json([{"name": "x", "type": "int8"}]) == pa.schema([("x", pa.int8())])
 
 
-def test_types_that_are_read_may_be_nested_as_deep_as_arrow_reads_them() -> None:
+def test_types_may_be_nested_as_deep_as_arrow_reads_them() -> None:
     deep = pa.int8()
     for _ in range(schemas.MAX_DEPTH):
         deep = pa.list_(deep)
@@ -86,25 +88,25 @@ def test_an_unknown_type_is_refused_by_its_name(text: str) -> None:
 
 @given(st.text("intlsmapdecrufxkvo_<>[](),: =0123456789'", max_size=60))
 def test_any_text_is_a_type_or_refused(text: str) -> None:
-    is_type_or_refused(text)
+    assert_type_or_refused(text)
 
 
 @given(rows.TYPES.map(str), st.data())
 def test_a_damaged_type_is_a_type_or_refused(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.text("<>(), :[]ax0", max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
-    is_type_or_refused(changed)
+    assert_type_or_refused(changed)
 
 
-def is_type_or_refused(text: str) -> None:
+def assert_type_or_refused(text: str) -> None:
     try:
-        found = schemas.from_json([as_column(text)])
+        schema = schemas.from_json([as_column(text)])
     except InvalidRequest as refused:
-        said = str(refused)
+        message = str(refused)
     else:
-        assert found.names == ["x"]
+        assert schema.names == ["x"]
         return
-    assert len(said) < 500
+    assert len(message) < 500
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def is_type_or_refused(text: str) -> None:
         {**as_column("int8"), "metadata": {}},
     ],
 )  # fmt: skip
-def test_a_column_that_is_none_is_refused(column: dict[str, Any]) -> None:
+def test_a_malformed_column_is_refused(column: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="a column of a schema is "):
         schemas.from_json([column])
 
@@ -130,61 +132,63 @@ def test_a_null_that_is_not_nullable_is_refused() -> None:
 # --- names ---------------------------------------------------------------------------------
 
 
-def test_a_column_that_is_there_twice_is_refused_by_its_name() -> None:
+def test_a_repeated_column_is_refused_by_its_name() -> None:
     with pytest.raises(InvalidRequest, match="the column 'b' is there more than once"):
         schemas.check_names(pa.schema([("a", pa.int8()), ("b", pa.int8()), ("b", pa.int64())]))
     schemas.check_names(pa.schema([("a", pa.int8()), ("A", pa.int8())]))
     schemas.check_names(pa.schema([]))
 
 
-# --- what may be added to a dataset --------------------------------------------------------
+# --- schemas of a dataset and of an append --------------------------------------------------
 
 
-def test_the_same_schema_changes_nothing_whatever_its_metadata_says() -> None:
-    assert schemas.merge(HELD, HELD, "store/a") is HELD
-    assert schemas.merge(HELD, HELD.with_metadata({"pandas": "…"}), "store/a").equals(HELD, check_metadata=True)
+def test_the_same_schema_with_other_metadata_changes_nothing() -> None:
+    assert schemas.merge(SCHEMA, SCHEMA, "store/a") is SCHEMA
+    assert schemas.merge(SCHEMA, SCHEMA.with_metadata({"pandas": "…"}), "store/a").equals(SCHEMA, check_metadata=True)
 
 
 def test_nullable_columns_may_be_added_at_the_end() -> None:
-    more = HELD.append(pa.field("tip", pa.float64())).append(pa.field("note", pa.string()))
-    assert schemas.merge(HELD, more, "store/a") == more
+    more = SCHEMA.append(pa.field("tip", pa.float64())).append(pa.field("note", pa.string()))
+    assert schemas.merge(SCHEMA, more, "store/a") == more
 
 
 def test_a_column_that_was_never_null_may_become_nullable_and_stays_so() -> None:
-    loose = HELD.set(0, pa.field("id", pa.int64()))
-    assert schemas.merge(HELD, loose, "store/a") == loose
-    assert schemas.merge(loose, HELD, "store/a") == loose
+    loose = SCHEMA.set(0, pa.field("id", pa.int64()))
+    assert schemas.merge(SCHEMA, loose, "store/a") == loose
+    assert schemas.merge(loose, SCHEMA, "store/a") == loose
 
 
 def test_the_datasets_own_metadata_stays() -> None:
-    held = HELD.with_metadata({"owner": "me"})
-    merged = schemas.merge(held, HELD.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"}), "store/a")
+    existing = SCHEMA.with_metadata({"owner": "me"})
+    merged = schemas.merge(
+        existing, SCHEMA.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"}), "store/a"
+    )
     assert merged.metadata == {b"owner": b"me"}
 
 
 REFUSED = {
-    "lacks fare double": HELD.remove(1),
-    "fare is double, got float": HELD.set(1, pa.field("fare", pa.float32())),
-    r"tags is list<item: string>, got list<item: string not null>": HELD.set(
+    "lacks fare double": SCHEMA.remove(1),
+    "fare is double, got float": SCHEMA.set(1, pa.field("fare", pa.float32())),
+    r"tags is list<item: string>, got list<item: string not null>": SCHEMA.set(
         2, pa.field("tags", pa.list_(pa.field("item", pa.string(), nullable=False)))
     ),
-    r"adds tip double not null \(an added column must be nullable\)": HELD.append(
+    r"adds tip double not null \(an added column must be nullable\)": SCHEMA.append(
         pa.field("tip", pa.float64(), nullable=False)
     ),
     "its columns stand in the order id, fare, tags, got fare, id, tags": pa.schema(
-        [HELD.field(at) for at in (1, 0, 2)]
+        [SCHEMA.field(at) for at in (1, 0, 2)]
     ),
-    "its columns stand in the order id, fare, tags, got id, tip, fare, tags": HELD.insert(
+    "its columns stand in the order id, fare, tags, got id, tip, fare, tags": SCHEMA.insert(
         1, pa.field("tip", pa.float64())
     ),
-    "lacks Fare|lacks fare": HELD.set(1, pa.field("Fare", pa.float64())),
+    "lacks Fare|lacks fare": SCHEMA.set(1, pa.field("Fare", pa.float64())),
 }
 
 
 @pytest.mark.parametrize("difference", REFUSED)
 def test_another_schema_is_refused_with_the_difference(difference: str) -> None:
     with pytest.raises(SchemaMismatch, match=difference) as refused:
-        schemas.merge(HELD, REFUSED[difference], "store/demo/trips")
+        schemas.merge(SCHEMA, REFUSED[difference], "store/demo/trips")
     assert str(refused.value).startswith("store/demo/trips has another schema: ")
     assert "mode 'overwrite'" in str(refused.value)
 
@@ -192,18 +196,18 @@ def test_another_schema_is_refused_with_the_difference(difference: str) -> None:
 def test_every_difference_is_named_at_once() -> None:
     new = pa.schema([("id", pa.string()), ("tags", pa.list_(pa.string())), pa.field("tip", pa.int8(), nullable=False)])
     with pytest.raises(SchemaMismatch, match=r"lacks fare double; id is int64, got string; adds tip int8 not null"):
-        schemas.merge(HELD, new, "store/a")
+        schemas.merge(SCHEMA, new, "store/a")
 
 
 @given(rows.schemas(), rows.schemas())
-def test_a_merge_has_every_column_of_both_or_is_refused(held: pa.Schema, new: pa.Schema) -> None:
+def test_a_merge_has_every_column_of_both_or_is_refused(existing: pa.Schema, new: pa.Schema) -> None:
     try:
-        merged = schemas.merge(held, new, "store/a")
+        merged = schemas.merge(existing, new, "store/a")
     except SchemaMismatch:
         return
-    for schema in (held, new):
+    for schema in (existing, new):
         for field in schema:
             assert merged.field(field.name).type == field.type
             assert merged.field(field.name).nullable or not field.nullable
-    assert merged.names[: len(held)] == held.names
+    assert merged.names[: len(existing)] == existing.names
     assert merged.names == new.names

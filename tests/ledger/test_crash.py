@@ -54,7 +54,7 @@ def data(filled: Path, tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def killed_at(data: Path, step: str, on: int = 1) -> Iterator[flight.FlightClient]:
-    """Connect to a server that is killed at its `on`th passing of a step, and wait for its end."""
+    """Connect to a server that is killed when it passes a step for the `on`th time, and wait for its end."""
     with process_server(data, crash_at=step, crash_on=on) as server, flight.connect(server.url) as bare:
         yield bare
         assert server.process.wait(60) == -9, "the server never came to the step"
@@ -203,8 +203,8 @@ def replace_all(client: flight.FlightClient, number: int) -> None:
     put(client, at("store/last", attempt=new_attempt(), mode="overwrite"), [trips(number)] * (number % 7 + 1))
 
 
-def appender(url: str, puts: Puts, first: int) -> None:
-    """Append rows until the server dies."""
+def append_until_killed(url: str, puts: Puts, first: int) -> None:
+    """Append rows, one by one, until the server is killed."""
     with flight.connect(url) as client, contextlib.suppress(flight.FlightError, pa.ArrowException, AssertionError):
         for number in range(first, first + 100_000):
             puts.sent.append(number)
@@ -212,16 +212,16 @@ def appender(url: str, puts: Puts, first: int) -> None:
             puts.answered.append(number)
 
 
-def overwriter(url: str, puts: Puts) -> None:
-    """Overwrite a dataset until the server dies."""
+def overwrite_until_killed(url: str, puts: Puts) -> None:
+    """Overwrite a dataset again and again until the server is killed."""
     with flight.connect(url) as client, contextlib.suppress(flight.FlightError, pa.ArrowException, AssertionError):
         while True:
             replace_all(client, puts.overwritten + 1)
             puts.overwritten += 1
 
 
-def deleter(url: str) -> None:
-    """Make a dataset and delete it, until the server dies."""
+def delete_until_killed(url: str) -> None:
+    """Make a dataset and delete it, again and again, until the server is killed."""
     with flight.connect(url) as client, contextlib.suppress(flight.FlightError, pa.ArrowException, AssertionError):
         while True:
             with contextlib.suppress(flight.FlightServerError):
@@ -254,9 +254,9 @@ def kill_under_load(data: Path, puts: Puts, round_: int) -> None:
     """Kill the server while five clients write to it."""
     with process_server(data) as server:
         firsts = [(round_ * 10 + number) * 100_000 for number in range(3)]
-        writers = [threading.Thread(target=appender, args=(server.url, puts, first)) for first in firsts]
-        writers += [threading.Thread(target=overwriter, args=(server.url, puts))]
-        writers += [threading.Thread(target=deleter, args=(server.url,))]
+        writers = [threading.Thread(target=append_until_killed, args=(server.url, puts, first)) for first in firsts]
+        writers += [threading.Thread(target=overwrite_until_killed, args=(server.url, puts))]
+        writers += [threading.Thread(target=delete_until_killed, args=(server.url,))]
         for writer in writers:
             writer.start()
         enough = len(puts.answered) + 15

@@ -158,7 +158,7 @@ def test_bytes_that_a_ticket_names_stay_until_it_expires(ledger: Ledger, clock: 
 def test_a_ticket_that_could_not_be_noted_holds_its_bytes(
     ledger: Ledger, clock: Clock, noted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The full disk has no room for its time; an earlier ticket may be noted already."""
+    """The disk is full when the ticket's time is to be noted, with or without an earlier ticket there."""
     finish_write(ledger, make_attempt(1))
     if noted:
         ledger.snapshot(PATH, ticketed_until=clock.now() + noted)

@@ -99,7 +99,7 @@ def test_parts_that_a_ticket_names_are_served_until_it_expires(folder: DataFolde
     assert folder.kept() == set()
 
 
-def test_visible_parts_open_ones_and_payloads_stay(folder: DataFolder) -> None:
+def test_visible_parts_open_attempts_and_payloads_stay(folder: DataFolder) -> None:
     visible = folder.write(1, 2)
     open_attempt = folder.attempt(3)
     folder.ledger.record(folder.ledger.open_write("store/b").id, open_attempt)

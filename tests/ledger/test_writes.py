@@ -116,7 +116,7 @@ def test_a_repeated_finish_gets_the_first_answer(bare: flight.FlightClient) -> N
     assert ids(bare, "store/x") == [1, 1]
 
 
-def test_finish_refuses_attempts_not_whole_or_of_other_writes(bare: flight.FlightClient) -> None:
+def test_finish_refuses_broken_and_foreign_attempts(bare: flight.FlightClient) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     other = call(bare, "write.open", path="store/y")["ticket"]
     foreign, broken = new_attempt(), new_attempt()
@@ -147,7 +147,7 @@ def test_an_empty_finish_needs_the_columns(bare: flight.FlightClient) -> None:
 # --- runs ----------------------------------------------------------------------------------
 
 
-def test_an_open_run_is_joined_a_finished_one_writes_nothing(bare: flight.FlightClient) -> None:
+def test_opening_a_run_joins_it_or_returns_the_finished_one(bare: flight.FlightClient) -> None:
     first = call(bare, "write.open", path="store/x", run="batch-7")
     joined = call(bare, "write.open", path="store/x", run="batch-7")
     assert joined["write"] == first["write"]
@@ -213,7 +213,7 @@ def test_a_finished_write_is_not_aborted(bare: flight.FlightClient) -> None:
 # --- modes, paths, schemas -----------------------------------------------------------------
 
 
-def test_a_mode_refuses_appends_or_overwrites(bare: flight.FlightClient) -> None:
+def test_modes_refuse_append_to_or_replace_a_dataset(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1)])
 
     with refused("exists", "append", "overwrite"):

@@ -44,7 +44,7 @@ def only_part(store: SplitPayloadStore) -> str:
 
 
 def overwrite(path: Path, raw: bytes) -> None:
-    """Change a file in place, as another process would, until its time of change differs."""
+    """Change a file in place, as another process would; its time of change moves on."""
     before = path.stat().st_mtime_ns
     while path.stat().st_mtime_ns == before:  # the kernel's clock for files moves every few milliseconds
         with path.open("r+b") as file:

@@ -234,26 +234,26 @@ def test_a_name_that_reads_no_topic_any_more_is_free(end: str, consumers: Consum
 
 
 @pytest.fixture
-def three(consumers: Consumers, reach: Reach) -> Iterator[Consumers]:
-    """Return as many consumers as a topic may have."""
+def full(consumers: Consumers, reach: Reach) -> Iterator[Consumers]:
+    """Attach as many consumers as a topic may have."""
     with mock.patch.object(module, "MOST", 3):
         for name in ("d", "e"):
             consumers.attach(reach.topic(), name, "s", initial={}, position={0: 0})
         yield consumers
 
 
-FULL = r"topic/x has 3 live consumers, its most: .*consumer.detach.*nobody has seen for 7 days"
+REFUSAL = r"topic/x has 3 live consumers, its most: .*consumer.detach.*nobody has seen for 7 days"
 
 
-def test_one_consumer_too_many_is_refused_with_the_cure(three: Consumers, reach: Reach) -> None:
-    with pytest.raises(LimitExceeded, match=FULL):
-        three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
-    three.attach(reach.topic(), "c", "two", initial={}, position={0: 0})  # one of them, in a new session
+def test_one_consumer_too_many_is_refused_with_the_cure(full: Consumers, reach: Reach) -> None:
+    with pytest.raises(LimitExceeded, match=REFUSAL):
+        full.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    full.attach(reach.topic(), "c", "two", initial={}, position={0: 0})  # one of them, in a new session
     reach.put(1, path="topic/y")
-    three.attach(reach.topic("topic/y"), "g", "s", initial={}, position={0: 0})
-    three.detach(reach.topic(), "d", "s")
-    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
-    assert {consumer.consumer for consumer in three.of(reach.topic()) if consumer.state == "live"} == {"c", "e", "f"}
+    full.attach(reach.topic("topic/y"), "g", "s", initial={}, position={0: 0})
+    full.detach(reach.topic(), "d", "s")
+    full.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    assert {consumer.consumer for consumer in full.of(reach.topic()) if consumer.state == "live"} == {"c", "e", "f"}
 
 
 @pytest.mark.parametrize(
@@ -261,22 +261,22 @@ def test_one_consumer_too_many_is_refused_with_the_cure(three: Consumers, reach:
     [*ACTIONS[:2], lambda consumers, reach, _: consumers.attach(reach.topic(), "c", "n", initial={}, position={})],
     ids=["commit", "heard", "attach"],
 )
-def test_a_returning_consumer_counts_again(act: Callable[..., object], three: Consumers, reach: Reach) -> None:
-    three.detach(reach.topic(), "c", "one")
-    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
-    with pytest.raises(LimitExceeded, match=FULL):
-        act(three, reach, "one")
-    three.detach(reach.topic(), "f", "s")
-    act(three, reach, "one")
+def test_a_returning_consumer_counts_again(act: Callable[..., object], full: Consumers, reach: Reach) -> None:
+    full.detach(reach.topic(), "c", "one")
+    full.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    with pytest.raises(LimitExceeded, match=REFUSAL):
+        act(full, reach, "one")
+    full.detach(reach.topic(), "f", "s")
+    act(full, reach, "one")
 
 
-def test_only_the_latest_detached_consumers_are_kept(three: Consumers, reach: Reach) -> None:
+def test_only_the_latest_detached_consumers_are_kept(full: Consumers, reach: Reach) -> None:
     """Else a reader with a new name for each run would leave thousands, for two weeks."""
     for number in range(20):
         reach.clock.advance(1)
-        three.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
-        three.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
-    by_state = {each.consumer: each.state for each in three.of(reach.topic())}
+        full.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
+        full.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
+    by_state = {each.consumer: each.state for each in full.of(reach.topic())}
     assert {name for name, state in by_state.items() if state == "live"} == {"c", "e", "n19"}
     assert {name for name, state in by_state.items() if state == "detached"} == {"n16", "n17", "n18"}
 

@@ -176,7 +176,7 @@ def test_clock_jumps_change_no_offset_and_no_row(reach: Reach, seed: int) -> Non
 
 @pytest.mark.parametrize("jump", [3 * HOUR, 30 * HOUR, 6 * 24 * HOUR])
 def test_a_clock_jump_takes_no_row_from_a_consumer(reach: Reach, jump: float) -> None:
-    """A consumer may be away for seven days; rows that it has committed expire in their time."""
+    """A consumer may be away for seven days; rows that it has committed are removed in their time."""
     for number in range(6):
         reach.put(number)
     consumers = Consumers(reach.ledger, reach.topics)

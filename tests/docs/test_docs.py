@@ -73,9 +73,7 @@ def test_the_readmes_spark_code_writes_and_reads_what_it_says(
     assert re.match(rf"store/readme/fares: 100,000 rows, .*\n{len(cheap)}\n", capsys.readouterr().out)
     assert sorted(tuple(row) for row in names["cheap"].collect()) == cheap
     table = client.get("store/readme/fares").read_all()
-    assert (
-        sorted(zip(*table.to_pydict().values(), strict=True)) == rows
-    )  # the page writes twice, the second time by hand
+    assert sorted(zip(*table.to_pydict().values(), strict=True)) == rows  # written twice
 
 
 @pytest.mark.spark

@@ -57,7 +57,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         monkeypatch.delenv(name, raising=False)
     updates: list[str] = []
 
-    class RecordingClient(nbclient.NotebookClient):  # type: ignore[name-defined]  # found while the test runs
+    class Recorder(nbclient.NotebookClient):  # type: ignore[name-defined]  # found while the test runs
         def process_message(self, message: Any, *others: Any) -> Any:
             if message["msg_type"] == "update_display_data":
                 updates.append(str(message["content"]["data"]))
@@ -66,9 +66,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     def run(name: str) -> Outputs:
         (file,) = [file for file in NOTEBOOKS if file.stem == name]
         book = nbformat.read(file, as_version=4)
-        RecordingClient(
-            book, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-        ).execute()
+        Recorder(book, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
         assert list(temporary.iterdir()) == []
         return Outputs(book["cells"], updates)
 

@@ -261,7 +261,7 @@ def kill_under_load(data: Path, puts: Puts, round_: int) -> None:
             writer.start()
         enough = len(puts.answered) + 15
         eventually(lambda: len(puts.answered) >= enough, within=60, what="15 more puts are answered")
-        time.sleep(random.uniform(0, 0.5))  # how far they get then is left to chance
+        time.sleep(random.uniform(0, 0.5))  # how far the clients get is left to chance
         server.kill()
         for writer in writers:
             writer.join(30)

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
+from penstock.wire.put import Mode
 from tests.kit.ledger import OTHER, PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- open, record, finish --------------------------------------------------------------------
@@ -208,22 +209,14 @@ def test_mode_error_refuses_a_taken_path_at_finish(ledger: Ledger) -> None:
     ledger.abort(first)
 
 
-def test_two_concurrent_appends_both_count(ledger: Ledger) -> None:
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_concurrent_writes_count_in_the_order_of_finish(ledger: Ledger, mode: Mode) -> None:
+    """Two appends both count; of two overwrites the last one to finish stays."""
     one, two = make_attempt(1), make_attempt(2)
-    first, second = (ledger.open_write(PATH, mode="append").id for _ in range(2))
+    first, second = (ledger.open_write(PATH, mode=mode).id for _ in range(2))
     ledger.record(first, one)
     ledger.record(second, two)
     ledger.finish(second, [two.id])
     ledger.finish(first, [one.id])
-    assert visible_parts(ledger) == part_names(two, one)
-
-
-def test_of_two_overwrites_the_last_to_finish_stays(ledger: Ledger) -> None:
-    one, two = make_attempt(1), make_attempt(2)
-    first, second = (ledger.open_write(PATH, mode="overwrite").id for _ in range(2))
-    ledger.record(first, one)
-    ledger.record(second, two)
-    ledger.finish(second, [two.id])
-    ledger.finish(first, [one.id])
-    assert visible_parts(ledger) == part_names(one)
-    assert ledger.freeable() == part_names(two)
+    assert visible_parts(ledger) == (part_names(two, one) if mode == "append" else part_names(one))
+    assert ledger.freeable() == ([] if mode == "append" else part_names(two))

@@ -92,7 +92,7 @@ UNFILTERABLE = pa.table({"at": [1, 2], "ree": pa.nulls(2, pa.run_end_encoded(pa.
         ("half in (0.5)", [1]),
         ("single = 0.1", [1]),
         ("single in (0.1, 0)", [1, 4]),
-        ("single > 1e40", [2]),  # which no float32 is, but infinity is above it
+        ("single > 1e40", [2]),  # larger than every float32 but infinity
         ("coded_float > 0.7", [1, 2]),
         ("coded_float in (1.0, 0.5)", [1, 4]),
         ("coded_int >= 1.5", [2, 4]),

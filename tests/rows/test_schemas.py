@@ -160,10 +160,8 @@ def test_a_required_column_may_become_nullable() -> None:
 
 
 def test_the_datasets_own_metadata_stays() -> None:
-    existing = SCHEMA.with_metadata({"owner": "me"})
-    merged = schemas.merge(
-        existing, SCHEMA.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"}), "store/a"
-    )
+    new = SCHEMA.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"})
+    merged = schemas.merge(SCHEMA.with_metadata({"owner": "me"}), new, "store/a")
     assert merged.metadata == {b"owner": b"me"}
 
 

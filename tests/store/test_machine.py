@@ -76,11 +76,8 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def live(self) -> dict[str, ExpectedPayload]:
-        return {
-            key: expected
-            for key, expected in self.expected.items()
-            if expected.expires is None or expected.expires > self.clock.now()
-        }
+        now = self.clock.now()
+        return {key: each for key, each in self.expected.items() if each.expires is None or each.expires > now}
 
     def payload(self, rows: int) -> tuple[ExpectedPayload, SplitPayload]:
         self.count += 1

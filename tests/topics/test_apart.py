@@ -32,7 +32,7 @@ def test_an_attempt_named_as_a_part_takes_none_of_its_rows(server: PenstockServe
         names = [row["name"] for row in server._ledger.database.rows("SELECT name FROM parts")]
         opened = client.call("write.open", {"path": path, "mode": "append"})
         attempts = []
-        for name in names:  # every read ticket tells them
+        for name in names:  # read tickets contain them
             command = PutCommand(str(uuid.UUID(name[:32])), ticket=opened["ticket"])
             with client._writer(command, ROWS.schema) as writer:
                 writer.write(ROWS.slice(0, 1))

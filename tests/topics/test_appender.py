@@ -339,7 +339,7 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
             clients = [pool.submit(put_row_by_row, server.url, round_ * 4 + n, sent, answered) for n in range(4)]
             enough = len(answered) + 20
             eventually(lambda enough=enough: len(answered) >= enough, within=60, what="20 more puts are answered")  # type: ignore[misc]
-            threading.Event().wait(dice.uniform(0, 0.2))  # how far they get then is left to chance
+            threading.Event().wait(dice.uniform(0, 0.2))  # how far the clients get is left to chance
             server.kill()
             for client in clients:
                 client.result(30)

@@ -165,7 +165,7 @@ def test_a_stopped_server_resumes_every_put_and_follower(tmp_path: Path) -> None
         for thread in threads:
             thread.start()
         for reached in (20, 60, 120):
-            eventually(lambda reached=reached: len(followed) > reached, what="rows come")  # type: ignore[misc]
+            eventually(lambda reached=reached: len(followed) > reached, what="the follower reads rows")  # type: ignore[misc]
             os.kill(server.pid, signal.SIGSTOP)
             threading.Event().wait(0.5)  # how long the server is stopped
             os.kill(server.pid, signal.SIGCONT)

@@ -115,11 +115,9 @@ def test_the_error_names_removed_rows_and_those_left(reach: Reach) -> None:
     reach.clock.advance(25 * HOUR)
     reach.put(4, 5)
     retain(reach.ledger)
-    message = (
-        r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
-    )
+    gone = r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
     for end in ({}, {0: 5}, {0: 3}):
-        with pytest.raises(Lost, match=message):
+        with pytest.raises(Lost, match=gone):
             reach.read(start={0: 1}, end=end)
     with pytest.raises(Lost, match="1 rows from offset 1 on"):
         reach.read(start={0: 1}, end={0: 2})
@@ -510,7 +508,7 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
             put(bare, at(TOPIC), [trips(number, number + 100)])
         before = read(bare, TOPIC, columns=["id", "city", "_shard", "_offset", "_time"])
     shutil.copytree(kept, data)
-    prelude = (  # at the second sweep: the first one comes before the server says where it is
+    prelude = (  # compact at each sweep but the first, which runs before the server prints its address
         "import penstock.ledger.sweep as sweep\n"
         "from penstock.queue.topics.compaction import Compactor\n"
         "sweep.TEND_EVERY, compact, first = 0, Compactor.compact, iter([True])\n"
@@ -528,10 +526,7 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
     with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         eventually(lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
-        eventually(
-            lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1,
-            what="the restarted server compacts the parts",
-        )
+        eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="the parts are compacted")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
 
 
@@ -623,10 +618,7 @@ def test_small_puts_are_forgotten_after_an_hour(reach: Reach) -> None:
 
     reach.clock.advance(ledger.REMEMBERED)
     reach.ledger.expire()
-    assert (count_rows(reach, "writes"), count_rows(reach, "attempts")) == (
-        1,
-        0,
-    )  # the write that was open has just expired
+    assert (count_rows(reach, "writes"), count_rows(reach, "attempts")) == (1, 0)  # the open write, now expired
     assert reach.ids() == [1, 2, 3]
 
 

@@ -85,15 +85,10 @@ def test_the_first_put_makes_a_topic_of_one_shard(bare: flight.FlightClient) -> 
     put(bare, at(TOPIC), [trips(4)])
 
     assert ids(bare, TOPIC) == [1, 2, 3, 4]
-    description = call(bare, "describe", path=TOPIC)
-    assert description["shards"] == [{"shard": 0, "first": 0, "next": 4}]
-    assert (description["kind"], description["rows"], description["key"], description["keep_seconds"]) == (
-        "topic",
-        4,
-        None,
-        86_400,
-    )
-    assert description["schema"] == columns(TRIPS)
+    topic = call(bare, "describe", path=TOPIC)
+    assert topic["shards"] == [{"shard": 0, "first": 0, "next": 4}]
+    assert (topic["kind"], topic["rows"], topic["key"], topic["keep_seconds"]) == ("topic", 4, None, 86_400)
+    assert topic["schema"] == columns(TRIPS)
     assert list_paths(bare, b"topic/") == [TOPIC]
     assert list_paths(bare) == [], "a topic is no dataset"
 

@@ -145,19 +145,13 @@ def wrong_values(hint: Any) -> list[Any]:
     optional = origin in (Union, UnionType)
     if optional:
         return [value for value in wrong_values(next(arg for arg in args if arg is not NoneType)) if value is not None]
-    everything = [None, True, 3, 0.5, "text", [None], {"a": 1}]
-    accepted_for = {str: (str,), int: (int,), float: (int, float), bool: (bool,), tuple: (), dict: (dict,), Literal: ()}
-    if origin is tuple:  # a list of what its elements can't be is none
-        return [value for value in everything if not isinstance(value, list)] + [
-            [each] for each in wrong_values(args[0])
-        ]
-    accepted = (
-        (dict,)
-        if origin is None and hint not in accepted_for
-        else accepted_for[hint if hint in accepted_for else origin]
-    )
+    candidates = [None, True, 3, 0.5, "text", [None], {"a": 1}]
+    taken = {str: (str,), int: (int,), float: (int, float), bool: (bool,), tuple: (), dict: (dict,), Literal: ()}
+    if origin is tuple:  # a list of wrong elements is wrong, too
+        return [value for value in candidates if not isinstance(value, list)] + [[e] for e in wrong_values(args[0])]
+    types = (dict,) if origin is None and hint not in taken else taken[hint if hint in taken else origin]
     out_of_range: dict[Any, list[Any]] = {int: [-1, 2**63, 10**400], float: [10**400]}
-    return [value for value in everything if type(value) not in accepted] + out_of_range.get(hint, [])
+    return [value for value in candidates if type(value) not in types] + out_of_range.get(hint, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)

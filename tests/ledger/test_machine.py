@@ -29,6 +29,7 @@ from penstock.store.database import Database
 from penstock.store.medium import Part
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
+from tests.kit.profiles import examples
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -344,5 +345,5 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (found.rows, found.bytes) == (5 * sum(counted), 40 * sum(counted))
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestLedgerMachine = LedgerMachine.TestCase

@@ -349,10 +349,7 @@ def test_rows_that_are_gone_fail_the_query_with_the_cure_or_are_let_pass(
     streams.put(0, 10)
     streams.run(streams.stream(), "store/out")
     streams.put(10, 10)
-    retention = Reading(server, client, bare)
-    with pytest.MonkeyPatch.context() as here:
-        here.setattr("tests.kit.consumption.X", IN)
-        retention.purge()
+    Reading(server, client, bare).purge()
     streams.put(20, 5)
 
     said = r"10 rows are gone that this query hasn't read \(shard 0: offsets 10 to 20\).*failOnDataLoss=false; to start"

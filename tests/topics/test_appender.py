@@ -330,11 +330,12 @@ def test_a_kill_at_a_step_of_the_append_leaves_what_was_answered_and_no_more_byt
 
 @pytest.mark.process
 @pytest.mark.faults
-def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Path) -> None:
-    """Three kills at random steps while four clients put row by row; each client's rows stay in its order."""
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Path, kills: int) -> None:
+    """Kills at random steps while four clients put row by row; each client's rows stay in its order."""
     data, answered, asked = tmp_path / "d", set[int](), set[int]()
     dice = random.Random(7)
-    for round_ in range(3):
+    for round_ in range(kills):
         with process_server(data) as server, ThreadPoolExecutor(4) as pool:
             running = [pool.submit(row_by_row, server.url, round_ * 4 + n, asked, answered) for n in range(4)]
             enough = len(answered) + 20

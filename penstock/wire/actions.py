@@ -1,4 +1,4 @@
-"""Actions: what each is asked and what it answers, in one registry that both ends read."""
+"""Actions: the request and the answer of each, in one registry that client and server read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.wire.position import Position
 from penstock.wire.put import Mode, State
 
 SchemaJson = tuple[dict[str, Any], ...]
-"""A list of {name, type, nullable}; `penstock.rows.schemas` turns it into an Arrow schema and back."""
+"""A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
 Access = Literal["token", "ticket", "anyone"]
 """Who may call: the holder of the server's token, of the ticket in the request, or everybody."""
 RequestT = TypeVar("RequestT", bound=Body)
@@ -37,7 +37,8 @@ class OpenWrite(Body):
 
     path: str
     mode: Mode = "error"
-    schema: SchemaJson | None = None
+    schema: str | None = None
+    """The columns of a dataset that may get no rows: an Arrow schema's IPC message in base64."""
     run: str | None = None
 
 
@@ -88,22 +89,6 @@ class AbortWrite(Body):
 
 
 # --- topics and their consumers ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTopic(Body):
-    """topic.create: make an empty topic, or change what an existing one keeps."""
-
-    path: str
-    schema: SchemaJson
-    key: str | None = None
-    """The column whose equal values stay in one shard, in order."""
-    shards: int | None = None
-    """By default 4 with a key and 1 without."""
-    keep_seconds: float | None = None
-    """The age at which rows are removed, read or not; by default 24 hours."""
-    keep_bytes: int | None = None
-    """The size above which the oldest rows are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +195,14 @@ class Target(Body):
 
 @dataclass(frozen=True, slots=True)
 class Deleted(Body):
-    """The answer of delete: what the path held."""
+    """The answer of delete: what the path held; of a write its id, state and the path that it wrote to."""
 
     path: str
     rows: int
     bytes: int
     parts: int
+    write: str | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +298,6 @@ ABORT_WRITE = Action(
     Summary,
     "ticket",
 )
-CREATE_TOPIC = Action(
-    "topic.create",
-    "Make a topic, or change what one keeps: {path, schema, key, shards, keep_seconds, keep_bytes} -> its description.",
-    CreateTopic,
-    Description,
-)
 ATTACH_CONSUMER = Action(
     "consumer.attach",
     "Read a topic as a consumer: {path, journal, consumer, session, initial, position} -> its committed position.",
@@ -348,7 +329,7 @@ HEALTH = Action("health", "The server's version, state and store: {}.", Nothing,
 ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
-        OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, CREATE_TOPIC, DELETE, DESCRIBE, HEALTH,
+        OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER,
     )
 }  # fmt: skip

@@ -291,12 +291,12 @@ class TestWhatIsDone:
         self, topic: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         query, start, end = topic.begun(max_rows=6)
-        begun = topic.server._ledger.transaction
+        begun = topic.server.state.ledger.transaction
 
         def full() -> Any:
             raise StoreFull("no room for the ledger", retry_after=5)
 
-        monkeypatch.setattr(topic.server._ledger, "transaction", full)
+        monkeypatch.setattr(topic.server.state.ledger, "transaction", full)
         topic.later(3_600)
         further = query.latest(end)
         assert further.shards == {"0": 8, "1": 4}
@@ -305,7 +305,7 @@ class TestWhatIsDone:
         assert told == "topic/x: its position can't be noted for now: no room for the ledger"
         assert topic.position() == start.shards
 
-        monkeypatch.setattr(topic.server._ledger, "transaction", begun)
+        monkeypatch.setattr(topic.server.state.ledger, "transaction", begun)
         query.latest(end)
         assert topic.position() == end.shards
 
@@ -419,7 +419,7 @@ class TestTwoQueriesOnOneCheckpoint:
 class TestAServerThatWasPutBack:
     @staticmethod
     def forget(topic: Reading) -> None:
-        with topic.server._ledger.transaction() as t:
+        with topic.server.state.ledger.transaction() as t:
             t.sql.execute("DELETE FROM consumers")
 
     def test_a_consumer_that_it_doesnt_know_stands_where_the_batch_begins(self, topic: Reading) -> None:

@@ -75,8 +75,11 @@ class ConsumerActions:
 
     def _topic(self, request: _Request) -> Topic:
         """Return the topic of a request, whose names and journal are checked."""
-        _check_name("consumer", request.consumer)
-        _check_name("session", request.session)
+        for field, name in (("consumer", request.consumer), ("session", request.session)):
+            if name is not None and not _NAME.fullmatch(name):  # logs, tables and metrics show names as they are
+                raise InvalidRequest(
+                    f"{field} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ -, got {len(name)}"
+                )
         path = paths.parse(request.path)
         if path.kind != self.kind:
             raise InvalidRequest(f"{path} has no offsets: expected {self.kind}/…")
@@ -103,9 +106,3 @@ def complete_position(topic: Topic, position: Position | None, default: Mapping[
                 f"{len(topic.shards) - 1}"
             )
     return Position({**default, **(position or {})})
-
-
-def _check_name(what: str, name: str | None) -> None:
-    """Reject names that logs, tables and metrics could not show as they are."""
-    if name is not None and not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{what} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ -, got {len(name)}")

@@ -19,15 +19,15 @@ _ROOT = "store/"
 def info(state: State, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
     """Return schema, size and endpoints of the rows that a descriptor names."""
     command = _read_command(descriptor)
-    path = paths.parse(command.path)
-    return state.kind_of(path).info(path, command, descriptor)
+    kind, path = state.locate(command.path)
+    return kind.info(path, command, descriptor)
 
 
 def schema(state: State, descriptor: flight.FlightDescriptor) -> pa.Schema:
     """Return the schema that `info` would have."""
     command = _read_command(descriptor)
-    path = paths.parse(command.path)
-    return state.kind_of(path).schema(path, command)
+    kind, path = state.locate(command.path)
+    return kind.schema(path, command)
 
 
 def flights(state: State, criteria: bytes) -> Iterator[flight.FlightInfo]:

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from penstock.errors import Unavailable
+from penstock.flight_server.state import State
 
 
 class HttpDoor:
     """A small HTTP server; its pages have figures and no data."""
 
-    def __init__(self, host: str, port: int, *, ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
+    def __init__(self, host: str, port: int, state: State) -> None:
         pages: dict[str, Callable[[], tuple[int, str]]] = {
             "/healthz": lambda: (200, "ok\n"),
-            "/readyz": lambda: (200, "ready\n") if ready() else (503, "draining\n"),
-            "/metrics": lambda: (200, metrics()),
+            "/readyz": lambda: (200, "ready\n") if state.streams.state == "serving" else (503, "draining\n"),
+            "/metrics": lambda: (200, state.metrics.text()),
         }
 
         class Handler(BaseHTTPRequestHandler):

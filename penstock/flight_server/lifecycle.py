@@ -129,20 +129,15 @@ def run(config: ServerConfig) -> int:
     stop = _stop_signal()
     with data_folder(config) as (ledger, store, key):
         server = PenstockServer(config, ledger, store, key)
-        streams = server.state.streams
         http = None
         try:
             if config.http is not None:
-                http = HttpDoor(
-                    *config.http_address(),
-                    ready=lambda: streams.state == "serving",
-                    metrics=server.state.metrics.text,
-                )
+                http = HttpDoor(*config.http_address(), server.state)
                 http.start()
             _announce(config, server, http)
             while not stop.wait(_POLL):
                 pass
-            log.info("draining: %d calls are open, they have %g s", streams.open_streams, config.drain)
+            log.info("draining: %d calls are open, they have %g s", server.state.streams.open_streams, config.drain)
         finally:
             left = server.close(config.drain)
             if http is not None:

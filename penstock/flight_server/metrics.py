@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 try:
@@ -20,6 +20,7 @@ class Gauge(NamedTuple):
     """One value that is read when Prometheus asks."""
 
     name: str
+    text: str
     value: float
     labels: Mapping[str, str] = {}
 
@@ -47,9 +48,9 @@ class Metrics:
         """Register a histogram of seconds."""
         return Histogram(name, text, labels, registry=self._registry, buckets=_BUCKETS)
 
-    def gauges(self, texts: Mapping[str, str], read: Callable[[], Iterable[Gauge]]) -> None:
-        """Register gauges by name and help text, which `read` reads together at each scrape."""
-        self._registry.register(_Gauges(texts, read))
+    def gauges(self, read: Callable[[], Iterable[Gauge]]) -> None:
+        """Register gauges, which `read` reads together at each scrape."""
+        self._registry.register(_Gauges(read))
 
     def moved(self, way: str, rows: int, size: int) -> None:
         """Count rows and bytes that came `in` or went `out`."""
@@ -73,11 +74,11 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    def __init__(self, texts: Mapping[str, str], read: Callable[[], Iterable[Gauge]]) -> None:
-        self._texts, self._read = texts, read
+    def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:
+        self._read = read
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = {name: GaugeMetricFamily(name, text) for name, text in self._texts.items()}
-        for gauge in self._read():
-            families[gauge.name].add_sample(gauge.name, dict(gauge.labels), gauge.value)
-        yield from families.values()
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, text, value, labels in self._read():
+            families.setdefault(name, GaugeMetricFamily(name, text)).add_sample(name, dict(labels), value)
+        return families.values()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -36,25 +36,6 @@ Piece = tuple[int | None, list[pa.RecordBatch]]
 """Batches for one part, and the shard of a topic that they are for."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutStream:
-    """A do_put whose stream has not been read yet."""
-
-    state: State
-    attempt: str
-    peer: str
-    reader: flight.MetadataRecordBatchReader
-    admit: Callable[[], object]
-    """Tells a sender that waits for it to send its batches."""
-
-    @contextmanager
-    def upload(self) -> Iterator[Upload]:
-        """Admit the put and read its schema; the watch cuts it if it is silent for too long within the block."""
-        self.admit()
-        with self.state.watch.put(self.peer, self.attempt) as set_waiting:
-            yield Upload(self.attempt, self.reader, self.state.limits, set_waiting)
-
-
 def put(
     state: State,
     call: Call,
@@ -74,16 +55,22 @@ def put(
     next start deletes those that no row names.
     """
     command = _decode_command(descriptor)
-    admit = (lambda: send(READY)) if command.ready else (lambda: None)
-    stream = PutStream(state, command.attempt, peer, reader, admit)
+
+    @contextmanager
+    def admit() -> Iterator[Upload]:
+        if command.ready:
+            send(READY)
+        with state.watch.put(peer, command.attempt) as set_waiting:
+            yield Upload(command.attempt, reader, state.limits, set_waiting)
+
     if command.ticket is None:
         call.check_known()
-        path = paths.parse(command.path or "")
-        return state.kind_of(path).put(path, command, stream)
+        kind, path = state.locate(command.path or "")
+        return kind.put(path, command, admit)
     write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)
     state.watch.check_not_cut(command.attempt)
-    kind = state.kind_of(paths.parse(write.path))
-    with stream.upload() as upload:
+    kind, _ = state.locate(write.path)
+    with admit() as upload:
         return kind.attempt(write, upload)
 
 
@@ -178,16 +165,14 @@ def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Recei
     ledger = state.ledger
     try:
         receipt = ledger.finish_single(write.id, attempt) if own else ledger.record(write.id, attempt)
-    except WriteEnded:
-        state.store.discard(part.name for part in attempt.parts)
-        now = ledger.write(write.id)
-        if own and write.run is not None and now.state == "finished":  # the same run, put twice at the same time
-            return ledger.finished_receipt(now)
-        raise
     except Unsettled:  # a crash may still bring the row to light; if not, the next start finds the bytes to be orphans
         raise
-    except BaseException:
+    except BaseException as error:
         state.store.discard(part.name for part in attempt.parts)
+        if isinstance(error, WriteEnded) and own and write.run is not None:
+            now = ledger.write(write.id)
+            if now.state == "finished":  # the same run, put twice at the same time
+                return ledger.finished_receipt(now)
         raise
     steps.passed("put.recorded")
     if attempt.parts and not ledger.names(attempt.parts[0].name):

@@ -28,12 +28,6 @@ from penstock.ledger.sweep import Sweeper
 from penstock.store.payloads import SplitPayloadStore
 
 _WRITERS = 4  # threads that store parts, for all puts together
-_GAUGES = {
-    "penstock_open_streams": "Open do_get and do_put calls.",
-    "penstock_store_bytes": "Bytes of all parts in the store, those that are not visible included.",
-    "penstock_quarantined_parts": "Parts that were found corrupt and are kept in quarantine/.",
-    "penstock_ledger": "Figures of the ledger.",
-}
 
 
 class PenstockServer(flight.FlightServerBase):
@@ -53,7 +47,7 @@ class PenstockServer(flight.FlightServerBase):
         )  # fmt: skip
         self.state.kinds.update((kind.name, kind(self.state)) for kind in kinds.KINDS)
         self._actions = Actions(self.state)
-        metrics.gauges(_GAUGES, self._gauges)
+        metrics.gauges(self._gauges)
         self._owned: tuple[Watch | Sweeper | LocalDoor | Kind, ...]
         self._owned = (self.state.watch, self.state.sweeper, local, *self.state.kinds.values())
         for owned in self._owned:
@@ -138,11 +132,12 @@ class PenstockServer(flight.FlightServerBase):
 
     def _gauges(self) -> Iterator[Gauge]:
         state = self.state
-        yield Gauge("penstock_open_streams", state.streams.open_streams)
-        yield Gauge("penstock_store_bytes", state.store.used)
-        yield Gauge("penstock_quarantined_parts", len(state.store.medium.quarantined()))
+        yield Gauge("penstock_open_streams", "Open do_get and do_put calls.", state.streams.open_streams)
+        yield Gauge("penstock_store_bytes", "Bytes of all parts in the store, visible or not.", state.store.used)
+        corrupt = len(state.store.medium.quarantined())
+        yield Gauge("penstock_quarantined_parts", "Parts found corrupt and kept in quarantine/.", corrupt)
         for name, value in state.ledger.totals().items():
-            yield Gauge("penstock_ledger", value, {"of": name})
+            yield Gauge("penstock_ledger", "Figures of the ledger.", value, {"of": name})
 
 
 def _call(context: flight.ServerCallContext) -> Call:

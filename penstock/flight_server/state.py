@@ -17,7 +17,7 @@ from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
 from penstock.store.payloads import SplitPayloadStore
-from penstock.wire.paths import Path
+from penstock.wire.paths import Path, parse
 
 if TYPE_CHECKING:
     from penstock.flight_server.kinds.kind import Kind
@@ -50,8 +50,13 @@ class State:
         """The limits of streams and puts."""
         return self.config.limits
 
+    def locate(self, text: str) -> tuple[Kind, Path]:
+        """Parse the path of one thing; return the kind that answers for it, and the path."""
+        path = parse(text)
+        return self.kind_of(path), path
+
     def kind_of(self, path: Path) -> Kind:
-        """Return the kind that answers for a path."""
+        """Return the kind that answers for a path or a folder."""
         kind = self.kinds.get(path.kind)
         if kind is None:
             names = " or ".join(f"{name}/" for name in self.kinds)

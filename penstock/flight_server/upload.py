@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import pyarrow as pa
@@ -110,3 +111,7 @@ def _reject_malformed(read: Callable[[], _T]) -> _T:
         raise
     except Exception as malformed:
         raise InvalidRequest(f"the stream is malformed: {str(malformed)[:300]}") from malformed
+
+
+Admit = Callable[[], AbstractContextManager[Upload]]
+"""Lets a sender that waits for it send its batches, and reads the schema. Within its block the watch looks on."""

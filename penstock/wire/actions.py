@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from penstock.wire.body import Body
+from penstock.wire.body import Body, field_names
 from penstock.wire.position import Position
 from penstock.wire.put import Mode, State
 
@@ -22,10 +22,15 @@ class Action(Generic[RequestT, AnswerT]):
     """One action of do_action."""
 
     name: str
-    sentence: str
+    purpose: str
     request: type[RequestT]
     answer: type[AnswerT]
     access: Access = "token"
+
+    @property
+    def sentence(self) -> str:
+        """What list_actions tells: the purpose, and the fields of the request."""
+        return f"{self.purpose}: {{{', '.join(field_names(self.request))}}}."  # type: ignore[arg-type]  # hashable
 
 
 # --- writes --------------------------------------------------------------------------------
@@ -278,53 +283,22 @@ class Health(Body):
     """Bytes of deleted rows that read tickets still name."""
 
 
-OPEN_WRITE = Action(
-    "write.open",
-    "Begin a write, or join the open one of its run: {path, mode, schema, run} -> {write, ticket, state, …}.",
-    OpenWrite,
-    OpenedWrite,
-)
+OPEN_WRITE = Action("write.open", "Begin a write, or join the open one of its run", OpenWrite, OpenedWrite)
 FINISH_WRITE = Action(
-    "write.finish",
-    "Make exactly these attempts the dataset, once per run: {ticket, attempts, run} -> the write's summary.",
-    FinishWrite,
-    Summary,
-    "ticket",
+    "write.finish", "Make exactly these attempts the dataset, once per run", FinishWrite, Summary, "ticket"
 )
-ABORT_WRITE = Action(
-    "write.abort",
-    "End a write that shows nothing: {ticket} -> the write's summary.",
-    AbortWrite,
-    Summary,
-    "ticket",
-)
-ATTACH_CONSUMER = Action(
-    "consumer.attach",
-    "Read a topic as a consumer: {path, journal, consumer, session, initial, position} -> its committed position.",
-    AttachConsumer,
-    AttachedConsumer,
-)
+ABORT_WRITE = Action("write.abort", "End a write that shows nothing", AbortWrite, Summary, "ticket")
+ATTACH_CONSUMER = Action("consumer.attach", "Read a topic as a consumer", AttachConsumer, AttachedConsumer)
 ASK_OFFSETS = Action(
-    "consumer.offsets",
-    "The first and next offsets of a topic, and the end of a batch: {path, start, since, max_rows, …} -> offsets.",
-    AskOffsets,
-    Offsets,
+    "consumer.offsets", "The first and next offsets of a topic, and the end of a batch", AskOffsets, Offsets
 )
 COMMIT_POSITION = Action(
-    "consumer.commit",
-    "Rows below a position are done for good: {path, journal, consumer, session, position} -> the position.",
-    CommitPosition,
-    CommittedPosition,
+    "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
 )
-DETACH_CONSUMER = Action(
-    "consumer.detach",
-    "This consumer will not return, and holds no rows: {path, journal, consumer, session} -> {}.",
-    DetachConsumer,
-    Nothing,
-)
-DESCRIBE = Action("describe", "All that is known of the thing at a path: {path}.", Target, Description)
-DELETE = Action("delete", "Delete a dataset or a topic, or abort a write: {path} -> what it held.", Target, Deleted)
-HEALTH = Action("health", "The server's version, state and store: {}.", Nothing, Health, "anyone")
+DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description)
+DELETE = Action("delete", "Delete the thing at a path; a write is aborted", Target, Deleted)
+HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action

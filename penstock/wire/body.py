@@ -35,7 +35,7 @@ class Body:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are not None, without the version."""
-        values = ((name, getattr(self, name)) for name in _names(type(self)))  # type: ignore[arg-type]  # hashable
+        values = ((name, getattr(self, name)) for name in field_names(type(self)))  # type: ignore[arg-type]  # hashable
         return {name: _as_json(value) for name, value in values if value is not None}
 
     @classmethod
@@ -91,7 +91,8 @@ def _as_json(value: Any) -> Any:
 
 
 @cache
-def _names(body: type[Body]) -> tuple[str, ...]:
+def field_names(body: type[Body]) -> tuple[str, ...]:
+    """Return the names of a body's fields."""
     return tuple(field.name for field in fields(body))  # type: ignore[arg-type]  # a dataclass, always
 
 

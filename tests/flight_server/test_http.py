@@ -26,9 +26,7 @@ _LINE = re.compile(
 @pytest.fixture
 def door(server: PenstockServer) -> Iterator[str]:
     """The address of a server's HTTP door."""
-    http = HttpDoor(
-        "127.0.0.1", 0, ready=lambda: server.state.streams.state == "serving", metrics=server.state.metrics.text
-    )
+    http = HttpDoor("127.0.0.1", 0, server.state)
     http.start()
     yield f"http://127.0.0.1:{http.port}"
     http.close()

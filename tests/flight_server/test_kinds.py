@@ -13,10 +13,10 @@ from penstock.errors import NotFound
 from penstock.flight_server import endpoints, kinds
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Handler, Kind, handle
-from penstock.flight_server.put import PutStream
 from penstock.flight_server.selection import select
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.state import State
+from penstock.flight_server.upload import Admit
 from penstock.ledger.writes import Laid
 from penstock.wire.actions import ACTIONS, Action, Deleted, Description
 from penstock.wire.body import Body
@@ -78,8 +78,8 @@ class ShelfKind(Kind):
         del self.parts[str(path)]
         return Deleted(str(path), part.rows, part.bytes, 1)
 
-    def put(self, path: Path, command: PutCommand, stream: PutStream) -> Receipt:
-        with stream.upload() as upload:
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
+        with admit() as upload:
             batches = [batch for part in upload.parts() for batch in part]
             upload.check_whole()
         part = self.state.store.write(upload.attempt, upload.schema, batches)

@@ -10,10 +10,10 @@ import pyarrow.flight as flight
 from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.flight_server import endpoints
 from penstock.flight_server.kinds.kind import Kind
-from penstock.flight_server.put import PutStream, keep, own_write
+from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import select
-from penstock.flight_server.upload import Upload
-from penstock.ledger.writes import Dataset, Folder, Laid, Write
+from penstock.flight_server.upload import Admit, Upload
+from penstock.ledger.writes import Dataset, Folder, Write
 from penstock.rows import schemas
 from penstock.wire.actions import Deleted, Description
 from penstock.wire.paths import Path
@@ -37,8 +37,11 @@ class DatasetKind(Kind):
                 "again with mode 'overwrite', or delete it"
             )
         selection = select(command, dataset.path, dataset.schema)
-        chosen = parts if command.part is None else [_part(path, parts, command.part)]
-        return endpoints.readable(self.state, descriptor, selection, chosen, self._entry(dataset), expires)
+        if command.part is not None:
+            if command.part >= len(parts):
+                raise NotFound(f"{path} has no part {command.part}: it has {len(parts)}, counted from 0")
+            parts = [parts[command.part]]
+        return endpoints.readable(self.state, descriptor, selection, parts, self._entry(dataset), expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         dataset = self.state.ledger.dataset(str(path))
@@ -74,11 +77,11 @@ class DatasetKind(Kind):
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload, own=False)
 
-    def put(self, path: Path, command: PutCommand, stream: PutStream) -> Receipt:
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
         if command.create is not None:
             raise InvalidRequest(f"{path} is a dataset: `create` makes a topic, expected topic/…")
         mode = command.mode or "error"
-        with own_write(self.state, str(path), mode, command.run) as write, stream.upload() as upload:
+        with own_write(self.state, str(path), mode, command.run) as write, admit() as upload:
             return self._keep(write, upload, own=True)
 
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
@@ -96,9 +99,3 @@ class DatasetKind(Kind):
 def _folder_entry(folder: Folder) -> Entry:
     state = "1 dataset" if folder.datasets == 1 else f"{folder.datasets:,} datasets"
     return Entry(folder.path, "folder", folder.rows, folder.bytes, folder.part_count, folder.changed, state)
-
-
-def _part(path: Path, parts: list[Laid], number: int) -> Laid:
-    if number >= len(parts):
-        raise NotFound(f"{path} has no part {number}: it has {len(parts)}, counted from 0")
-    return parts[number]

@@ -11,9 +11,8 @@ import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
-from penstock.flight_server.put import PutStream
 from penstock.flight_server.state import State
-from penstock.flight_server.upload import Upload
+from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
 from penstock.wire.actions import Action, AnswerT, Deleted, Description, RequestT
 from penstock.wire.body import Body
@@ -90,7 +89,7 @@ class Kind:
         """Store one attempt of an open write: durable, and not visible before the write is finished."""
         raise self._refusal(Path(self.name), Kind.attempt, "written")
 
-    def put(self, path: Path, command: PutCommand, stream: PutStream) -> Receipt:
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
         """Take a put that belongs to no open write: durable and visible when it returns."""
         raise self._refusal(path, Kind.put, "written")
 

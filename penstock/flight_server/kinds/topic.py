@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import chain
 
 import pyarrow as pa
@@ -14,10 +13,10 @@ from penstock.flight_server import endpoints
 from penstock.flight_server.consumer_actions import ConsumerActions, check_journal, complete_position
 from penstock.flight_server.kinds.kind import Handler, Kind
 from penstock.flight_server.metrics import Gauge
-from penstock.flight_server.put import PutStream, keep, own_write
+from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
-from penstock.flight_server.upload import Upload
+from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
 from penstock.queue.topics import keys
 from penstock.queue.topics.append import Appender, SmallPut, check_again
@@ -30,15 +29,6 @@ from penstock.wire.paths import Path
 from penstock.wire.position import Position
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import Entry, ReadCommand
-
-_GAUGES = {
-    "penstock_topic_rows": "Rows that can be read, by topic.",
-    "penstock_topic_bytes": "Bytes of these rows, by topic.",
-    "penstock_topic_oldest_seconds": "Age of the oldest of these rows, by topic.",
-    "penstock_consumer_lag_rows": "Rows that a live consumer has not committed.",
-    "penstock_consumer_lag_bytes": "Bytes of these rows.",
-    "penstock_consumer_lag_seconds": "Age of the oldest of these rows.",
-}
 
 
 class TopicKind(Kind):
@@ -56,7 +46,7 @@ class TopicKind(Kind):
         self._gap = metrics.counter(
             "penstock_gap_rows_total", "Rows that were removed before a consumer read them, which went on.", "topic"
         )
-        metrics.gauges(_GAUGES, self._gauges)
+        metrics.gauges(self._gauges)
         self.topics = Topics(state.ledger, state.store)
         self.consumers = Consumers(state.ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows))
         self._appender = Appender(state.ledger, state.store, self._count_group, state.limits.datasets)
@@ -96,14 +86,19 @@ class TopicKind(Kind):
 
     def describe(self, path: Path) -> Description:
         topic = self.topics.topic(str(path))
-        consumers = [asdict(consumer) for consumer in self.consumers.of(topic)]
         return Description(
             "topic", topic.path, topic.rows, topic.bytes, topic.part_count, topic.changed,
             schemas.to_json(topic.schema), journal=topic.journal, epoch=topic.epoch, key=topic.key,
             keep_seconds=topic.keep_seconds, keep_bytes=topic.keep_bytes,
             shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
             oldest=self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None,
-            consumers=tuple(ConsumerState(**{**each, "position": Position(each["position"])}) for each in consumers),
+            consumers=tuple(
+                ConsumerState(
+                    each.consumer, each.state, Position(each.position), each.seen,
+                    each.lag_rows, each.lag_bytes, each.lag_seconds,
+                )
+                for each in self.consumers.of(topic)
+            ),
         )  # fmt: skip
 
     def _entry(self, topic: Topic) -> Entry:
@@ -129,10 +124,10 @@ class TopicKind(Kind):
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload, upload.parts(), own=False)
 
-    def put(self, path: Path, command: PutCommand, stream: PutStream) -> Receipt:
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
         """Append the stream's rows; a put that fits a part shares its fsync and its transaction with others."""
         _check_mode(path, command.mode)
-        with stream.upload() as upload:
+        with admit() as upload:
             if command.create is not None:
                 return self._create(path, command.create, upload)
             parts = upload.parts()
@@ -185,16 +180,16 @@ class TopicKind(Kind):
 
     def _gauges(self) -> Iterator[Gauge]:
         for topic in self.topics.below("topic/"):
-            labels = {"topic": topic.path}
-            yield Gauge("penstock_topic_rows", topic.rows, labels)
-            yield Gauge("penstock_topic_bytes", topic.bytes, labels)
-            yield Gauge("penstock_topic_oldest_seconds", self.consumers.age(self.topics.behind(topic, {})), labels)
-            for consumer in self.consumers.of(topic):
-                if consumer.state == "live":
-                    labels = {"topic": topic.path, "consumer": consumer.consumer}
-                    yield Gauge("penstock_consumer_lag_rows", consumer.lag_rows, labels)
-                    yield Gauge("penstock_consumer_lag_bytes", consumer.lag_bytes, labels)
-                    yield Gauge("penstock_consumer_lag_seconds", consumer.lag_seconds, labels)
+            labels, age = {"topic": topic.path}, self.consumers.age(self.topics.behind(topic, {}))
+            yield Gauge("penstock_topic_rows", "Rows that can be read, by topic.", topic.rows, labels)
+            yield Gauge("penstock_topic_bytes", "Bytes of these rows, by topic.", topic.bytes, labels)
+            yield Gauge("penstock_topic_oldest_seconds", "Age of the oldest of these rows, by topic.", age, labels)
+            for each in self.consumers.of(topic):
+                if each.state == "live":
+                    labels = {"topic": topic.path, "consumer": each.consumer}
+                    yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)
+                    yield Gauge("penstock_consumer_lag_bytes", "Bytes of these rows.", each.lag_bytes, labels)
+                    yield Gauge("penstock_consumer_lag_seconds", "Age of the oldest row.", each.lag_seconds, labels)
 
 
 def _select(topic: Topic, command: ReadCommand) -> Selection:

@@ -14,7 +14,6 @@ from penstock.flight_server.limits import check_limit
 from penstock.flight_server.tickets import WriteTicket
 from penstock.rows import schemas
 from penstock.wire import actions as wire
-from penstock.wire import paths
 from penstock.wire.paths import Path
 from penstock.wire.read import Entry
 
@@ -50,12 +49,12 @@ class WriteKind(Kind):
         state = self.state
         if state.streams.state != "serving":
             raise not_serving()
-        path = paths.parse(request.path)
+        kind, path = state.locate(request.path)
         schema = None if request.schema is None else schemas.decode(request.schema)
         if schema is not None:
             check_limit(len(schema), state.limits.columns, "columns", "columns")
             schemas.check_names(schema)
-        write = state.kind_of(path).open(path, request.mode, request.run, schema)
+        write = kind.open(path, request.mode, request.run, schema)
         ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)
 

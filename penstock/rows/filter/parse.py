@@ -80,13 +80,13 @@ class _Parser:
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
         self._types = dict(zip(schema.names, schema.types, strict=True))
-        self._tokens = tokens(text)
+        self._tokens = [*tokens(text), ("end", "")]
         self._at = self._depth = self._terms = 0
         self.columns: dict[str, None] = {}
 
     def parse(self) -> pc.Expression:
         expression = self._disjunction()
-        if self._at < len(self._tokens):
+        if self._kind() != "end":
             raise self._expected("'and' or 'or'")
         return expression
 
@@ -192,10 +192,10 @@ class _Parser:
     # --- tokens -------------------------------------------------------------------------------
 
     def _kind(self) -> str:
-        return self._tokens[self._at][0] if self._at < len(self._tokens) else "end"
+        return self._tokens[self._at][0]
 
     def _value(self) -> Literal:
-        return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
+        return self._tokens[self._at][1]
 
     def _next(self) -> Literal:
         self._at += 1
@@ -212,5 +212,5 @@ class _Parser:
             raise self._expected(repr(word))
 
     def _expected(self, what: str) -> InvalidRequest:
-        token = repr(str(self._value())[:40]) if self._at < len(self._tokens) else "the end"
+        token = "the end" if self._kind() == "end" else repr(str(self._value())[:40])
         return InvalidRequest(f"filter {self._text[:200]!r}: expected {what}, found {token}")

@@ -23,7 +23,7 @@ from tests.chaos.server import Server
 from tests.chaos.spark import Driver
 from tests.flight_server.test_lifecycle import named_parts
 from tests.kit.cut_wire import Wire
-from tests.kit.plain import at, call, info, names, new_attempt, put
+from tests.kit.plain import at, call, create_topic, info, names, new_attempt, put
 from tests.kit.wait import eventually, files
 
 SHARDS = 4
@@ -140,12 +140,10 @@ class World:
             (self.server.hooks / "wired").write_text("yes")
         self.server.start()
         with flight.connect(self.server.url) as bare:
-            schema = [{"name": each.name, "type": str(each.type), "nullable": True} for each in SCHEMA]
-            call(bare, "topic.create", path=TOPIC, schema=schema, key="key", shards=SHARDS, keep_seconds=KEPT)
+            create_topic(bare, TOPIC, SCHEMA, key="key", shards=SHARDS, keep_seconds=KEPT)
             if self.sink.startswith("topic/"):
-                placed = [("shard", "int32"), ("at", "int64")]
-                schema += [{"name": name, "type": kind, "nullable": True} for name, kind in placed]
-                call(bare, "topic.create", path=self.sink, schema=schema, key="key", shards=2, keep_seconds=KEPT)
+                schema = pa.schema([*SCHEMA, ("shard", pa.int32()), ("at", pa.int64())])
+                create_topic(bare, self.sink, schema, key="key", shards=2, keep_seconds=KEPT)
         self.driver.start()
         for thread in (self.watch, *self.producers):
             thread.start()

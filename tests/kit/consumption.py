@@ -18,11 +18,10 @@ from penstock.queue.topics.topics import Topics
 from penstock.spark_plugin.consumption import Consumption
 from penstock.spark_plugin.offsets import Limits, Offset
 from tests.kit.doubles import Clock
-from tests.kit.plain import at, call, put, trips
+from tests.kit.plain import TRIPS, at, call, create_topic, put, trips
 
 X = "topic/x"
 DAY = 24 * 3600.0
-SCHEMA = [{"name": "id", "type": "int64"}, {"name": "city", "type": "string"}]
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Reading:
     """The queries' own."""
 
     def create(self, shards: int = 2, **options: Any) -> None:
-        call(self.bare, "topic.create", path=X, schema=SCHEMA, shards=shards, **options)
+        create_topic(self.bare, X, TRIPS, shards=shards, **options)
 
     def put(self, shard: int, count: int, first: int = 0) -> None:
         """Some rows at the end of a shard."""
@@ -67,19 +66,19 @@ class Reading:
 
     @property
     def desk(self) -> Consumers:
-        ledger = self.server._ledger
+        ledger = self.server.state.ledger
         return Consumers(ledger, Topics(ledger))
 
     def later(self, seconds: float) -> None:
         """The server's time from now on."""
-        self.server._ledger.now = lambda: time.time() + seconds
+        self.server.state.ledger.now = lambda: time.time() + seconds
 
     def purge(self) -> None:
         """All rows leave, as retention would have it once nobody is seen any more."""
         self.later(8 * DAY)
         self.desk.expire()
-        retain(self.server._ledger)
-        self.server._ledger.now = time.time
+        retain(self.server.state.ledger)
+        self.server.state.ledger.now = time.time
 
 
 @pytest.fixture

@@ -78,6 +78,12 @@ def call(
     return answer
 
 
+def create_topic(client: flight.FlightClient, path: str, schema: pa.Schema, **options: Any) -> dict[str, Any]:
+    """Make a topic, as the wire has it: a put of no rows; what `describe` says of it."""
+    put(client, at(path, attempt=new_attempt(), create=options), [], schema=schema)
+    return call(client, "describe", path=path)
+
+
 def info(client: flight.FlightClient, path: str, **options: Any) -> flight.FlightInfo:
     """What is said of a dataset, with its tickets."""
     return client.get_flight_info(at(path, **options))

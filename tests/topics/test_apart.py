@@ -21,7 +21,6 @@ from tests.kit.topics import TOPIC, Reach, small_put
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 KEYED = pa.schema([("id", pa.int64()), ("k", pa.string())])
 LARGE = pa.table({"id": pa.array(range(1_200_000), pa.int64())})
-COLUMNS = [{"name": "id", "type": "int64"}, {"name": "k", "type": "string"}]
 
 
 @pytest.mark.parametrize("path", ["topic/other", "store/other"])
@@ -29,7 +28,7 @@ def test_an_attempt_named_as_a_part_of_a_topic_takes_none_of_its_rows(server: Pe
     with penstock.connect(str(server.url)) as client:
         for _ in range(2):
             client.put("topic/victim", ROWS)
-        names = [row["name"] for row in server._ledger.database.rows("SELECT name FROM parts")]
+        names = [row["name"] for row in server.state.ledger.database.rows("SELECT name FROM parts")]
         opened = client.call("write.open", {"path": path, "mode": "append"})
         attempts = []
         for name in names:  # as whoever holds a read ticket knows them
@@ -78,12 +77,12 @@ def test_a_run_that_a_user_calls_put_something_is_remembered_as_others_are(reach
 def test_a_key_keeps_to_its_shard_when_the_topic_is_made_again_while_a_put_runs(server: PenstockServer) -> None:
     rows = pa.table({"id": list(range(40)), "k": [f"k{n % 20}" for n in range(40)]}, schema=KEYED)
     with penstock.connect(str(server.url)) as client:
-        client.call("topic.create", {"path": "topic/k", "schema": COLUMNS, "key": "k", "shards": 2})
+        client.create_topic("topic/k", KEYED, key="k", shards=2)
         opened = client.call("write.open", {"path": "topic/k"})
         writer = client.attempt(opened["ticket"], KEYED)
         writer.write(rows.to_batches()[0])
         client.delete("topic/k")
-        client.call("topic.create", {"path": "topic/k", "schema": COLUMNS, "key": "k", "shards": 8})
+        client.create_topic("topic/k", KEYED, key="k", shards=8)
         receipt = writer.close()
         with pytest.raises(WriteEnded, match="made anew"):
             client.call("write.finish", {"ticket": opened["ticket"], "attempts": [receipt.attempt]})
@@ -98,7 +97,7 @@ def test_a_key_keeps_to_its_shard_when_the_topic_is_made_again_while_a_put_runs(
 
 def test_rows_without_the_key_go_where_null_goes(server: PenstockServer) -> None:
     with penstock.connect(str(server.url)) as client:
-        client.call("topic.create", {"path": "topic/k", "schema": COLUMNS, "key": "k", "shards": 4})
+        client.create_topic("topic/k", KEYED, key="k", shards=4)
         client.put("topic/k", ROWS)
         client.put("topic/k", pa.table({"id": [3], "k": [None]}, schema=KEYED))
 
@@ -142,7 +141,7 @@ def test_what_pandas_notes_of_its_index_keeps_no_parts_apart(server: PenstockSer
             client.put("topic/x", noted)
 
         assert len(client.info("topic/x").endpoints) == 1
-        schemas = server._ledger.database.rows("SELECT count(*) AS n FROM schemas")
+        schemas = server.state.ledger.database.rows("SELECT count(*) AS n FROM schemas")
         assert schemas[0]["n"] == 1
 
 

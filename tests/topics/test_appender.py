@@ -15,7 +15,7 @@ import pytest
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, Unavailable, WriteEnded
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger.attempts import Attempt
 from penstock.queue.topics import append, keys
@@ -322,7 +322,7 @@ def test_a_kill_at_a_step_of_the_append_leaves_what_was_answered_and_no_more_byt
             put(bare, again, [trips(3, 4)])
         assert server.process.wait(20) == -9, "the step was never passed"
 
-    with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert ids(bare, TOPIC) == ([1, 2, 3, 4] if is_there else [1, 2])
         put(bare, again, [trips(3, 4)])
@@ -345,7 +345,7 @@ def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Pa
             server.kill()
             for each in running:
                 each.result(30)
-        with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+        with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
             eventually(
                 lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part"
             )

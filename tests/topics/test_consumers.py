@@ -308,7 +308,7 @@ def test_names_are_short_and_plain(
 ) -> None:
     """They are labels of metrics, and are shown in logs and terminals as they are."""
     more = {"position": {"0": 0}} if action == "commit" else {}
-    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
+    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"got {len(name)}"):
         call(bare, f"consumer.{action}", **reader | {field: name} | more)
     assert call(bare, "describe", path=TOPIC)["consumers"] == []
 
@@ -334,7 +334,7 @@ def test_a_place_that_can_be_none_is_refused_and_breaks_nothing(
         call(bare, f"consumer.{action}", **reader, **given)
     (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
     assert consumer["lag_rows"] == 2
-    assert 'penstock_consumer_lag_rows{topic="topic/x",consumer="c"} 2' in server.metrics.text()
+    assert 'penstock_consumer_lag_rows{consumer="c",topic="topic/x"} 2.0' in server.state.metrics.text()
 
 
 def test_a_place_beyond_the_end_is_refused_over_the_wire(bare: flight.FlightClient, reader: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "wire": GROUND,
     "rows": (*GROUND, "wire"),
     "store": BELOW,
-    "ledger": (*BELOW, "store", "queue"),
+    "ledger": (*BELOW, "store"),
     "queue": (*BELOW, "store", "ledger"),
     "flight_server": ("penstock", *BELOW, "store", "ledger", "queue"),
     "client": BELOW,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ORDER = ("folder", "dataset", "topic")
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
-_LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
+_LOST = "its rows were in the memory of a server that has stopped; put it again with --mode overwrite"
 
 
 @click.command(epilog=example("penstock ls store/demo"), short_help="List a folder, topics, or the open writes.")
@@ -155,10 +155,10 @@ def _folder_facts(folder: dict[str, Any]) -> dict[str, str]:
 
 
 def _topic_facts(topic: dict[str, Any]) -> dict[str, str]:
-    most = topic["keep_bytes"]
+    most = topic.get("keep_bytes")
     return {
         **_dataset_facts(topic),
-        "key": topic["key"] or "",
+        "key": topic.get("key", ""),
         "kept": format_age(topic["keep_seconds"]) + ("" if most is None else f", {format_size(most)} at most"),
         "journal": f"{topic['journal']}, epoch {topic['epoch']}",
     }

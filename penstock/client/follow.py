@@ -14,6 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import Expired, InvalidRequest, TimedOut, Unavailable
 from penstock.rows import slices
+from penstock.wire.position import Position
 from penstock.wire.read import EndpointNote, ReadCommand
 
 _SHORTEST, _LONGEST = 0.02, 0.5
@@ -25,7 +26,7 @@ Info = Callable[[ReadCommand], flight.FlightInfo]
 Fetch = Callable[[bytes], Iterator[pa.RecordBatch]]
 
 
-def offsets(position: object, name: str) -> dict[str, int] | None:
+def offsets(position: object, name: str) -> Position | None:
     """A position as the wire has it; refuses by the argument's name what is none."""
     if position is None:
         return None
@@ -33,7 +34,7 @@ def offsets(position: object, name: str) -> dict[str, int] | None:
         time = ", or a time (datetime.datetime)" if name == "start" else ""
         raise InvalidRequest(f"{name}={position!r:.80}: expected offsets by shard, such as {{0: 500}}{time}")
     try:
-        return {str(int(shard)): offset.__index__() for shard, offset in position.items()}
+        return Position({int(shard): offset.__index__() for shard, offset in position.items()})
     except (TypeError, ValueError, AttributeError) as wrong:
         raise InvalidRequest(f"{name}={position!r:.80}: expected a whole number for each shard: {{0: 500}}") from wrong
 
@@ -50,7 +51,7 @@ def place(call: Call, path: str, where: Mapping[int, int] | datetime | None) -> 
     """Where in a topic that is, for each of its shards: offsets, a time, or its end as it is now (None)."""
     since = where.timestamp() if isinstance(where, datetime) else None
     start = None if isinstance(where, datetime) else offsets(where, "start")
-    asked = {"since": since, "start": start}
+    asked = {"since": since, "start": None if start is None else start.to_json()}
     topic = call("consumer.offsets", {"path": path, **{name: said for name, said in asked.items() if said is not None}})
     found = topic["next"] if where is None else topic["start"]
     return Place(topic["journal"], {int(shard): offset for shard, offset in found.items()})
@@ -115,8 +116,7 @@ class Follower(Iterator[pa.RecordBatch]):
     def _ask(self) -> None:
         """Hold the rows of one endpoint, or look for endpoints; wait if there is none."""
         if not self._found:
-            start = {str(shard): offset for shard, offset in self.position.items()}
-            found = self._info(replace(self._asked, start=start))
+            found = self._info(replace(self._asked, start=Position(self.position)))
             self._found.extend((EndpointNote.decode(e.app_metadata), e.ticket.ticket) for e in found.endpoints)
             if not self._found:
                 self._wait(0.0)

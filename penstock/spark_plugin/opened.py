@@ -49,7 +49,7 @@ class OpenPut:
         # A run of our own makes it safe to ask again where a server is away
         body = {"path": path, "mode": mode, "run": f"put-{uuid.uuid4().hex}" if run is None else run_name(run)}
         self._opened = OpenedWrite.from_json(client.call("write.open", body))
-        self.before = Written.of(self._opened.summary) if self._opened.state == "finished" else None
+        self.before = Written.of(self._opened.summary.to_json()) if self._opened.state == "finished" else None
         """What an earlier write of this run has written; then there is nothing left to do."""
         self.finished = self.before
         self._first: list[str] = []

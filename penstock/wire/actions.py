@@ -1,15 +1,39 @@
-"""The bodies of actions. Apart from `wire`, so that who only puts and gets doesn't wait for them at import."""
+"""Actions: the request and the answer of each, in one registry that client and server read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
-from penstock.wire.body import Body
+from penstock.wire.body import Body, field_names
+from penstock.wire.position import Position
 from penstock.wire.put import Mode, State
 
 SchemaJson = tuple[dict[str, Any], ...]
-"""A list of {name, type, nullable}; `penstock.rows.schemas` turns it into an Arrow schema and back."""
+"""A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
+Access = Literal["token", "ticket", "anyone"]
+"""Who may call: the holder of the server's token, of the ticket in the request, or everybody."""
+RequestT = TypeVar("RequestT", bound=Body)
+AnswerT = TypeVar("AnswerT", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class Action(Generic[RequestT, AnswerT]):
+    """One action of do_action."""
+
+    name: str
+    purpose: str
+    request: type[RequestT]
+    answer: type[AnswerT]
+    access: Access = "token"
+
+    @property
+    def sentence(self) -> str:
+        """What list_actions tells: the purpose, and the fields of the request."""
+        return f"{self.purpose}: {{{', '.join(field_names(self.request))}}}."  # type: ignore[arg-type]  # hashable
+
+
+# --- writes --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +42,14 @@ class OpenWrite(Body):
 
     path: str
     mode: Mode = "error"
-    schema: SchemaJson | None = None
+    schema: str | None = None
+    """The columns of a dataset that may get no rows: an Arrow schema's IPC message in base64."""
     run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary(Body):
-    """A write as it stands; a finished one's never changes."""
+    """A write's state and counts; those of a finished one never change."""
 
     write: str
     path: str
@@ -41,95 +66,245 @@ class Summary(Body):
 
 @dataclass(frozen=True, slots=True)
 class OpenedWrite(Body):
-    """write.open's answer. A state of `finished` means that this run is done: put nothing."""
+    """The answer of write.open. A state of `finished` means that this run is done: put nothing."""
 
     write: str
     ticket: str
     state: State
-    summary: dict[str, Any]
+    summary: Summary
     location: str | None = None
-    """Where others than the opener reach the server, as it was told by --advertise."""
+    """The server's address for tasks on other hosts, from --advertise."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishWrite(Body):
-    """write.finish: exactly these attempts become the dataset."""
+    """write.finish: make exactly these attempts the dataset."""
 
     ticket: str
     attempts: tuple[str, ...]
     run: str | None = None
-    """A name for this that wasn't known at write.open: if it is written already, nothing is added."""
+    """A run that was not known at write.open; if another write has finished it, this one adds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortWrite(Body):
-    """write.abort: nothing of this write will ever be seen."""
+    """write.abort: end a write that shows nothing."""
 
     ticket: str
 
 
-@dataclass(frozen=True, slots=True)
-class Target(Body):
-    """describe, delete: the thing that a path names."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTopic(Body):
-    """topic.create: an empty topic; where it is there already, the `keep_…` that are given are its own from now on."""
-
-    path: str
-    schema: SchemaJson
-    key: str | None = None
-    """The column whose rows of one value keep their order, in one shard."""
-    shards: int | None = None
-    """How many; 4 with a key and 1 without if nothing is said."""
-    keep_seconds: float | None = None
-    """For how long rows stay, read or not; 24 hours if nothing is said."""
-    keep_bytes: int | None = None
-    """And how many bytes of them at most."""
+# --- topics and their consumers ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AskOffsets(Body):
-    """consumer.offsets: where a topic begins and ends, and where a batch of a size from `start` on would."""
+    """consumer.offsets: the first and next offsets of a topic, and the end of a batch from `start` on."""
 
     path: str
     journal: str | None = None
-    start: dict[str, Any] | None = None
+    start: Position | None = None
     since: float | None = None
-    """In place of `start`: what was appended at this time or later, in seconds since 1970."""
+    """In place of `start`: rows appended at this time or later, in seconds since 1970."""
     max_rows: int | None = None
     max_bytes: int | None = None
-    until: dict[str, Any] | None = None
-    """Where the batch ends at the latest."""
+    until: Position | None = None
+    """The furthest end of the batch."""
     consumer: str | None = None
     session: str | None = None
-    """Who asks: it is alive, and is told if another session has taken its place."""
+    """The calling session: it counts as alive, and is fenced if a newer one has attached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets(Body):
+    """The answer of consumer.offsets; rows, bytes and oldest are of all rows from `start` on."""
+
+    journal: str
+    epoch: int
+    first: Position
+    next: Position
+    start: Position
+    end: Position
+    rows: int
+    bytes: int
+    oldest: float | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttachConsumer(Body):
-    """consumer.attach: this session speaks for the consumer from now on."""
+    """consumer.attach: make this session the one that speaks for the consumer."""
 
     path: str
     journal: str
     consumer: str
     session: str
-    initial: dict[str, Any] | None = None
-    position: dict[str, Any] | None = None
-    """Where it stands, if the server doesn't know it: not beyond the topic's end."""
-    known: dict[str, Any] | None = None
-    """The furthest place that it has on record: one who has committed more was put back, and is refused."""
+    initial: Position | None = None
+    position: Position | None = None
+    """The consumer's position if the server does not know it; at most the topic's end."""
+    known: Position | None = None
+    """The furthest position in the reader's checkpoint; attach fails if the server has a later one, as the checkpoint
+    is then a stale copy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Consuming(Body):
-    """consumer.commit, consumer.detach: what lies below `position` is done for good; the consumer won't come again."""
+class AttachedConsumer(Body):
+    """The answer of consumer.attach: the position that the consumer has committed."""
+
+    journal: str
+    epoch: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPosition(Body):
+    """consumer.commit: rows below `position` are done for good."""
 
     path: str
     journal: str
     consumer: str
     session: str
-    position: dict[str, Any] | None = None
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPosition(Body):
+    """The answer of consumer.commit: the consumer's position, which never goes back."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class DetachConsumer(Body):
+    """consumer.detach: this consumer will not return, and holds no rows."""
+
+    path: str
+    journal: str
+    consumer: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(Body):
+    """A request or an answer without fields."""
+
+
+# --- every kind ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Target(Body):
+    """describe, delete: the thing at a path."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted(Body):
+    """The answer of delete: what the path held; of a write its id, state and the path that it wrote to."""
+
+    path: str
+    rows: int
+    bytes: int
+    parts: int
+    write: str | None = None
+    state: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOffsets(Body):
+    """The readable offsets of one shard: `first` up to, not including, `next`."""
+
+    shard: int
+    first: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState(Body):
+    """One consumer of a topic, and the rows that it has not committed."""
+
+    consumer: str
+    state: str
+    position: Position
+    seen: float
+    lag_rows: int
+    lag_bytes: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Description(Body):
+    """The answer of describe; `kind` says which of the optional fields are there."""
+
+    kind: str
+    path: str
+    rows: int = 0
+    bytes: int = 0
+    parts: int = 0
+    changed: float | None = None
+    schema: SchemaJson | None = None
+    lost: bool | None = None
+    """Of a dataset: its rows were in the memory of a server that has stopped."""
+    journal: str | None = None
+    epoch: int | None = None
+    key: str | None = None
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None
+    shards: tuple[ShardOffsets, ...] | None = None
+    oldest: float | None = None
+    """The age of a topic's oldest row, in seconds."""
+    consumers: tuple[ConsumerState, ...] | None = None
+    write: str | None = None
+    mode: Mode | None = None
+    state: State | None = None
+    attempts: int | None = None
+    run: str | None = None
+    opened: float | None = None
+    touched: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health(Body):
+    """The answer of health; a caller without the token is told the state alone."""
+
+    state: str
+    version: str | None = None
+    store: str | None = None
+    up_seconds: float | None = None
+    open_streams: int | None = None
+    store_bytes: int | None = None
+    quarantined_parts: int | None = None
+    datasets: int | None = None
+    topics: int | None = None
+    rows: int | None = None
+    open_writes: int | None = None
+    visible_bytes: int | None = None
+    retired_bytes: int | None = None
+    """Bytes of deleted rows that read tickets still name."""
+
+
+OPEN_WRITE = Action("write.open", "Begin a write, or join the open one of its run", OpenWrite, OpenedWrite)
+FINISH_WRITE = Action(
+    "write.finish", "Make exactly these attempts the dataset, once per run", FinishWrite, Summary, "ticket"
+)
+ABORT_WRITE = Action("write.abort", "End a write that shows nothing", AbortWrite, Summary, "ticket")
+ATTACH_CONSUMER = Action("consumer.attach", "Read a topic as a consumer", AttachConsumer, AttachedConsumer)
+ASK_OFFSETS = Action(
+    "consumer.offsets", "The first and next offsets of a topic, and the end of a batch", AskOffsets, Offsets
+)
+COMMIT_POSITION = Action(
+    "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
+)
+DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description)
+DELETE = Action("delete", "Delete the thing at a path; a write is aborted", Target, Deleted)
+HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
+
+ACTIONS: dict[str, Action[Any, Any]] = {
+    action.name: action
+    for action in (
+        OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
+        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER,
+    )
+}  # fmt: skip
+"""Every action by name, in the order in which list_actions tells them."""

@@ -9,11 +9,11 @@ from penstock.errors import InvalidRequest
 
 MAX_OFFSET = 2**63 - 1
 """The ledger keeps an offset in 64 bits."""
-_EXPECTED = 'expected an offset for each shard, such as {"0": 500}'
+EXPECTED = 'an offset for each shard, such as {"0": 500}'
 
 
 class Position(Mapping[int, int]):
-    """Shard -> the offset of the next row. Reads like a dict, and is one value: it never changes."""
+    """Shard -> the offset of the next row. Reads like a dict, and never changes."""
 
     __slots__ = ("_offsets",)
 
@@ -36,21 +36,19 @@ class Position(Mapping[int, int]):
         return f"Position({self._offsets})"
 
     def moved(self, shard: int, offset: int) -> Position:
-        """The same with one shard's next row."""
+        """Return the same position with another offset for one shard."""
         return Position({**self._offsets, shard: offset})
 
     def to_json(self) -> dict[str, int]:
-        """As JSON has it: {"0": 5}."""
+        """Return the object that crosses the wire: {"0": 5}."""
         return {str(shard): offset for shard, offset in self._offsets.items()}
 
     @classmethod
-    def from_json(cls, value: Any) -> Position:
-        """The position of such an object; InvalidRequest names what is none."""
-        if not isinstance(value, dict):
-            raise InvalidRequest(f"{str(value)[:80]!r}: {_EXPECTED}")
+    def from_json(cls, value: dict[str, Any]) -> Position:
+        """Return the position of such an object; InvalidRequest names the shard at fault."""
         for shard, offset in value.items():
-            if not (shard.isascii() and shard.isdecimal() and len(shard) <= 9):
-                raise InvalidRequest(f"no shard {shard[:20]!r}: {_EXPECTED}")
+            if not (shard.isascii() and shard.isdecimal() and len(shard) <= 9 and str(int(shard)) == shard):
+                raise InvalidRequest(f"no shard {shard[:20]!r}: expected {EXPECTED}")
             if type(offset) is not int or not 0 <= offset <= MAX_OFFSET:
                 raise InvalidRequest(f"shard {shard}: expected an offset from 0, got {str(offset)[:20]!r}")
         return cls({int(shard): offset for shard, offset in value.items()})

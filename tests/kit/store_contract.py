@@ -139,11 +139,11 @@ class StoreContract:
     ) -> None:
         store.store("k", numbers(3))
 
-        def full(database: Database) -> NoReturn:
+        def full(database: Database, change: object) -> NoReturn:
             raise StoreFull("no room on the disk for the ledger")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Database, "transaction", full)
+            patch.setattr(Database, "run", full)
             with pytest.raises(StoreFull):
                 store.store("k", numbers(7))
         assert_same(payload(store, "k").data, numbers(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
-from penstock.queue.topics.append import SmallPut, commit
+from penstock.queue.topics import journal
+from penstock.queue.topics.append import Appender, SmallPut
+from penstock.queue.topics.retention import drop_lost
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store import payloads
@@ -37,7 +40,8 @@ def small_put(
 ) -> SmallPut:
     """Return a put of some trips, or of other rows."""
     batch = trips(*ids) if rows is None else rows
-    return SmallPut(path, run, attempt or uuid.uuid4().hex, batch.schema, [batch], batch.num_rows, batch.nbytes)
+    brief = run is None or bool(re.fullmatch("put-[0-9a-f]{32}", run))
+    return SmallPut(path, run, attempt or uuid.uuid4().hex, batch.schema, [batch], batch.num_rows, batch.nbytes, brief)
 
 
 class Reach:
@@ -49,8 +53,8 @@ class Reach:
 
     def start(self, medium: Medium) -> None:
         """Open all of it as a process that starts does."""
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES, payloads.TABLES)
-        self.ledger = Ledger(self.database, incarnation=medium.incarnation, now=self.clock.now)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
+        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=medium.incarnation, now=self.clock.now)
         self.store = SplitPayloadStore(medium, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)
 
@@ -58,6 +62,7 @@ class Reach:
         """Close all of it, and start again as a server does."""
         self.close()
         self.start(medium or DiskMedium(self.folder))
+        drop_lost(self.ledger)
         recover(self.ledger, self.store)
 
     def close(self) -> None:
@@ -67,7 +72,7 @@ class Reach:
     def put(self, *ids: int, path: str = TOPIC, **options: Any) -> Receipt:
         """Commit a put that comes alone; return its receipt, or raise its error."""
         put = small_put(*ids, path=path, **options)
-        commit(self.ledger, self.store, [put])
+        Appender(self.ledger, self.store).commit([put])
         return put.answer.result(0)
 
     def topic(self, path: str = TOPIC) -> Topic:

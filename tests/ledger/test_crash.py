@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from tests.kit.server import ANY_PORT, named_parts, process_server
 from tests.kit.wait import eventually, files
@@ -39,7 +39,7 @@ def wide(*numbers: int) -> list[pa.RecordBatch]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with two datasets, one of two parts."""
     data = tmp_path_factory.mktemp("filled") / "d"
-    with serving(Settings(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         put(bare, at("store/kept"), [trips(1, 2)])
         put(bare, at("store/kept", attempt=new_attempt(), mode="append"), [trips(3)])
         put(bare, at("store/there"), [trips(7, 8)])
@@ -124,7 +124,7 @@ def test_a_kill_at_a_named_step_leaves_the_state_before_or_after(
 @contextlib.contextmanager
 def restarted(data: Path) -> Iterator[flight.FlightClient]:
     """A server on what the last one left; bytes and rows agree from its first answer on."""
-    with serving(Settings(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert files(data / "tmp") == files(data / "quarantine") == set()
         yield bare
@@ -227,7 +227,7 @@ def test_kills_at_random_under_load_lose_and_double_nothing_that_was_answered(tm
     """An answered put is visible exactly once, another one at most once, and its repeat makes it once."""
     data, ledger = tmp_path / "d", Ledger()
     random.seed(20)
-    with serving(Settings(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         ledger.asked.append(0)
         append_run(bare, 0)
         replace_all(bare, 0)

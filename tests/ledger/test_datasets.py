@@ -14,9 +14,9 @@ from penstock.errors import (
     SchemaMismatch,
     StoreFull,
 )
-from penstock.ledger import finishing
+from penstock.ledger import writes
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from tests.kit.clock import Clock
 from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, finish_write, make_attempt, part_names, visible_parts
 
@@ -29,7 +29,7 @@ from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, finish_write, make_atte
 )
 def test_a_path_is_a_dataset_or_a_folder_never_both(ledger: Ledger, there: str, new: str, mode: str) -> None:
     finish_write(ledger, make_attempt(1), path=there)
-    with pytest.raises(AlreadyExists, match=r"folder|nothing can lie below"):
+    with pytest.raises(AlreadyExists, match=r"folder|nothing can be below"):
         ledger.open_write(new, mode=mode)  # type: ignore[arg-type]
 
 
@@ -135,7 +135,7 @@ def test_a_deleted_dataset_is_gone_and_its_path_free(ledger: Ledger) -> None:
     assert visible_parts(ledger) == []
     with pytest.raises(NotFound, match=f"no dataset at {PATH}"):
         ledger.delete(PATH)
-    assert sorted(ledger.retired()) == sorted(part_names(one))
+    assert sorted(ledger.freeable()) == sorted(part_names(one))
     finish_write(ledger, two)
     assert visible_parts(ledger) == part_names(two)
 
@@ -151,9 +151,9 @@ def test_bytes_that_a_ticket_names_stay_until_its_time(ledger: Ledger, clock: Cl
     else:
         finish_write(ledger, make_attempt(2), mode="overwrite")
     clock.set(until)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
     clock.advance(120)
-    assert ledger.retired() == part_names(one)
+    assert ledger.freeable() == part_names(one)
 
 
 @pytest.mark.parametrize("noted", [0, 100])
@@ -165,13 +165,13 @@ def test_where_there_is_no_room_to_note_a_ticket_it_holds_all_the_same(
         ledger.snapshot(PATH, ticketed_until=clock.now() + noted)
     until = clock.now() + 3_600
     with monkeypatch.context() as full:
-        full.setattr(ledger.database, "transaction", Mock(side_effect=StoreFull("no room")))
+        full.setattr(ledger.database, "run", Mock(side_effect=StoreFull("no room")))
         assert ledger.snapshot(PATH, ticketed_until=until)[0].rows == 1
     ledger.delete(PATH)
     clock.set(until)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
     clock.advance(120)
-    assert len(ledger.retired()) == 1
+    assert len(ledger.freeable()) == 1
 
 
 def test_a_later_ticket_holds_longer_and_an_earlier_one_no_shorter(ledger: Ledger, clock: Clock) -> None:
@@ -181,9 +181,9 @@ def test_a_later_ticket_holds_longer_and_an_earlier_one_no_shorter(ledger: Ledge
         ledger.snapshot(PATH, ticketed_until=start + seconds)
     ledger.delete(PATH)
     clock.set(start + 5_000)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
     clock.advance(120)
-    assert len(ledger.retired()) == 1
+    assert len(ledger.freeable()) == 1
 
 
 def test_a_ticket_of_before_an_append_holds_what_was_there(ledger: Ledger, clock: Clock) -> None:
@@ -192,7 +192,7 @@ def test_a_ticket_of_before_an_append_holds_what_was_there(ledger: Ledger, clock
     finish_write(ledger, make_attempt(2), mode="append")
     ledger.delete(PATH)
     clock.advance(100)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
 
 
 def test_what_only_tickets_hold_is_known_with_the_time_of_its_end(ledger: Ledger, clock: Clock) -> None:
@@ -224,19 +224,18 @@ def test_what_is_visible_is_never_forgotten(ledger: Ledger) -> None:
 def test_one_dataset_too_many_is_refused_and_those_that_are_there_go_on(ledger: Ledger) -> None:
     for path in ("store/a", "store/b"):
         finish_write(ledger, make_attempt(1), path=path)
+    ledger.most_paths = 2
     with pytest.raises(LimitExceeded, match="has 2 datasets"):
-        ledger.open_write("store/c", most_datasets=2)
-    ledger.open_write("store/b", mode="append", most_datasets=2)
+        ledger.open_write("store/c")
+    ledger.open_write("store/b", mode="append")
     ledger.delete("store/a")
-    ledger.open_write("store/c", most_datasets=2)
+    ledger.open_write("store/c")
 
 
 def test_thousands_of_attempts_are_finished_in_one_go(ledger: Ledger) -> None:
     write = ledger.open_write(PATH, schema=SCHEMA).id
     every = [Attempt(uuid.uuid4().hex, SCHEMA, 0, ()) for _ in range(2_000)]
-    with ledger.transaction() as t:
-        for each in every:
-            finishing.record(t, write, each)
+    ledger.change(lambda t: [writes.record(t, write, each) for each in every])
     assert ledger.finish(write, [each.id for each in every[:-1]]).attempts == 1_999
 
 
@@ -246,4 +245,4 @@ def test_the_totals_are_those_of_the_rows(ledger: Ledger) -> None:
     ledger.open_write("store/c")
     ledger.delete("store/a")
     totals = ledger.totals()
-    assert totals == {"datasets": 1, "topics": 0, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}
+    assert totals == {"datasets": 1, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}

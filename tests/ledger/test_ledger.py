@@ -12,8 +12,8 @@ from penstock.errors import (
     NotFound,
     WriteEnded,
 )
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from tests.kit.ledger import OTHER, PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- open, record, finish --------------------------------------------------------------------
@@ -106,10 +106,10 @@ def test_attempts_that_are_not_listed_are_retired_at_once(ledger: Ledger) -> Non
     write, one, two = ledger.open_write(PATH).id, make_attempt(5), make_attempt(6, 7)
     ledger.record(write, one)
     ledger.record(write, two)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
     ledger.finish(write, [one.id])
-    assert sorted(ledger.retired()) == sorted(part_names(two))
-    ledger.forget(ledger.retired())
+    assert sorted(ledger.freeable()) == sorted(part_names(two))
+    ledger.forget(ledger.freeable())
     assert ledger.part_names() == part_names(one)
 
 
@@ -127,7 +127,7 @@ def test_a_put_of_its_own_is_recorded_and_finished_at_once(ledger: Ledger) -> No
     write, one = ledger.open_write(PATH), make_attempt(5)
     receipt = ledger.finish_single(write.id, one)
     assert visible_parts(ledger) == part_names(one)
-    assert ledger.finished_receipt(ledger.write(write.id)) == receipt
+    assert ledger.finished_receipt(write.id) == receipt
 
 
 def test_a_put_of_its_own_that_may_not_finish_records_nothing(ledger: Ledger) -> None:
@@ -149,7 +149,7 @@ def test_a_write_that_is_not_there_is_named(ledger: Ledger) -> None:
 
 def test_nothing_finished_on_a_new_path_without_a_schema_is_an_error(ledger: Ledger) -> None:
     write = ledger.open_write(PATH).id
-    with pytest.raises(InvalidRequest, match=r"brings nothing .* say which columns"):
+    with pytest.raises(InvalidRequest, match=r"has no attempt, .* name the columns"):
         ledger.finish(write, [])
     assert ledger.datasets("store/") == []
 
@@ -187,7 +187,7 @@ def test_overwrite_replaces_and_retires(ledger: Ledger) -> None:
     finish_write(ledger, two, mode="overwrite")
     assert visible_parts(ledger) == part_names(two)
     assert (ledger.dataset(PATH).rows, ledger.dataset(PATH).part_count) == (3, 1)
-    assert sorted(ledger.retired()) == sorted(part_names(one))
+    assert sorted(ledger.freeable()) == sorted(part_names(one))
 
 
 def test_error_refuses_a_path_that_is_taken_at_open(ledger: Ledger) -> None:
@@ -226,4 +226,4 @@ def test_of_two_overwrites_the_last_one_to_finish_stays(ledger: Ledger) -> None:
     ledger.finish(second, [two.id])
     ledger.finish(first, [one.id])
     assert visible_parts(ledger) == part_names(one)
-    assert ledger.retired() == part_names(two)
+    assert ledger.freeable() == part_names(two)

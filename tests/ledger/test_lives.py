@@ -18,9 +18,9 @@ from penstock.errors import (
     PenstockError,
     WriteEnded,
 )
-from penstock.ledger import catalog
+from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.wire.put import Mode
 from tests.kit.clock import Clock
@@ -36,7 +36,7 @@ def test_abort_leaves_nothing_and_may_be_said_twice(ledger: Ledger) -> None:
     assert ledger.abort(write).state == "aborted"
     assert ledger.abort(write).state == "aborted"
     assert visible_parts(ledger) == []
-    assert ledger.retired() == part_names(one)
+    assert ledger.freeable() == part_names(one)
 
 
 def test_finish_and_abort_exclude_each_other(ledger: Ledger) -> None:
@@ -58,7 +58,7 @@ def test_a_write_that_is_idle_for_a_day_expires(ledger: Ledger, clock: Clock) ->
     clock.advance(1)
     assert ledger.expire() == [write]
     assert ledger.expire() == []
-    assert ledger.retired() == part_names(one)
+    assert ledger.freeable() == part_names(one)
     for refused in (
         lambda: ledger.finish(write, [one.id]),
         lambda: ledger.record(write, make_attempt(1)),
@@ -93,7 +93,7 @@ def test_finished_writes_are_known_for_a_month_and_their_datasets_for_ever(ledge
     with pytest.raises(NotFound):
         ledger.summary(write)
     assert visible_parts(ledger) == part_names(one)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
 
 
 def test_the_open_writes_are_listed_the_latest_first(ledger: Ledger, clock: Clock) -> None:
@@ -102,7 +102,7 @@ def test_the_open_writes_are_listed_the_latest_first(ledger: Ledger, clock: Cloc
     clock.advance(1)
     second = ledger.open_write("store/c").id
     ledger.abort(ledger.open_write("store/d").id)
-    assert [write.write for write in ledger.writes()] == [second, first]
+    assert [write.write for write in ledger.open_writes()] == [second, first]
 
 
 # --- runs ------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_opening_a_finished_run_gets_it_and_writes_nothing(ledger: Ledger) -> No
     ledger.finish(write, [one.id])
     again = ledger.open_write(PATH, run="night 7")
     assert (again.id, again.state) == (write, "finished")
-    assert ledger.writes() == []
+    assert ledger.open_writes() == []
 
 
 def test_opening_an_open_run_joins_it(ledger: Ledger) -> None:
@@ -216,7 +216,7 @@ def test_a_crash_within_finish_changes_nothing(
     for again in (ledger, reopen()):
         assert visible_parts(again) == part_names(one)
         assert again.summary(write).state == "open"
-        assert again.retired() == []
+        assert again.freeable() == []
     again.finish(write, [two.id])
     assert visible_parts(again) == (part_names(one, two) if mode == "append" else part_names(two))
 
@@ -226,10 +226,10 @@ def test_everything_is_still_known_after_a_restart(reopen: Callable[..., Ledger]
     finish_write(ledger, one)
     write = ledger.open_write(PATH, mode="append", run="r", schema=SCHEMA)
     ledger.record(write.id, two)
-    before = ledger.writes()
+    before = ledger.open_writes()
     ledger.close()
     again = reopen()
-    assert again.writes() == before
+    assert again.open_writes() == before
     assert again.write(write.id) == write
     assert again.open_write(PATH, mode="append", run="r").id == write.id
     again.finish(write.id, [two.id])
@@ -279,14 +279,14 @@ def test_a_lost_dataset_is_not_said_to_exist(reopen: Callable[..., Ledger]) -> N
 def test_a_ledger_of_another_format_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("PRAGMA user_version = 99")
-    with pytest.raises(Internal, match="has format 99; this penstock reads 2"):
-        Database(tmp_path / "ledger.db", catalog.TABLES)
+    with pytest.raises(Internal, match=r"has format 99, this penstock reads 2 to 3: .* or a newer one"):
+        Database(tmp_path / "ledger.db", tables.TABLES)
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"not SQLite at all, " * 100)
     with pytest.raises(PenstockError, match="can't be read"):
-        Database(tmp_path / "ledger.db", catalog.TABLES)
+        Database(tmp_path / "ledger.db", tables.TABLES)
 
 
 def test_the_ledger_is_the_owners_alone(ledger: Ledger, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, WriteEnded
-from penstock.ledger import catalog
+from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.store.medium import Part
 from tests.kit.clock import Clock
@@ -80,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES)
         self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock.now)
 
     def teardown(self) -> None:
@@ -282,7 +282,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def frees(self) -> None:
         """What is freed was retired, and no ticket names it any more. (A ticket may hold two minutes longer.)"""
-        free = self.ledger.retired()
+        free = self.ledger.freeable()
         assert all(self.retired[name] <= self.clock.now() for name in free)
         assert set(free) >= {name for name, until in self.retired.items() if until <= self.clock.now() - 120}
         self.ledger.forget(free)
@@ -333,7 +333,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def writes_are_as_the_oracle_has_them(self) -> None:
-        assert {w.write for w in self.ledger.writes()} == {
+        assert {w.write for w in self.ledger.open_writes()} == {
             w for w, known in self.known.items() if known.state == "open"
         }
         for write, known in self.known.items():

@@ -12,10 +12,11 @@ import pytest
 
 from penstock import steps
 from penstock.errors import Lost, Unavailable
-from penstock.ledger import catalog
+from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, Ledger
 from penstock.ledger.sweep import Sweeper, free, recover
-from penstock.ledger.writes import Attempt
+from penstock.queue.topics import journal
 from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
@@ -35,8 +36,8 @@ class House:
         self.start()
 
     def start(self) -> None:
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES, payloads.TABLES)
-        self.ledger = Ledger(self.database, now=self.clock.now)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
+        self.ledger = Ledger(self.database, {"topic": journal}, now=self.clock.now)
         self.store = SplitPayloadStore(DiskMedium(self.folder), self.database, url="test:", now=self.clock.now)
 
     def restart(self) -> None:
@@ -146,7 +147,7 @@ def test_a_start_ends_the_puts_that_were_writes_of_their_own_and_no_other_write(
     recover(house.ledger, house.store)
     assert [house.ledger.summary(write).state for write in own] == ["aborted", "aborted"]
     assert house.ledger.summary(finished).state == "finished"
-    assert [write.write for write in house.ledger.writes()] == [driven]
+    assert [write.write for write in house.ledger.open_writes()] == [driven]
 
 
 def test_a_crash_between_bytes_and_rows_is_ended_by_the_next_sweep(

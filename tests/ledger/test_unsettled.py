@@ -14,10 +14,10 @@ import pytest
 
 from penstock import store as stores
 from penstock.errors import StoreFull, Unavailable
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.store import payloads
 from penstock.store.database import Database
@@ -36,7 +36,7 @@ class FailingCommit:
 
     def __init__(self, database: Database, fatal: str, crashed: Path, *, error: str = "SQLITE_IOERR_FSYNC") -> None:
         self._path, self._fatal, self._crashed, self._error = database.path, fatal, crashed, error
-        self._real = database._connection
+        self._real, self._readers = database._connection, database._readers
         self._armed, self.failed = False, 0
         database._connection = self  # type: ignore[assignment]
 
@@ -66,6 +66,8 @@ class FailingCommit:
         self._real.execute("COMMIT")
         self._copy(self._path.parent, self._crashed)
         self._real.close()
+        while self._readers:  # they have the files open that are put back
+            self._readers.pop().close()
         self._path.with_name("ledger.db-shm").unlink(missing_ok=True)
         self._copy(before, self._path.parent)
         self._real = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -85,7 +87,7 @@ def crashed(tmp_path: Path) -> Path:
 
 
 def parts_after_the_crash(crashed: Path) -> list[str]:
-    with closing(Database(crashed / "ledger.db", catalog.TABLES, payloads.TABLES)) as database:
+    with closing(Database(crashed / "ledger.db", tables.TABLES, payloads.TABLES)) as database:
         return Ledger(database).part_names()
 
 
@@ -100,33 +102,33 @@ def put_once(bare: flight.FlightClient, kind: str) -> None:
 def test_what_a_crash_may_bring_to_light_has_its_bytes(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path, kind: str
 ) -> None:
-    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with refused("unavailable", "nothing was changed, unless the server ends"):
         put_once(bare, kind)
     assert list_paths(bare) == []
-    assert server._ledger.part_names() == []
+    assert server.state.ledger.part_names() == []
     (part,) = parts_after_the_crash(crashed)
-    assert server._store.open(part).rows == 2
+    assert server.state.store.open(part).rows == 2
 
 
 def test_a_crash_then_shows_the_whole_dataset(
     make_server: Callable[..., PenstockServer], tmp_path: Path, crashed: Path
 ) -> None:
     server = make_server()
-    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with flight.connect(server.url) as bare, refused("unavailable"):
         put_once(bare, "a write of its own")
     after = tmp_path / "after"
     shutil.copytree(tmp_path / "data", after, ignore=shutil.ignore_patterns("lock", "ledger.db*"))
     shutil.copytree(crashed, after, dirs_exist_ok=True)
-    with serving(Settings(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
+    with serving(ServerConfig(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
         assert ids(bare, "store/x") == [1, 2]
 
 
 def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_path: Path, crashed: Path) -> None:
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with serving(settings) as server, flight.connect(server.url) as bare:
-        FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+        FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
         with refused("unavailable"):
             put_once(bare, "a write of its own")
         put(bare, at("store/x"), [trips(3)])
@@ -140,11 +142,11 @@ def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_pat
 def test_where_nothing_can_have_been_written_the_bytes_go_at_once(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path
 ) -> None:
-    failing = FailingCommit(server._ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
+    failing = FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
     with refused("full", "no room on the disk for the ledger"):
         put_once(bare, "a write of its own")
     assert failing.failed == 1
-    assert list(server._store.medium.names()) == []
+    assert list(server.state.store.medium.names()) == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -133,10 +134,10 @@ def test_a_finish_names_only_whole_attempts_of_its_own_write(bare: flight.Flight
 
 def test_a_finish_of_nothing_needs_to_know_the_columns(bare: flight.FlightClient) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
-    with refused("invalid", "which columns"):
+    with refused("invalid", "name the columns"):
         call(bare, "write.finish", ticket=ticket, attempts=[])
 
-    columns = [{"name": "id", "type": "int64", "nullable": True}, {"name": "city", "type": "string", "nullable": True}]
+    columns = base64.b64encode(TRIPS.serialize()).decode()
     ticket = call(bare, "write.open", path="store/x", schema=columns)["ticket"]
     call(bare, "write.finish", ticket=ticket, attempts=[])
 

@@ -64,8 +64,8 @@ class TestWhereAQueryStarts:
             ('{"0": "5"}', "expected earliest, latest, a time"),
             ('{"0": true}', "expected earliest, latest, a time"),
             ('{"0": 5', "expected earliest, latest, a time"),
-            ('{"7": 5}', "topic/x has no place '7': 5; expected an offset for each of the shards 0 to 1"),
-            ('{"0": -1}', "topic/x has no place '0': -1"),
+            ('{"7": 5}', "topic/x has no shard 7: expected an offset for each of the shards 0 to 1"),
+            ('{"0": -1}', "shard 0: expected an offset from 0, got '-1'"),
             ('{"0": 11}', "startingOffsets: shard 0 of topic/x has the offsets 0 to 10, asked for 11"),
         ],
     )
@@ -291,12 +291,12 @@ class TestWhatIsDone:
         self, topic: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         query, start, end = topic.begun(max_rows=6)
-        begun = topic.server._ledger.transaction
+        begun = topic.server.state.ledger.change
 
-        def full() -> Any:
+        def full(function: Any) -> Any:
             raise StoreFull("no room for the ledger", retry_after=5)
 
-        monkeypatch.setattr(topic.server._ledger, "transaction", full)
+        monkeypatch.setattr(topic.server.state.ledger, "change", full)
         topic.later(3_600)
         further = query.latest(end)
         assert further.shards == {"0": 8, "1": 4}
@@ -305,7 +305,7 @@ class TestWhatIsDone:
         assert told == "topic/x: its position can't be noted for now: no room for the ledger"
         assert topic.position() == start.shards
 
-        monkeypatch.setattr(topic.server._ledger, "transaction", begun)
+        monkeypatch.setattr(topic.server.state.ledger, "change", begun)
         query.latest(end)
         assert topic.position() == end.shards
 
@@ -419,8 +419,7 @@ class TestTwoQueriesOnOneCheckpoint:
 class TestAServerThatWasPutBack:
     @staticmethod
     def forget(topic: Reading) -> None:
-        with topic.server._ledger.transaction() as t:
-            t.sql.execute("DELETE FROM consumers")
+        topic.server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
 
     def test_a_consumer_that_it_doesnt_know_stands_where_the_batch_begins(self, topic: Reading) -> None:
         """What is planned then is still to come."""

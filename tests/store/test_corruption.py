@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[SplitPayloadStore]:
 
 def place(store: SplitPayloadStore, name: str) -> Path:
     assert isinstance(store.medium, DiskMedium)
-    return store.medium._place(name)
+    return store.medium._path_of(name)
 
 
 def aside(store: SplitPayloadStore, name: str) -> Path:
@@ -226,6 +226,6 @@ def test_damage_is_named_where_quarantine_cannot_be_written_to(
 
     monkeypatch.setattr(os, "rename", read_only)
     for _ in range(2):
-        with pytest.raises(Lost, match="kept in its place, for quarantine can't be written to"):
+        with pytest.raises(Lost, match="kept in its place, as quarantine/ can't be written to"):
             store.get("k")
     assert path.exists()

@@ -47,7 +47,7 @@ class TestDiskStore(StoreContract):
 
     def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
         assert isinstance(store.medium, DiskMedium)
-        return pa.ipc.open_stream(store.medium._place(name).read_bytes()).read_all()
+        return pa.ipc.open_stream(store.medium._path_of(name).read_bytes()).read_all()
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_payloads_outlive_the_process(self, make: Make, shape: str) -> None:

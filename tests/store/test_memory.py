@@ -35,7 +35,7 @@ class TestMemoryStore(StoreContract):
         first.store("k", numbers(1))
         second = make()
         assert second.medium.incarnation != first.medium.incarnation
-        with pytest.raises(Lost, match=r"the payload k is lost: .* in the memory of a server that has ended"):
+        with pytest.raises(Lost, match=r"the payload k is lost: .* in the memory of a server that has stopped"):
             second.get("k")
         assert second != first
 
@@ -50,7 +50,7 @@ class TestSpillingMemoryStore(TestMemoryStore):
         assert isinstance(store.medium, MemoryMedium)
         if name in store.medium._parts:
             return store.medium._parts[name].table
-        return pa.ipc.open_stream((store.medium._spill._place(name)).read_bytes()).read_all()
+        return pa.ipc.open_stream((store.medium._spill._path_of(name)).read_bytes()).read_all()
 
     def test_nothing_is_written_to_disk(self, store: SplitPayloadStore, tmp_path: Path) -> None:
         store.store("k", numbers(1_000))

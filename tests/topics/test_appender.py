@@ -15,11 +15,11 @@ import pytest
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, Unavailable, WriteEnded
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from penstock.ledger.writes import Attempt
+from penstock.ledger.attempts import Attempt
 from penstock.queue.topics import append, keys
-from penstock.queue.topics.append import Appender, SmallPut, commit
+from penstock.queue.topics.append import Appender, SmallPut
 from penstock.store.database import Unsettled
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import Crash, crash_at, varied
@@ -39,7 +39,7 @@ def failed(one: SmallPut) -> BaseException:
 def test_a_group_is_one_part_for_each_topic_and_shard(reach: Reach) -> None:
     group = [small_put(1, 2), small_put(3, path="topic/y"), small_put(4), small_put(5, 6, path="topic/y")]
 
-    commit(reach.ledger, reach.store, group)
+    Appender(reach.ledger, reach.store).commit(group)
 
     assert reach.read() == [(0, 0, 1, reach.clock.now()), (0, 1, 2, reach.clock.now()), (0, 2, 4, reach.clock.now())]
     assert reach.ids("topic/y") == [3, 5, 6]
@@ -113,7 +113,7 @@ def test_puts_that_do_not_fit_are_refused_and_the_others_of_the_group_are_kept(r
     }
     group = [small_put(1), *bad.values(), small_put(2), small_put(3, path="topic/y")]
 
-    commit(reach.ledger, reach.store, group)
+    Appender(reach.ledger, reach.store).commit(group)
 
     for kind, one in bad.items():
         assert type(failed(one)) is kind
@@ -135,7 +135,7 @@ def test_what_arrow_refuses_hurts_nobody_else(reach: Reach, monkeypatch: pytest.
 
     monkeypatch.setattr(keys, "sharded", some)
     group = [small_put(1), bad, small_put(2)]
-    commit(reach.ledger, reach.store, group)
+    Appender(reach.ledger, reach.store).commit(group)
     assert reach.ids() == [1, 2]
     assert isinstance(failed(bad), pa.ArrowNotImplementedError)
 
@@ -144,7 +144,7 @@ def test_a_full_store_refuses_all_of_a_group_and_leaves_nothing(reach: Reach) ->
     reach.put(0)
     reach.store.quota = reach.store.used + 10
     group = [small_put(1), small_put(2)]
-    commit(reach.ledger, reach.store, group)
+    Appender(reach.ledger, reach.store).commit(group)
     for one in group:
         assert isinstance(failed(one), StoreFull)
     assert reach.ids() == [0]
@@ -161,7 +161,7 @@ def test_a_commit_that_nobody_knows_of_keeps_its_bytes(reach: Reach, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("penstock.store.database.Database._commit", fails)
         one = small_put(1)
-        commit(reach.ledger, reach.store, [one])
+        Appender(reach.ledger, reach.store).commit([one])
     assert isinstance(failed(one), Unavailable)
     assert len(reach.kept()) == 2
     reach.restart()
@@ -182,7 +182,7 @@ def test_a_run_is_published_once(reach: Reach) -> None:
 def test_twins_in_one_group_are_published_once(reach: Reach) -> None:
     by_run, attempt = [small_put(1, 2, run="r") for _ in range(3)], "a" * 32
     by_attempt = [small_put(5, attempt=attempt) for _ in range(3)]
-    commit(reach.ledger, reach.store, [*by_run, small_put(3), *by_attempt, small_put(4, run="s")])
+    Appender(reach.ledger, reach.store).commit([*by_run, small_put(3), *by_attempt, small_put(4, run="s")])
     assert sorted(reach.ids()) == [1, 2, 3, 4, 5]
     assert len({put.answer.result(0) for put in by_run}) == 1
     assert len({put.answer.result(0) for put in by_attempt}) == 1
@@ -192,7 +192,7 @@ def test_the_twin_of_a_refused_put_has_its_own_chance(reach: Reach) -> None:
     reach.put(0)
     bad = small_put(rows=pa.RecordBatch.from_pydict({"id": ["text"]}), run="r")
     good = small_put(1, run="r")
-    commit(reach.ledger, reach.store, [bad, good])
+    Appender(reach.ledger, reach.store).commit([bad, good])
     assert isinstance(failed(bad), SchemaMismatch)
     assert good.answer.result(0).rows == 1
     assert reach.ids() == [0, 1]
@@ -201,7 +201,7 @@ def test_the_twin_of_a_refused_put_has_its_own_chance(reach: Reach) -> None:
 def test_an_attempt_that_comes_again_with_other_rows_or_elsewhere_is_refused(reach: Reach) -> None:
     first = reach.put(1, 2, attempt="a" * 32)
     assert reach.put(1, 2, attempt="a" * 32) == first
-    with pytest.raises(AlreadyExists, match="recorded with 2 rows; the 1 rows"):
+    with pytest.raises(AlreadyExists, match=r"recorded with 2 rows \(.*\); the 1 rows"):
         reach.put(3, attempt="a" * 32)
     with pytest.raises(AlreadyExists, match="belongs to another write"):
         reach.put(1, 2, attempt="a" * 32, path="topic/y")
@@ -221,7 +221,7 @@ def test_puts_without_rows_make_a_topic_and_no_part(reach: Reach) -> None:
     none = small_put()
     without_batches = SmallPut(TOPIC, None, "b" * 32, TRIPS, [], 0, 0)
     group = [none, small_put(1), without_batches, small_put(), small_put(2)]
-    commit(reach.ledger, reach.store, group)
+    Appender(reach.ledger, reach.store).commit(group)
     assert [put.answer.result(0).rows for put in group] == [0, 1, 0, 0, 1]
     assert reach.ids() == [1, 2]
     assert reach.put(path="topic/empty").rows == 0
@@ -232,7 +232,7 @@ def test_puts_without_rows_make_a_topic_and_no_part(reach: Reach) -> None:
 def test_columns_of_every_layout_go_together(reach: Reach) -> None:
     batches = varied().to_batches()
     group = [small_put(rows=batch) for batch in batches * 2]
-    commit(reach.ledger, reach.store, group)
+    Appender(reach.ledger, reach.store).commit(group)
     (part,) = reach.parts()
     assert [put.answer.result(0).rows for put in group] == [40] * 4
     held = reach.store.open(part).reader().read_all()
@@ -293,7 +293,7 @@ def test_a_crash_leaves_a_group_there_or_not_there_and_its_repeat_makes_it_once(
         mock.patch.object(type(reach.store), "discard"),  # a process that is dead tidies nothing up
         pytest.raises(Crash),
     ):
-        commit(reach.ledger, reach.store, group)
+        Appender(reach.ledger, reach.store).commit(group)
     assert len(reach.kept()) == 2
     reach.restart()
 
@@ -320,7 +320,7 @@ def test_a_kill_at_a_step_of_the_append_leaves_what_was_answered_and_no_more_byt
             put(bare, again, [trips(3, 4)])
         assert server.process.wait(20) == -9, "the step was never passed"
 
-    with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert ids(bare, TOPIC) == ([1, 2, 3, 4] if is_there else [1, 2])
         put(bare, again, [trips(3, 4)])
@@ -344,7 +344,7 @@ def test_kills_under_load_lose_and_double_nothing_that_was_answered(tmp_path: Pa
             server.kill()
             for each in running:
                 each.result(30)
-        with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+        with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
             eventually(
                 lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part"
             )

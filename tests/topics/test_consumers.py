@@ -33,7 +33,7 @@ def consumers(reach: Reach) -> Consumers:
 
 def position(consumers: Consumers, reach: Reach) -> dict[int, int]:
     (consumer,) = consumers.of(reach.topic())
-    return consumer.position
+    return dict(consumer.position)
 
 
 def test_a_position_moves_and_never_goes_back(consumers: Consumers, reach: Reach) -> None:
@@ -49,8 +49,7 @@ def test_rows_that_a_consumer_passed_as_they_were_gone_are_counted_once(reach: R
     told: list[tuple[str, int]] = []
     consumers = Consumers(reach.ledger, reach.topics, lambda path, rows: told.append((path, rows)))
     consumers.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 2})
-    with reach.ledger.transaction() as t:
-        t.sql.execute("UPDATE shards SET first = 6")
+    reach.ledger.change(lambda t: t.execute("UPDATE shards SET first = 6"))
     consumers.commit(reach.topic(), "c", "one", {0: 4})
     consumers.commit(reach.topic(), "c", "one", {0: 8})
     consumers.commit(reach.topic(), "c", "one", {0: 9})
@@ -86,8 +85,7 @@ def test_an_older_session_is_fenced(say: Callable[..., object], consumers: Consu
 
 @pytest.mark.parametrize("say", SAYINGS, ids=["commit", "heard", "detach"])
 def test_one_that_isnt_known_is_refused(say: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
-    with reach.ledger.transaction() as t:
-        t.sql.execute("DELETE FROM consumers")
+    reach.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
     with pytest.raises(NotFound, match="has no consumer c"):
         say(consumers, reach, "one")
 
@@ -199,8 +197,7 @@ def test_one_that_stands_beyond_the_end_isnt_registered(
 
 def test_a_place_beyond_the_end_that_the_ledger_has_is_no_lag(consumers: Consumers, reach: Reach) -> None:
     """As a ledger has it that was put back to an older state, or one of before there was a bound."""
-    with reach.ledger.transaction() as t:
-        t.sql.execute("UPDATE consumers SET position = ?", (f'{{"0": {2**70}}}',))
+    reach.ledger.change(lambda t: t.execute("UPDATE consumers SET position = ?", f'{{"0": {2**70}}}'))
     (consumer,) = consumers.of(reach.topic())
     assert (consumer.lag_rows, consumer.lag_bytes, consumer.lag_seconds) == (0, 0, 0)
 
@@ -226,7 +223,7 @@ def test_a_name_that_reads_nothing_any_more_is_free(way: str, consumers: Consume
         reach.topics.remove(TOPIC)
     consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 1})
     (found,) = consumers.of(reach.topic("topic/y"))
-    assert (found.state, found.position) == ("live", {0: 1})
+    assert (found.state, dict(found.position)) == ("live", {0: 1})
 
 
 # --- how many there are ----------------------------------------------------------------------
@@ -310,8 +307,9 @@ def test_names_are_short_and_plain(
     action: str, field: str, name: str, bare: flight.FlightClient, reader: dict[str, Any]
 ) -> None:
     """They are labels of metrics, and are shown in logs and terminals as they are."""
-    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
-        call(bare, f"consumer.{action}", **reader | {field: name})
+    more = {"position": {"0": 0}} if action == "commit" else {}
+    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"got {len(name)}"):
+        call(bare, f"consumer.{action}", **reader | {field: name} | more)
     assert call(bare, "describe", path=TOPIC)["consumers"] == []
 
 
@@ -332,11 +330,11 @@ def test_a_place_that_can_be_none_is_refused_and_breaks_nothing(
 ) -> None:
     call(bare, "consumer.attach", **reader)
     given = {"start" if action == "offsets" else "position": {shard: offset}}
-    with refused("invalid", "topic/x has no place", "expected an offset for each of the shards 0 to 0"):
+    with refused("invalid", "shard ", "expected an offset"):
         call(bare, f"consumer.{action}", **reader, **given)
     (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
     assert consumer["lag_rows"] == 2
-    assert 'penstock_consumer_lag_rows{topic="topic/x",consumer="c"} 2' in server.metrics.text()
+    assert 'penstock_consumer_lag_rows{consumer="c",topic="topic/x"} 2.0' in server.state.metrics.text()
 
 
 def test_a_place_beyond_the_end_is_refused_over_the_wire(bare: flight.FlightClient, reader: dict[str, Any]) -> None:

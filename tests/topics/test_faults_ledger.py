@@ -137,8 +137,7 @@ def test_an_end_that_went_back_is_no_shorter_topic(reach: Reach, change: str) ->
     """Another cell of the ledger than the parts' own, which `tests/topics/test_topics.py` changes."""
     for number in range(6):
         reach.put(number)
-    with reach.ledger.transaction() as t:
-        t.sql.execute(f"UPDATE shards SET {change}")
+    reach.ledger.change(lambda t: t.execute(f"UPDATE shards SET {change}"))
     with pytest.raises(PenstockError):
         reach.ids()
 

@@ -25,14 +25,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
-from penstock.queue.topics import compaction
-from penstock.queue.topics.append import SmallPut, commit
+from penstock.queue.topics import compaction, journal
+from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
-from penstock.queue.topics.retention import retain
+from penstock.queue.topics.retention import drop_lost, retain
 from penstock.queue.topics.topics import Topics
 from penstock.store import payloads
 from penstock.store.database import Database
@@ -163,9 +163,9 @@ class JournalMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.disk = Disk(self.disk.incarnation, self.disk.held, self.disk.broken)
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES, payloads.TABLES)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
         self.database._connection.execute("PRAGMA synchronous = OFF")
-        self.ledger = Ledger(self.database, incarnation=self.disk.incarnation, now=self.clock.now)
+        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=self.disk.incarnation, now=self.clock.now)
         self.store = SplitPayloadStore(self.disk, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)
         self.consumers = Consumers(self.ledger, self.topics)
@@ -254,14 +254,14 @@ class JournalMachine(RuleBasedStateMachine):
         sizes = [max(1, sizes[0]), *sizes[1:]] if run else sizes  # else nobody could tell what a crash has left
         group = [self.a_put(size, run if at == 0 else None, wide) for at, size in enumerate(sizes)]
         if crash is None:
-            commit(self.ledger, self.store, group)
+            Appender(self.ledger, self.store).commit(group)
             for put in group:
                 numbers = self.numbers(put)
                 expected = self.runs.get(put.run or "", numbers) if put.run else numbers
                 assert put.answer.result(0).rows == len(expected)
             self.takes_note(group, answered=True)
         else:
-            self.dies(crash, lambda: commit(self.ledger, self.store, group))
+            self.dies(crash, lambda: Appender(self.ledger, self.store).commit(group))
             (self.takes_note_of_losses if self.disk.incarnation else self.takes_note)(group, answered=False)
 
     def takes_note_of_losses(self, group: list[SmallPut], *, answered: bool) -> None:
@@ -339,6 +339,7 @@ class JournalMachine(RuleBasedStateMachine):
             for known in self.shards.values():
                 known.first = len(known.rows)
         self.start()
+        drop_lost(self.ledger)
         recover(self.ledger, self.store)
         named = {row["name"] for row in self.database.rows("SELECT name FROM parts")}
         assert set(self.disk.held) - self.disk.broken <= named, "orphans"

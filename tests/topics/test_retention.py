@@ -7,6 +7,7 @@ import logging
 import shutil
 import sqlite3
 import uuid
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger import ledger
 from penstock.ledger.sweep import Sweeper
@@ -66,8 +67,8 @@ def test_rows_leave_when_their_time_is_over(reach: Reach, caplog: pytest.LogCapt
 
     assert reach.read() == [(0, 3, 3, reach.clock.now() - 23 * HOUR - 1)]
     assert (reach.topic().earliest(), reach.topic().latest()) == ({0: 3}, {0: 4})
-    assert [record.message for record in caplog.records if "have left" in record.message] == [
-        f"topic/x: its oldest 3 rows ({format_size(size)}) have left, as it says how much it keeps"
+    assert [record.message for record in caplog.records if "retention removed" in record.message] == [
+        f"topic/x: retention removed the oldest 3 rows ({format_size(size)})"
     ]
     assert retain(reach.ledger) == 0
 
@@ -243,7 +244,7 @@ def test_rows_that_were_in_memory_are_lost_by_name_at_the_next_start(
     in_memory.restart(medium(in_memory))
 
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    why = "they were in the memory of a server that has ended"
+    why = "they were in the memory of a server that has stopped"
     assert said == [
         f"topic/x: 6 rows are lost, {why}: shard 0 from 0 up to 4, shard 1 from 0 up to 2. {AGAIN}",
         f"topic/y: 1 rows are lost, {why}: shard 0 from 0 up to 1. {AGAIN}",
@@ -253,7 +254,7 @@ def test_rows_that_were_in_memory_are_lost_by_name_at_the_next_start(
     in_memory.put(3, attempt=attempt_for(0))
     assert [row[:3] for row in in_memory.read()] == [(0, 4, 3)]
     with pytest.raises(
-        Lost, match=r"3 rows from offset 1 on are gone, lost with the memory of a server that has ended"
+        Lost, match=r"3 rows from offset 1 on are gone, lost with the memory of a server that has stopped"
     ):
         in_memory.read(start={0: 1})
 
@@ -501,18 +502,19 @@ def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> No
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown", "sweep.deleted"])
 def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> None:
     data, kept = tmp_path / "d", Path(tmp_path / "kept")
-    with serving(Settings(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         before = read(bare, TOPIC, columns=["id", "city", "_shard", "_offset", "_time"])
     shutil.copytree(kept, data)
     soon = (  # at the second sweep: the first one comes before the server says where it is
         "import penstock.ledger.sweep as sweep\n"
-        "sweep.TEND, tend, first = 0, sweep.Sweeper._tend, iter([True])\n"
-        "sweep.Sweeper._tend = lambda sweeper: None if next(first, False) else tend(sweeper)"
+        "from penstock.queue.topics.compaction import Compactor\n"
+        "sweep.TEND_EVERY, compact, first = 0, Compactor.compact, iter([True])\n"
+        "Compactor.compact = lambda compactor, stop: 0 if next(first, False) else compact(compactor, stop)"
     )
     if step == "sweep.deleted":  # no ticket may hold the parts
-        soon += "\nimport sqlite3\nledger = sqlite3.connect({!r})\nledger.execute('UPDATE topics SET ticketed = 0')\n"
+        soon += "\nimport sqlite3\nledger = sqlite3.connect({!r})\nledger.execute('DELETE FROM ticketed')\n"
         soon = soon.format(str(data / "ledger.db")) + "ledger.commit(); ledger.close()"
     with process_server(data, crash_at=step, prelude=soon) as doomed, flight.connect(doomed.url) as bare:
         while doomed.process.poll() is None:
@@ -520,7 +522,7 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
                 put(bare, at("store/wakes", attempt=new_attempt(), mode="append"), [trips(1)])
         assert doomed.process.wait(20) == -9
 
-    with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         eventually(lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
         eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="it is compacted in the end")
@@ -539,7 +541,7 @@ def parts_of(data: Path) -> list[str]:
 
 
 def test_readers_see_no_difference_between_small_parts_and_the_one_they_become(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         asked: list[dict[str, Any]] = [
@@ -549,7 +551,7 @@ def test_readers_see_no_difference_between_small_parts_and_the_one_they_become(t
         ]  # fmt: skip
         held = info(bare, TOPIC)
         before = [read(bare, TOPIC, **each) for each in asked]
-        assert Compactor(server._ledger, server._store).compact() == 20
+        assert Compactor(server.state.ledger, server.state.store).compact() == 20
         tail = [put(bare, at(TOPIC), [trips(999)]), put(bare, at(TOPIC), [trips(1000)])]
 
         end = {"end": {"0": 40}}
@@ -563,12 +565,12 @@ def test_readers_see_no_difference_between_small_parts_and_the_one_they_become(t
 
 
 def test_times_of_a_filter_over_a_compacted_part_are_the_rows_own(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number)])
         times = read(bare, TOPIC, columns=["_time"])["_time"].cast(pa.int64()).to_pylist()
         assert sorted(set(times)) == times
-        Compactor(server._ledger, server._store).compact()
+        Compactor(server.state.ledger, server.state.store).compact()
         since = read(bare, TOPIC, since=times[11] / 1e6, columns=["id", "_offset"])
         assert since.to_pylist() == [{"id": number, "_offset": number} for number in range(11, 20)]
 
@@ -580,7 +582,13 @@ def test_the_sweeper_tends_the_journals(reach: Reach) -> None:
     reach.clock.advance(UNSEEN + 1)
     many(reach, 20, start=1)
     before = reach.read()[1:]
-    sweeper = Sweeper(reach.ledger, reach.store, every=3_600)
+
+    def tend(stop: Callable[[], bool]) -> None:
+        consumers.expire()
+        retain(reach.ledger)
+        Compactor(reach.ledger, reach.store).compact(stop)
+
+    sweeper = Sweeper(reach.ledger, reach.store, tend, every=3_600)
     sweeper.start()
     eventually(lambda: reach.read() == before and len(reach.parts()) == 1)
     sweeper.close()
@@ -600,7 +608,7 @@ def test_small_puts_are_forgotten_after_an_hour_and_their_rows_stay(reach: Reach
     named = reach.put(3, run="orders 7")
     open_one = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
     reach.ledger.finish(reach.ledger.open_write("store/y", schema=TRIPS, own=True).id, [])
-    reach.clock.advance(ledger.REPEATED)
+    reach.clock.advance(ledger.REMEMBERED_BRIEFLY)
     reach.ledger.expire()
     assert rows_of(reach, "writes") == 5
     assert reach.put(1, attempt="a" * 32).attempt == "a" * 32

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.client.client import Client, connect
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, SchemaMismatch
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics import keys
 from penstock.queue.topics.retention import retain
@@ -29,6 +29,7 @@ from tests.kit.wire import (
     at,
     attempt_of,
     call,
+    create_topic,
     fetch,
     ids,
     info,
@@ -48,7 +49,7 @@ META = ["_shard", "_offset", "_time"]
 def timed(server: PenstockServer) -> Clock:
     """The time that the server's ledger has."""
     clock = Clock()
-    server._ledger.now = clock.now
+    server.state.ledger.now = clock.now
     return clock
 
 
@@ -57,7 +58,7 @@ def columns(schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def create(client: flight.FlightClient, path: str = TOPIC, schema: pa.Schema = TRIPS, **options: Any) -> Any:
-    return call(client, "topic.create", path=path, schema=columns(schema), **options)
+    return create_topic(client, path, schema, **options)
 
 
 def noted(found: flight.FlightInfo) -> list[dict[str, Any]]:
@@ -87,7 +88,7 @@ def test_the_first_put_makes_a_topic_of_one_shard(bare: flight.FlightClient) -> 
     assert ids(bare, TOPIC) == [1, 2, 3, 4]
     found = call(bare, "describe", path=TOPIC)
     assert found["shards"] == [{"shard": 0, "first": 0, "next": 4}]
-    assert (found["kind"], found["rows"], found["key"], found["keep_seconds"]) == ("topic", 4, None, 86_400)
+    assert (found["kind"], found["rows"], found.get("key"), found["keep_seconds"]) == ("topic", 4, None, 86_400)
     assert found["schema"] == columns(TRIPS)
     assert list_paths(bare, b"topic/") == [TOPIC]
     assert list_paths(bare) == [], "it is no dataset"
@@ -105,9 +106,9 @@ def test_a_topic_is_made_before_its_first_row(bare: flight.FlightClient) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"key": "city", "shards": 3}, "exists with key 'id', asked for key 'city': that is how its rows lie"),
-        ({"key": "id", "shards": 4}, "exists with number of shards 3, asked for 4"),
-        ({"shards": 1}, "exists with key 'id', asked for no key and number of shards 3, asked for 1"),
+        ({"key": "city", "shards": 3}, "exists with key 'id', not key 'city': its rows are stored that way"),
+        ({"key": "id", "shards": 4}, "exists with number of shards 3, not 4"),
+        ({"shards": 1}, "exists with key 'id', not no key and number of shards 3, not 1"),
         ({"key": "id", "schema": pa.schema([("id", pa.int32()), ("city", pa.string())])}, "id is int64, got int32"),
         (
             {"key": "id", "schema": pa.schema([*TRIPS, ("tip", pa.float64())])},
@@ -154,11 +155,11 @@ def test_what_a_topic_keeps_is_changed_by_what_is_said_of_it(
     ]
     for said, kept in words:
         made = create(bare, **said)
-        assert (made["keep_seconds"], made["keep_bytes"]) == kept
+        assert (made["keep_seconds"], made.get("keep_bytes")) == kept
         found = call(bare, "describe", path=TOPIC)
-        assert (found["keep_seconds"], found["keep_bytes"]) == kept
+        assert (found["keep_seconds"], found.get("keep_bytes")) == kept
     timed.advance(8)
-    assert retain(server._ledger) == 2
+    assert retain(server.state.ledger) == 2
 
 
 def test_what_a_topic_keeps_is_a_number_from_0(reach: Reach) -> None:
@@ -175,7 +176,7 @@ def test_what_a_topic_keeps_is_a_number_from_0(reach: Reach) -> None:
 
 
 def test_topics_count_with_datasets(make_server: Callable[..., PenstockServer]) -> None:
-    with flight.connect(make_server(limits=Limits(datasets=2)).url) as bare:
+    with flight.connect(make_server(limits=ServerLimits(datasets=2)).url) as bare:
         create(bare)
         put(bare, at("store/a"), [trips(1)])
         with refused("limit", "has 2 datasets and topics, its most", "--limit datasets="):
@@ -194,22 +195,22 @@ def test_topics_count_with_datasets(make_server: Callable[..., PenstockServer]) 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        ({"key": "nope"}, "invalid", "no column 'nope' to be its key: there are id, city"),
+        ({"key": "nope"}, "invalid", "no column 'nope' to be its key: expected one of id, city"),
         ({"shards": 0}, "invalid", "1 to 256 shards"),
         ({"shards": 257}, "invalid", "1 to 256 shards"),
         ({"keep_seconds": -5}, "invalid", "expected a keep_seconds from 0, got -5"),
-        ({"path": "store/x"}, "invalid", "can't be a topic"),
-        ({"schema": columns(pa.schema([("_offset", pa.int64())]))}, "invalid", "one that the server adds"),
-        ({"schema": columns(pa.schema([("f", pa.float64())])), "key": "f"}, "invalid", "not double"),
-        ({"schema": columns(pa.schema([("f", pa.month_day_nano_interval())])), "key": "f"}, "invalid", "a key is"),
-        ({"schema": columns(pa.schema([("f", pa.decimal32(5, 2))])), "key": "f"}, "invalid", "not decimal32"),
+        ({"path": "store/x"}, "invalid", "store/x is a dataset"),
+        ({"schema": pa.schema([("_offset", pa.int64())])}, "invalid", "one that the server adds"),
+        ({"schema": pa.schema([("f", pa.float64())]), "key": "f"}, "invalid", "not double"),
+        ({"schema": pa.schema([("f", pa.month_day_nano_interval())]), "key": "f"}, "invalid", "a key is"),
+        ({"schema": pa.schema([("f", pa.decimal32(5, 2))]), "key": "f"}, "invalid", "not decimal32"),
     ],
 )
 def test_what_can_be_no_topic_is_refused(
     bare: flight.FlightClient, options: dict[str, Any], code: str, words: str
 ) -> None:
     with refused(code, words):
-        call(bare, "topic.create", **{"path": TOPIC, "schema": columns(TRIPS), **options})
+        create(bare, **options)
     assert list_paths(bare, b"topic/") == []
 
 
@@ -297,7 +298,7 @@ def keyed(column: Any) -> pa.RecordBatch:
 def test_keys_of_every_kind_have_their_place(kind: str) -> None:
     """Also in a batch of their own."""
     batch = keyed(KEYS[kind])
-    keys.check(TOPIC, batch.schema, "key")
+    keys.check_key(TOPIC, batch.schema, "key")
 
     together = placed(batch)
 
@@ -449,11 +450,11 @@ def test_offsets_that_never_were_are_refused_with_what_is_left(bare: flight.Flig
         with refused("invalid", "has no offsets", "of shard 0 the offsets 0 to 2 are left"):
             read(bare, TOPIC, start={"0": start}, **({} if end is None else {"end": {"0": end}}))
     for wrong in ({"1": 0}, {"x": 0}, {"0": -1}, {"0": "1"}, {"0": 1.5}, {"0": True}):
-        with refused("invalid", "expected an offset for each of the shards"):
+        with refused("invalid", "shard ", "expected an offset"):
             read(bare, TOPIC, start=wrong)
     with refused("invalid", "name a range"):
         read(bare, TOPIC, part=0)
-    with refused("invalid", "has no offsets: start and end are for topic"):
+    with refused("invalid", "is a dataset and has no offsets"):
         put(bare, at("store/x"), [trips(1)])
         read(bare, "store/x", start={"0": 0})
 
@@ -464,7 +465,7 @@ def test_rows_that_are_gone_are_named_and_what_is_left(
     put(bare, at(TOPIC), [trips(1, 2, 3)])
     timed.advance(25 * 3_600)
     put(bare, at(TOPIC), [trips(4)])
-    retain(server._ledger)
+    retain(server.state.ledger)
 
     assert ids(bare, TOPIC) == [4]
     for end in ({}, {"end": {"0": 2}}):
@@ -643,8 +644,7 @@ def test_a_hole_between_parts_is_named_and_never_fewer_rows(
 ) -> None:
     for some in ((0, 1), (2, 3, 4), (5,)):
         reach.put(*some)
-    with reach.ledger.transaction() as t:
-        t.sql.execute(change)
+    reach.ledger.change(lambda t: t.execute(change))
     with pytest.raises(Lost, match=f"topic/x: of shard 0 the offsets {hole} of its parts"):
         reach.ids()
     for start, end in whole:
@@ -692,7 +692,7 @@ def test_how_much_lies_behind_a_position_in_many_shards_is_asked_for_once(reach:
         reach.clock.advance(1)
     topic = reach.topic()
     per_row = topic.bytes / topic.rows
-    with mock.patch.object(reach.database, "rows", wraps=reach.database.rows) as asked:
+    with mock.patch.object(reach.database, "row", wraps=reach.database.row) as asked:
         found = reach.topics.behind(topic, {shard: shard % 4 for shard in range(40)} | {13: 0, 43: 1, 44: 9})
         assert asked.call_count == 1
         assert reach.topics.behind(topic, topic.latest()).oldest is None

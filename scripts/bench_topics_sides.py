@@ -125,9 +125,8 @@ def filled(server: Penstock, path: str, rows: int, kind: str) -> None:
 
 def create(server: Penstock, path: str, kind: str = JSON, shards: int = SHARDS) -> None:
     """An empty topic."""
-    fields = [{"name": each.name, "type": str(each.type), "nullable": True} for each in _SCHEMAS[kind]]
     with penstock.connect(server.url) as client:
-        client.call("topic.create", {"path": path, "schema": fields, "shards": shards})
+        client.create_topic(path, _SCHEMAS[kind], shards=shards)
 
 
 def copied(bench: Bench, kafka: Kafka, path: str, topic: str) -> None:

@@ -155,10 +155,10 @@ def _folder_facts(folder: dict[str, Any]) -> dict[str, str]:
 
 
 def _topic_facts(topic: dict[str, Any]) -> dict[str, str]:
-    most = topic["keep_bytes"]
+    most = topic.get("keep_bytes")
     return {
         **_dataset_facts(topic),
-        "key": topic["key"] or "",
+        "key": topic.get("key", ""),
         "kept": format_age(topic["keep_seconds"]) + ("" if most is None else f", {format_size(most)} at most"),
         "journal": f"{topic['journal']}, epoch {topic['epoch']}",
     }

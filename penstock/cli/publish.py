@@ -65,8 +65,8 @@ def _check_types(path: str, schema: pa.Schema) -> None:
     if untold:
         raise InvalidRequest(
             f"{path} would be made by this put, and the type of {untold[0]!r} isn't known, as it has no value yet: "
-            f'make it first: penstock call topic.create \'{{"path": "{path}", "schema": '
-            '[{"name": …, "type": "string"}, …]}\''
+            "put rows that have one first (a Parquet or Arrow file has types), or make the topic from Python with "
+            f"create_topic({path!r}, schema)"
         )
 
 

@@ -14,7 +14,7 @@ from penstock.errors import InvalidRequest
 from penstock.text import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.flight_server.config import Settings
+    from penstock.flight_server.config import ServerConfig
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -74,7 +74,10 @@ def serve(*, log_level: str, **given: Any) -> int:
 
     Every option is also a variable: --listen is PENSTOCK_LISTEN, --memory-limit PENSTOCK_MEMORY_LIMIT.
     """
-    from penstock.flight_server import lifecycle
+    try:
+        from penstock.flight_server import lifecycle
+    except ImportError as missing:
+        raise InvalidRequest(str(missing)) from missing
 
     settings = _settings(**given)
     settings.check()
@@ -85,10 +88,10 @@ def serve(*, log_level: str, **given: Any) -> int:
     return lifecycle.run(settings)
 
 
-def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given: Any) -> Settings:
+def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given: Any) -> ServerConfig:
     """The server's settings; what wasn't given has its default there."""
-    from penstock.flight_server.config import Settings
-    from penstock.flight_server.limits import Limits
+    from penstock.flight_server.config import ServerConfig
+    from penstock.flight_server.limits import ServerLimits
     from penstock.store.open import physical_memory
 
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -101,6 +104,6 @@ def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given
         if "=" not in text:
             raise InvalidRequest(f"--limit {text!r}: expected NAME=VALUE, such as streams=32")
     most = None if isinstance(memory, str) else memory
-    limits = Limits() if most is None else Limits().within(most)
+    limits = ServerLimits() if most is None else ServerLimits().within(most)
     named = dict(text.split("=", 1) for text in limit)
-    return Settings(**chosen, memory_limit=most, limits=limits.changed(named))
+    return ServerConfig(**chosen, memory_limit=most, limits=limits.changed(named))

@@ -68,7 +68,7 @@ def _text(page: dict[str, Any]) -> list[str]:
     topics = [
         (
             topic["path"], f"{topic['rows']:,}", _per_second(topic["rows_per_s"]), format_size(topic["bytes"]),
-            "" if topic["oldest"] is None else format_age(topic["oldest"]), str(len(topic["consumers"])),
+            "" if topic.get("oldest") is None else format_age(topic["oldest"]), str(len(topic["consumers"])),
             f"{max((each['lag_rows'] for each in topic['consumers']), default=0):,}",
         )
         for topic in page["topics"]

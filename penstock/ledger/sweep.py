@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from penstock import steps
 from penstock.errors import PenstockError
@@ -17,9 +17,13 @@ _BATCH = 1_000  # parts forgotten in one transaction
 _PAUSE = 0.2
 """Seconds between two sweeps: one follows every put, and there may be 1,000 a second."""
 TEND_EVERY = 60.0
-"""Seconds between calls of the tenders."""
-Tender = Callable[[Callable[[], bool]], None]
-"""Regular work of a kind, such as retention; it is given what says that it should stop."""
+"""Seconds between calls of `tend`."""
+Tend = Callable[[Callable[[], bool]], None]
+"""Regular work of the kinds of paths, such as retention; it is given what says that it should stop."""
+
+
+def _tend_nothing(stop: Callable[[], bool]) -> None:
+    """Do nothing: there are datasets only."""
 
 
 def free(ledger: Ledger, store: SplitPayloadStore) -> int:
@@ -49,11 +53,11 @@ class Sweeper:
     """One thread that sweeps every `every` seconds, and sooner after something was retired."""
 
     def __init__(
-        self, ledger: Ledger, store: SplitPayloadStore, tenders: Sequence[Tender] = (), *, every: float = 60.0
+        self, ledger: Ledger, store: SplitPayloadStore, tend: Tend = _tend_nothing, *, every: float = 60.0
     ) -> None:
         self._ledger = ledger
         self._store = store
-        self._tenders = tenders
+        self._tend = tend
         self._every = every
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -95,5 +99,4 @@ class Sweeper:
             log.info("swept %d parts", freed)
         if time.monotonic() - self._tended >= TEND_EVERY:
             self._tended = time.monotonic()
-            for tend in self._tenders:
-                tend(self._stop.is_set)
+            self._tend(self._stop.is_set)

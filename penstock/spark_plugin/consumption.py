@@ -55,7 +55,7 @@ class Consumption:
     def is_ordered(self) -> bool:
         """Whether the rows of a shard have an order that a task is to keep."""
         if self._ordered is None:
-            self._ordered = self._ask()["key"] is not None
+            self._ordered = self._ask().get("key") is not None
         return self._ordered
 
     def initial(self) -> Offset:
@@ -123,7 +123,7 @@ class Consumption:
         if self._next is None:
             return None
         at = self._ask(start=self._next.shards)
-        age = 0.0 if at["oldest"] is None else max(0.0, time.time() - at["oldest"])
+        age = max(0.0, time.time() - at["oldest"]) if "oldest" in at else 0.0
         behind = {"rows": at["rows"], "bytes": at["bytes"], "oldest_seconds": round(age, 3)}
         return {"shards": at["next"], "behind": behind}
 

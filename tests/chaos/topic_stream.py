@@ -25,7 +25,7 @@ from tests.chaos.ledger import SCHEMA, Law, Ledger, Outcome, Row, Usage
 from tests.chaos.rig import FAILED, Rig
 from tests.chaos.schedule import Plan
 from tests.chaos.spark_processes import Driver, kill
-from tests.kit.wire import at, call, info, new_attempt, put
+from tests.kit.wire import at, call, create_topic, info, new_attempt, put
 
 CLUSTER = "local-cluster[2,1,1024]"
 SHARDS = 4
@@ -194,12 +194,10 @@ class TopicStream:
 
     def start(self) -> None:
         with flight.connect(self.rig.server.url) as bare:
-            schema = [{"name": each.name, "type": str(each.type), "nullable": True} for each in SCHEMA]
-            call(bare, "topic.create", path=TOPIC, schema=schema, key="key", shards=SHARDS, keep_seconds=KEPT)
+            create_topic(bare, TOPIC, SCHEMA, key="key", shards=SHARDS, keep_seconds=KEPT)
             if self.sink.startswith("topic/"):
-                positions = [("shard", "int32"), ("at", "int64")]
-                schema += [{"name": name, "type": kind, "nullable": True} for name, kind in positions]
-                call(bare, "topic.create", path=self.sink, schema=schema, key="key", shards=2, keep_seconds=KEPT)
+                schema = pa.schema([*SCHEMA, ("shard", pa.int32()), ("at", pa.int64())])
+                create_topic(bare, self.sink, schema, key="key", shards=2, keep_seconds=KEPT)
         self.driver.start()
         self.watch.start()
         self.rig.produce(self._put_by_plain_flight, self._put_by_client)

@@ -41,8 +41,7 @@ ORDERS = pa.schema(
 
 
 def create(client: Client, schema: pa.Schema, path: str = "topic/x", **options: Any) -> None:
-    columns = [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in schema]
-    client.call("topic.create", {"path": path, "schema": columns, **options})
+    client.create_topic(path, schema, **options)
 
 
 def file_of(folder: Path, *text: str, name: str = "a.jsonl") -> str:
@@ -344,7 +343,7 @@ def test_a_topic_is_not_made_with_a_column_of_no_type(here: Run, client: Client,
         done = here("put", "topic/x", *arguments, stdin=b'{"id": 1, "city": null}\n')
         assert (done.code, len(client.list("topic/"))) == (app.USAGE, 0)
         assert "the type of 'city' isn't known" in done.err
-        assert "penstock call topic.create" in done.err
+        assert "a Parquet or Arrow file has types" in done.err
 
 
 def test_several_files_are_one_write_and_a_run_happens_once(here: Run, client: Client, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.kit.wire import (
     at,
     attempt_of,
     call,
+    create_topic,
     error_details,
     info,
     list_paths,
@@ -32,7 +33,7 @@ def test_list_actions_says_each_in_a_sentence(bare: flight.FlightClient) -> None
     actions = {action.type: action.description for action in bare.list_actions()}
 
     assert set(actions) == {
-        "write.open", "write.finish", "write.abort", "topic.create", "consumer.attach", "consumer.offsets",
+        "write.open", "write.finish", "write.abort", "consumer.attach", "consumer.offsets",
         "consumer.commit", "consumer.detach", "delete", "describe", "health",
     }  # fmt: skip
     for sentence in actions.values():
@@ -178,12 +179,12 @@ def test_a_fault_of_our_own_tells_nothing_but_its_request_id(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError(f"canary in {tmp_path}")
 
-    monkeypatch.setattr(server._ledger, "snapshot", broken)
-    monkeypatch.setattr(server._ledger, "open_write", broken)
-    monkeypatch.setattr(server._ledger, "datasets", broken)
+    monkeypatch.setattr(server.state.ledger, "snapshot", broken)
+    monkeypatch.setattr(server.state.ledger, "open_write", broken)
+    monkeypatch.setattr(server.state.ledger, "datasets", broken)
     for ask in (lambda: info(bare, "store/x"), lambda: put(bare, at("store/x"), [trips(1)]), lambda: list_paths(bare)):
         caplog.clear()
-        with pytest.raises(flight.FlightInternalError, match="its log has the cause") as caught:
+        with pytest.raises(flight.FlightInternalError, match="the server's log has the cause") as caught:
             ask()
         assert_clean(caught.value, tmp_path)
         assert "canary" not in str(caught.value)
@@ -214,7 +215,8 @@ def test_describe_tells_all_of_a_topic(bare: flight.FlightClient) -> None:
         {"name": "id", "type": "int64", "nullable": False},
         {"name": "at", "type": "date32[day]", "nullable": True},
     ]
-    made = call(bare, "topic.create", path="topic/x", schema=columns, key="id", shards=2, keep_seconds=60, keep_bytes=9)
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.date32())])
+    made = create_topic(bare, "topic/x", schema, key="id", shards=2, keep_seconds=60, keep_bytes=9)
 
     found = call(bare, "describe", path="topic/x")
 

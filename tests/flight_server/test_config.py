@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.flight_server.config import Settings
-from penstock.flight_server.gate import read_token
+from penstock.flight_server.config import ServerConfig
 from tests.kit.server import TOKEN, token_file
 
 
-def settings(folder: Path, **given: Any) -> Settings:
-    return Settings(data=folder, http=None, **given)
+def settings(folder: Path, **given: Any) -> ServerConfig:
+    return ServerConfig(data=folder, http=None, **given)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.7", "flight.example"])
@@ -53,10 +52,12 @@ def test_half_of_tls_is_refused(tmp_path: Path) -> None:
             settings(tmp_path, **given).check()
 
 
-def test_a_token_file_is_for_its_owner_alone_and_long_enough(tmp_path: Path) -> None:
-    assert read_token(token_file(tmp_path, f"{TOKEN}\n")) == TOKEN
+def test_a_token_file_is_private_and_the_token_long_enough(tmp_path: Path) -> None:
+    assert settings(tmp_path, token_file=token_file(tmp_path, f"{TOKEN}\n")).token == TOKEN
+    short = settings(tmp_path, token_file=token_file(tmp_path, "short"))
     with pytest.raises(InvalidRequest, match="at least 16"):
-        read_token(token_file(tmp_path, "short"))
+        _ = short.token
     for mode in (0o640, 0o604, 0o644, 0o660):
+        readable = settings(tmp_path, token_file=token_file(tmp_path, TOKEN, mode))
         with pytest.raises(InvalidRequest, match="chmod 600"):
-            read_token(token_file(tmp_path, TOKEN, mode))
+            _ = readable.token

@@ -182,7 +182,7 @@ def test_a_thousand_forged_tickets_are_refused(bare: flight.FlightClient) -> Non
     forged.discard(good)
 
     for ticket in forged:
-        with refused("denied", "isn't one of this server's"):
+        with refused("denied", "is not one of this server's"):
             bare.do_get(flight.Ticket(ticket)).read_all()
 
 
@@ -228,9 +228,9 @@ def test_bytes_stay_for_a_ticket_and_go_after_its_end(
 
 def sweep_at(server: PenstockServer, now: float) -> None:
     """Sweep as if it were that time."""
-    server._ledger.now = lambda: now
-    server._sweeper._sweep()
-    server._ledger.now = time.time
+    server.state.ledger.now = lambda: now
+    server.state.sweeper._sweep()
+    server.state.ledger.now = time.time
 
 
 def test_bytes_that_no_ticket_names_go_soon_after_a_delete(bare: flight.FlightClient, tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_a_run_whose_rows_are_lost_is_put_again(make_server: Make, tmp_path: Pat
 def restart(server: PenstockServer, make_server: Make, **settings: object) -> PenstockServer:
     """End a server and start another on its data folder, in this process."""
     server.close(5)
-    server._store.close()
-    server._ledger.close()
+    server.state.store.close()
+    server.state.ledger.close()
     (Path(str(settings["data"])) / "lock").unlink()  # the fixture holds it until the test's end
     return make_server(**settings)
 

@@ -15,8 +15,8 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.flight_server.config import Settings
-from penstock.flight_server.lifecycle import CUT, home, serving
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.lifecycle import CUT, data_folder, serving
 from tests.kit.server import ANY_PORT, ProcessServer, free_port, named_parts, process_server
 from tests.kit.wait import eventually, files
 from tests.kit.wire import (
@@ -182,7 +182,7 @@ def test_tickets_survive_a_restart(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_second_server_on_a_data_folder_is_refused_by_the_first_ones_name(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server:
-        second = Settings(data=tmp_path / "d", listen=ANY_PORT, http=None)
+        second = ServerConfig(data=tmp_path / "d", listen=ANY_PORT, http=None)
         with (
             pytest.raises(Unavailable, match=rf"in use by another penstock server \(process {server.pid}\)"),
             serving(second),
@@ -205,7 +205,7 @@ def test_the_server_runs_with_lean_memory_under_its_memory_limit(tmp_path: Path)
 
 
 def test_what_a_server_keeps_is_readable_by_its_user_alone(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         put(bare, at("store/x"), [trips(1)])
         kept = [tmp_path / "d", *(tmp_path / "d").rglob("*")]
         open_to_others = {path.name for path in kept if path.stat().st_mode & 0o077}
@@ -213,9 +213,9 @@ def test_what_a_server_keeps_is_readable_by_its_user_alone(tmp_path: Path) -> No
 
 
 def test_a_damaged_ticket_key_is_named(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "d", listen=ANY_PORT)
-    with home(settings):
+    settings = ServerConfig(data=tmp_path / "d", listen=ANY_PORT)
+    with data_folder(settings):
         pass
     (tmp_path / "d" / "key").write_bytes(b"short")
-    with pytest.raises(Exception, match="has 5 bytes instead of 32"), home(settings):
+    with pytest.raises(Exception, match="has 5 bytes instead of 32"), data_folder(settings):
         pass

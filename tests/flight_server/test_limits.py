@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from tests.kit.raw_flight import RawFlight, flight_data
 from tests.kit.server import process_server
@@ -53,7 +53,7 @@ Make = Callable[..., PenstockServer]
 def test_more_than_a_limit_is_refused_by_its_name_and_nothing_is_kept(
     make_server: Make, tmp_path: Path, limit: str, most: int, batches: list[pa.RecordBatch]
 ) -> None:
-    server = make_server(limits=Limits(**{limit: most}))
+    server = make_server(limits=ServerLimits(**{limit: most}))
     with flight.connect(server.url) as bare:
         with refused("limit", f"--limit {limit}=", f"{most}"):
             put(bare, at("store/x"), batches)
@@ -64,7 +64,9 @@ def test_more_than_a_limit_is_refused_by_its_name_and_nothing_is_kept(
 
 
 def test_exactly_the_limit_is_taken(make_server: Make) -> None:
-    with flight.connect(make_server(limits=Limits(batch_rows=3, put_rows=6, put_batches=2, columns=2)).url) as bare:
+    with flight.connect(
+        make_server(limits=ServerLimits(batch_rows=3, put_rows=6, put_batches=2, columns=2)).url
+    ) as bare:
         put(bare, at("store/x"), [trips(1, 2, 3), trips(4, 5, 6)])
         assert ids(bare, "store/x") == [1, 2, 3, 4, 5, 6]
 
@@ -76,7 +78,7 @@ def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightCli
 
 
 def test_datasets_are_limited(make_server: Make) -> None:
-    with flight.connect(make_server(limits=Limits(datasets=2)).url) as bare:
+    with flight.connect(make_server(limits=ServerLimits(datasets=2)).url) as bare:
         for path in ("store/a", "store/b"):
             put(bare, at(path), [trips(1)])
         with refused("limit", "datasets="):
@@ -105,8 +107,8 @@ def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make
 def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
-    assert Limits() == Limits(**dict.fromkeys(told, 0)).changed(told)
-    assert set(told) == {field.name for field in fields(Limits)}
+    assert ServerLimits() == ServerLimits(**dict.fromkeys(told, 0)).changed(told)
+    assert set(told) == {field.name for field in fields(ServerLimits)}
 
 
 # --- how many, how long --------------------------------------------------------------------
@@ -125,10 +127,10 @@ def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Iterator[
 
 
 def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) -> None:
-    server = make_server(limits=Limits(streams=2))
+    server = make_server(limits=ServerLimits(streams=2))
     with flight.connect(server.url) as bare:
         with idle_put(bare, "store/one"), idle_put(bare, "store/two"):
-            eventually(lambda: server.streams.open_streams == 2)
+            eventually(lambda: server.state.streams.open_streams == 2)
             for verb in (
                 lambda: put(bare, at("store/x"), [trips(1)]),
                 lambda: bare.do_get(flight.Ticket(b"-")).read_all(),
@@ -137,14 +139,14 @@ def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) ->
                     verb()
             assert call(bare, "health")["open_streams"] == 2
 
-        eventually(lambda: server.streams.open_streams == 0)
+        eventually(lambda: server.state.streams.open_streams == 0)
         put(bare, at("store/x"), [trips(1)])
 
 
 def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it_in_the_log(
     make_server: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=Limits(streams=0)).url) as bare:
+    with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=ServerLimits(streams=0)).url) as bare:
         with pytest.raises(flight.FlightUnavailableError) as caught:
             put(bare, at("store/x"), [trips(1)])
         assert error_details(caught.value)["retry_after"] > 0
@@ -152,12 +154,12 @@ def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it
 
 
 def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
-    server = make_server(limits=Limits(put_idle=3), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as silent, flight.connect(server.url) as other:
         assert list_paths(other) == []
         with idle_put(silent) as ended:
             eventually(lambda: list_paths(other, b"write/"), what="the put is open")
-            eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+            eventually(lambda: server.state.streams.open_streams == 0, what="it was cut")
         assert ended.type is flight.FlightUnavailableError
 
         assert list_paths(other) == list_paths(other, b"write/") == []
@@ -167,7 +169,7 @@ def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tm
 
 
 def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_server: Make) -> None:
-    server = make_server(limits=Limits(put_time=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_time=1), watch_every=0.1)
     with flight.connect(server.url) as bare, flight.connect(server.url) as other:
         writer, _ = bare.do_put(at("store/x"), TRIPS)
         give_up = time.monotonic() + 30
@@ -175,12 +177,12 @@ def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_serv
             while time.monotonic() < give_up:
                 writer.write_batch(trips(1))
                 time.sleep(0.01)
-        eventually(lambda: server.streams.open_streams == 0)
+        eventually(lambda: server.state.streams.open_streams == 0)
         assert list_paths(other) == list_paths(other, b"write/") == []
 
 
 def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
-    server = make_server(limits=Limits(put_idle=3), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as bare:
         writer, reader = bare.do_put(at("store/x"), TRIPS)
         began, sent = time.monotonic(), 0
@@ -196,15 +198,15 @@ def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
 
 
 def test_a_put_that_sends_its_descriptor_alone_is_cut(make_server: Make) -> None:
-    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
     with RawFlight(str(server.url)) as silent:
         silent.begin([flight_data(path=("store", "x"))])
-        eventually(lambda: server.streams.open_streams == 1)
-        eventually(lambda: server.streams.open_streams == 0)
+        eventually(lambda: server.state.streams.open_streams == 1)
+        eventually(lambda: server.state.streams.open_streams == 0)
 
 
 def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: Path) -> None:
-    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
 
     def ledgers_open() -> int:
         links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
@@ -213,8 +215,8 @@ def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: 
     before = ledgers_open()
     for _ in range(3):
         with flight.connect(server.url) as silent, idle_put(silent):
-            eventually(lambda: server.streams.open_streams == 1)
-            eventually(lambda: server.streams.open_streams == 0)
+            eventually(lambda: server.state.streams.open_streams == 1)
+            eventually(lambda: server.state.streams.open_streams == 0)
     assert ledgers_open() == before
 
 

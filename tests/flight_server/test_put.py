@@ -163,7 +163,7 @@ def test_a_put_has_a_ticket_or_a_path_and_a_uuid(bare: flight.FlightClient, serv
         with refused("invalid", words):
             put(bare, where, [trips(1)])
     assert wire.list_paths(bare) == []
-    assert server._store.used == 0
+    assert server.state.store.used == 0
 
 
 def bent_offsets() -> pa.Array:

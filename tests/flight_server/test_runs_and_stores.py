@@ -14,9 +14,9 @@ import pytest
 
 from penstock.client.client import Client, connect
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
-from penstock.flight_server.config import Settings
-from penstock.flight_server.lifecycle import home, serving
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.lifecycle import data_folder, serving
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import Crash
@@ -85,27 +85,27 @@ def test_a_slow_disk_is_not_a_silent_client(
         return write(*given)
 
     monkeypatch.setattr(DiskMedium, "write", slow)
-    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
     with connect(server.url) as client:
         assert client.put("store/t", TABLE).rows == 3
 
 
 def test_parts_in_quarantine_are_counted_where_an_operator_looks(server: PenstockServer, client: Client) -> None:
     assert client.call("health")["quarantined_parts"] == 0
-    assert "\npenstock_quarantined_parts 0\n" in server.metrics.text()
+    assert "\npenstock_quarantined_parts 0.0\n" in server.state.metrics.text()
     client.put("store/t", TABLE)
-    (name,) = server._ledger.part_names()
-    assert isinstance(server._store.medium, DiskMedium)
-    server._store.medium._path_of(name).write_bytes(b"rot")
+    (name,) = server.state.ledger.part_names()
+    assert isinstance(server.state.store.medium, DiskMedium)
+    server.state.store.medium._path_of(name).write_bytes(b"rot")
     with pytest.raises(Lost):
         client.get("store/t").read_all()
     assert client.call("health")["quarantined_parts"] == 1
-    assert "\npenstock_quarantined_parts 1\n" in server.metrics.text()
+    assert "\npenstock_quarantined_parts 1.0\n" in server.state.metrics.text()
 
 
 def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
-    def settings(data: str) -> Settings:
-        return Settings(data=tmp_path / data, listen="grpc://127.0.0.1:0", store=f"disk:{tmp_path / 'store'}")
+    def settings(data: str) -> ServerConfig:
+        return ServerConfig(data=tmp_path / data, listen="grpc://127.0.0.1:0", store=f"disk:{tmp_path / 'store'}")
 
     with serving(settings("a")) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
@@ -116,8 +116,8 @@ def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
 
 def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -> None:
     """The server was killed behind its first put's bytes, which are a topic's: no row named them yet."""
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
-    with home(settings) as (_, store, _):
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    with data_folder(settings) as (_, store, _):
         store.write("first-000000", TABLE.schema, TABLE.to_batches())
     with serving(settings) as server, connect(server.url) as client:
         assert not list((tmp_path / "data" / "parts").rglob("*-000000"))
@@ -125,7 +125,7 @@ def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -
 
 
 def test_a_crash_while_a_store_gets_its_owner_leaves_it_free(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with mock.patch("os.rename", side_effect=Crash), pytest.raises(Crash), serving(settings):
         pass
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_a_crash_while_a_store_gets_its_owner_leaves_it_free(tmp_path: Path) -> 
 
 
 def test_a_new_ledger_is_not_started_over_a_store_that_holds_parts(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with serving(settings) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
     for file in tmp_path.glob("data/ledger.db*"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.gate import Gate
-from penstock.flight_server.limits import Limits, Streams
+from penstock.flight_server.gate import Gate, Streams
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.server import PenstockServer
 from tests.kit.raw_flight import RawFlight
@@ -33,7 +33,7 @@ def token(tmp_path: Path) -> Path:
 @pytest.fixture
 def small(make_server: Callable[..., PenstockServer], token: Path) -> PenstockServer:
     """A server of four streams."""
-    return make_server(token_file=token, limits=Limits(streams=4))
+    return make_server(token_file=token, limits=ServerLimits(streams=4))
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_puts_by_ticket_alone_may_take_every_stream(small: PenstockServer, there
     attempts, puts = [new_attempt() for _ in range(4)], []
     for attempt in attempts:
         puts.append(there.do_put(attempt_of(ticket, attempt), TRIPS, UNKNOWN))
-        eventually(lambda: small.streams.open_streams == len(puts))
-        eventually(lambda: small.streams.unheard == 0)
+        eventually(lambda: small.state.streams.open_streams == len(puts))
+        eventually(lambda: small.state.streams.unheard == 0)
 
     for writer, reader in puts:
         writer.write_batch(trips(1))

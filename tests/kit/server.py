@@ -22,12 +22,14 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.flight_server.config import Settings
+from penstock.flight_server import put
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
-from penstock.flight_server.put import Putter
 from penstock.flight_server.server import PenstockServer
+from penstock.flight_server.state import State
 from penstock.flight_server.upload import Upload
+from penstock.ledger.writes import Write
 from tests.kit import wire
 from tests.kit.wait import eventually, files
 
@@ -53,7 +55,7 @@ def make_server(tmp_path: Path, servers: list[PenstockServer]) -> Iterator[Calla
 
         def make(**settings: Any) -> PenstockServer:
             settings = {"data": tmp_path / "data", "listen": ANY_PORT, "drain": 5.0, **settings}
-            servers.append(stack.enter_context(serving(Settings(**settings))))
+            servers.append(stack.enter_context(serving(ServerConfig(**settings))))
             return servers[-1]
 
         yield make
@@ -116,7 +118,7 @@ def process_server(
 ) -> Iterator[ProcessServer]:
     """Start a server in its own process, on any port. It kills itself at the `crash_on`th passing of step `crash_at`.
 
-    `prelude` is Python that runs there first, to plant a fault. Settings are the fields of `Settings`, in JSON's types.
+    `prelude` is Python that runs there first, to plant a fault. Settings are those of `ServerConfig`, in JSON.
     """
     data.parent.mkdir(parents=True, exist_ok=True)
     log = (data.parent / f"{data.name}.log").open("a")
@@ -221,20 +223,20 @@ class Puts:
 @contextmanager
 def watch_puts() -> Iterator[Puts]:
     """Record the puts of servers in this process."""
-    puts, accept = Puts(), Putter._accept
+    puts, store = Puts(), put._store
 
-    def recorded(putter: Putter, path: str, attempt: str, upload: Upload, parts: Any) -> Any:
+    def recorded(state: State, write: Write, upload: Upload, *rest: Any) -> Any:
         puts.coming.append(upload)
         try:
-            return accept(putter, path, attempt, upload, parts)
+            return store(state, write, upload, *rest)
         except BaseException:
-            puts.broken.append((path, upload.rows))
+            puts.broken.append((write.path, upload.rows))
             raise
         finally:
             puts.coming.remove(upload)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Putter, "_accept", recorded)
+        patched.setattr(put, "_store", recorded)
         yield puts
 
 
@@ -274,4 +276,4 @@ def nothing_stays(make_server: object, servers: list[PenstockServer]) -> Iterato
     """Check after the test, before its servers end, that only bytes of datasets are on disk."""
     yield
     for server in servers:
-        assert leftover_files(f"grpc://127.0.0.1:{server.port}", server._ledger.database.path.parent) == set()
+        assert leftover_files(f"grpc://127.0.0.1:{server.port}", server.state.ledger.database.path.parent) == set()

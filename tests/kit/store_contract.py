@@ -25,6 +25,13 @@ from tests.kit.wire import NASTY
 Make = Callable[..., SplitPayloadStore]
 
 
+def payload(store: SplitPayloadStore, key: str) -> SplitPayload:
+    """Return the payload of a key, which must be there."""
+    stored = store.get(key)
+    assert isinstance(stored, SplitPayload)
+    return stored
+
+
 class StoreContract:
     """The suite. A payload is stored and read through the store; `raw` looks at its bytes past the store."""
 
@@ -57,19 +64,17 @@ class StoreContract:
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_table_comes_back_as_it_was(self, store: SplitPayloadStore, shape: str) -> None:
         assert store.store("k", SHAPES[shape]) == "k"
-        found = store.get("k")
-        assert found is not None
-        assert_same(found.data, SHAPES[shape])
-        assert (found.split_id, found.metadata) == ("k", {})
+        stored = payload(store, "k")
+        assert_same(stored.data, SHAPES[shape])
+        assert (stored.split_id, stored.metadata) == ("k", {})
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_payload_keeps_its_id_and_metadata(self, store: SplitPayloadStore, shape: str) -> None:
         metadata = {"job": "j", "n": 1, "tags": ["ü", None], "deep": {"x": 0.5}}
         store.store("k", SplitPayload(SHAPES[shape], "split-7", metadata))
-        found = store.get("k")
-        assert found is not None
-        assert_same(found.data, SHAPES[shape])
-        assert (found.split_id, found.metadata) == ("split-7", metadata)
+        stored = payload(store, "k")
+        assert_same(stored.data, SHAPES[shape])
+        assert (stored.split_id, stored.metadata) == ("split-7", metadata)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
     @pytest.mark.parametrize("shape", SHAPES)
@@ -77,17 +82,13 @@ class StoreContract:
         self, store: SplitPayloadStore, shape: str, kind: Callable[[bytes], bytes]
     ) -> None:
         store.store("k", kind(as_stream(SHAPES[shape])))
-        found = store.get("k")
-        assert isinstance(found, SplitPayload)
-        assert_same(found.data, SHAPES[shape])
+        assert_same(payload(store, "k").data, SHAPES[shape])
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_file_bytes_come_back_as_a_payload(self, store: SplitPayloadStore, shape: str) -> None:
         table = SHAPES[shape].unify_dictionaries()  # a file has one dictionary for a column
         store.store("k", as_file(table))
-        found = store.get("k")
-        assert isinstance(found, SplitPayload)
-        assert_same(found.data, table)
+        assert_same(payload(store, "k").data, table)
 
     def test_what_was_not_stored_is_none(self, store: SplitPayloadStore) -> None:
         store.store("a/b", numbers(1))
@@ -97,26 +98,22 @@ class StoreContract:
     def test_a_key_holds_the_last_payload_only(self, store: SplitPayloadStore) -> None:
         for rows in (5, 0, 50):
             store.store("k", SplitPayload(numbers(rows), f"of {rows}"))
-            found = store.get("k")
-            assert found is not None
-            assert (found.split_id, found.data.num_rows) == (f"of {rows}", rows)
+            stored = payload(store, "k")
+            assert (stored.split_id, stored.data.num_rows) == (f"of {rows}", rows)
             assert len(list(store.medium.names())) == 1
 
     def test_a_payload_that_was_handed_out_stays_readable(self, store: SplitPayloadStore) -> None:
         store.store("k", numbers(1_000))
-        found = store.get("k")
+        stored = payload(store, "k")
         store.store("k", numbers(10))
         store.delete("k")
-        assert found is not None
-        assert_same(found.data, numbers(1_000))
+        assert_same(stored.data, numbers(1_000))
 
     def test_payloads_do_not_mix(self, store: SplitPayloadStore) -> None:
         for n in range(20):
             store.store(f"k/{n}", numbers(n, start=n * 100))
         for n in reversed(range(20)):
-            found = store.get(f"k/{n}")
-            assert found is not None
-            assert_same(found.data, numbers(n, start=n * 100))
+            assert_same(payload(store, f"k/{n}").data, numbers(n, start=n * 100))
 
     @pytest.mark.parametrize("meanwhile", ["replaced", "deleted"])
     def test_a_payload_that_moves_on_while_it_is_read_is_not_lost(
@@ -134,8 +131,8 @@ class StoreContract:
             return opened(name)
 
         monkeypatch.setattr(store, "open", late)
-        found = store.get("k")
-        assert (found.data.num_rows if found else None) == (7 if meanwhile == "replaced" else None)
+        stored = store.get("k")
+        assert (stored.data.num_rows if stored else None) == (7 if meanwhile == "replaced" else None)
 
     def test_a_ledger_without_room_keeps_no_bytes_and_the_old_payload(
         self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
@@ -149,18 +146,16 @@ class StoreContract:
             patch.setattr(Database, "run", full)
             with pytest.raises(StoreFull):
                 store.store("k", numbers(7))
-        found = store.get("k")
-        assert found is not None
-        assert_same(found.data, numbers(3))
+        assert_same(payload(store, "k").data, numbers(3))
         assert store.orphans() == []
         assert len(list(store.medium.names())) == 1
 
     # --- what may not be stored -------------------------------------------------------------
 
-    @pytest.mark.parametrize("given", [None, 7, "text", [1], {"a": [1]}, numbers(1).to_batches()[0], numbers(1).schema])
-    def test_something_else_is_no_payload(self, store: SplitPayloadStore, given: Any) -> None:
+    @pytest.mark.parametrize("value", [None, 7, "text", [1], {"a": [1]}, numbers(1).to_batches()[0], numbers(1).schema])
+    def test_something_else_is_no_payload(self, store: SplitPayloadStore, value: Any) -> None:
         with pytest.raises(InvalidRequest, match="a payload is a SplitPayload, Arrow IPC bytes or a"):
-            store.store("k", given)
+            store.store("k", value)
         self.holds_nothing(store)
 
     @pytest.mark.parametrize("junk", [b"", b"A", b"ARROW1", b"ARROW1\0\0", b"\xff" * 100, b"\0" * 64, b"PAR1" * 20])
@@ -182,9 +177,7 @@ class StoreContract:
                 store.store("k", bytes(bad[: chance.choice([len(bad), chance.randrange(len(bad))])]))
             except InvalidRequest:
                 continue
-            found = store.get("k")
-            assert found is not None
-            found.data.validate(full=True)
+            payload(store, "k").data.validate(full=True)
 
     def test_a_table_that_is_not_valid_is_refused(self, store: SplitPayloadStore) -> None:
         offsets = pa.array([0, 2], pa.int32()).buffers()[1]
@@ -291,9 +284,7 @@ class StoreContract:
             store.store("b", numbers(5_000))
         assert full.value.retry_after == 5
         assert store.keys() == ["a"]
-        found = store.get("a")
-        assert found is not None
-        assert_same(found.data, numbers(500))
+        assert_same(payload(store, "a").data, numbers(500))
         assert len(list(store.medium.names())) == 1
 
     def test_there_is_room_again_after_a_delete(self, make: Make) -> None:
@@ -397,8 +388,8 @@ class StoreContract:
                     store.delete(key)
                 elif chance.random() < 0.5:
                     store.store(key, SplitPayload(numbers(rows), str(rows)))
-                elif found := store.get(key):
-                    assert_same(found.data, numbers(int(found.split_id)))
+                elif stored := store.get(key):
+                    assert_same(stored.data, numbers(int(stored.split_id)))
 
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(work, me) for me in range(4)]:

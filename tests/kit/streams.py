@@ -24,7 +24,7 @@ from penstock.queue.topics.topics import Topics
 from penstock.spark_plugin.consumption import Consumption
 from penstock.spark_plugin.offsets import Limits, Offset
 from tests.kit.clock import Clock
-from tests.kit.wire import at, call, put, trips
+from tests.kit.wire import TRIPS, at, call, create_topic, put, trips
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,6 @@ LIMIT = 180
 IN = "topic/in"
 X = "topic/x"
 DAY = 24 * 3600.0
-SCHEMA = [{"name": "id", "type": "int64"}, {"name": "city", "type": "string"}]
 
 
 def only_position(consumers: list[dict[str, Any]]) -> dict[str, int]:
@@ -139,7 +138,7 @@ class Reading:
     """The clock of the queries."""
 
     def create(self, shards: int = 2, **options: Any) -> None:
-        call(self.bare, "topic.create", path=X, schema=SCHEMA, shards=shards, **options)
+        create_topic(self.bare, X, TRIPS, shards=shards, **options)
 
     def put(self, shard: int, count: int, first: int = 0) -> None:
         """Append rows to a shard."""
@@ -167,19 +166,19 @@ class Reading:
 
     @property
     def desk(self) -> Consumers:
-        ledger = self.server._ledger
+        ledger = self.server.state.ledger
         return Consumers(ledger, Topics(ledger))
 
     def later(self, seconds: float) -> None:
         """Set the server's time ahead."""
-        self.server._ledger.now = lambda: time.time() + seconds
+        self.server.state.ledger.now = lambda: time.time() + seconds
 
     def purge(self) -> None:
         """Remove all rows, as retention does once no consumer is left."""
         self.later(8 * DAY)
         self.desk.expire()
-        retain(self.server._ledger)
-        self.server._ledger.now = time.time
+        retain(self.server.state.ledger)
+        self.server.state.ledger.now = time.time
 
 
 @pytest.fixture

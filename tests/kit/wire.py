@@ -88,6 +88,12 @@ def call(
     return answer
 
 
+def create_topic(client: flight.FlightClient, path: str, schema: pa.Schema, **options: Any) -> dict[str, Any]:
+    """Make a topic by a put of no rows, and describe it."""
+    put(client, at(path, attempt=new_attempt(), create=options), [], schema=schema)
+    return call(client, "describe", path=path)
+
+
 def info(client: flight.FlightClient, path: str, **options: Any) -> flight.FlightInfo:
     """Return the FlightInfo of a path, with its tickets."""
     return client.get_flight_info(at(path, **options))

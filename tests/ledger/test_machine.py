@@ -27,6 +27,7 @@ from penstock.store.database import Database
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.ledger import SCHEMA, make_attempt
+from tests.kit.profiles import examples
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -332,5 +333,5 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (summary.rows, summary.bytes) == (5 * parts, 50 * parts)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestLedgerMachine = LedgerMachine.TestCase

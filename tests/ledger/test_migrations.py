@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Internal, NotFound
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger import tables
 from penstock.queue.topics import journal
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def client(folder: Path) -> Iterator[Client]:
     with (
-        serving(Settings(data=folder, listen="grpc://127.0.0.1:0", http=None)) as server,
+        serving(ServerConfig(data=folder, listen="grpc://127.0.0.1:0", http=None)) as server,
         penstock.connect(server.url) as client,
     ):
         yield client

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import store as stores
 from penstock.errors import StoreFull, Unavailable
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import tables
@@ -104,34 +104,34 @@ def test_a_put_whose_commit_failed_keeps_its_bytes(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path, kind: str
 ) -> None:
     """It is invisible, but a crash may bring its rows to light."""
-    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with refused("unavailable", "nothing was changed, unless the server ends"):
         put_once(bare, kind)
     assert list_paths(bare) == []
-    assert server._ledger.part_names() == []
+    assert server.state.ledger.part_names() == []
     (part,) = parts_after_the_crash(crashed)
-    assert server._store.open(part).rows == 2
+    assert server.state.store.open(part).rows == 2
 
 
 def test_a_crash_after_a_failed_commit_shows_the_whole_dataset(
     make_server: Callable[..., PenstockServer], tmp_path: Path, crashed: Path
 ) -> None:
     server = make_server()
-    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with flight.connect(server.url) as bare, refused("unavailable"):
         put_once(bare, "a write of its own")
     after = tmp_path / "after"
     shutil.copytree(tmp_path / "data", after, ignore=shutil.ignore_patterns("lock", "ledger.db*"))
     shutil.copytree(crashed, after, dirs_exist_ok=True)
-    with serving(Settings(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
+    with serving(ServerConfig(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
         assert ids(bare, "store/x") == [1, 2]
 
 
 def test_the_next_start_deletes_the_bytes_of_a_failed_commit(tmp_path: Path, crashed: Path) -> None:
     """Until then the server goes on serving, and keeps them."""
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with serving(settings) as server, flight.connect(server.url) as bare:
-        FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+        FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
         with refused("unavailable"):
             put_once(bare, "a write of its own")
         put(bare, at("store/x"), [trips(3)])
@@ -146,11 +146,11 @@ def test_a_commit_without_room_removes_the_bytes_at_once(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path
 ) -> None:
     """Nothing of it can have been written."""
-    failing = FailingCommit(server._ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
+    failing = FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
     with refused("full", "no room on the disk for the ledger"):
         put_once(bare, "a write of its own")
     assert failing.failed == 1
-    assert list(server._store.medium.names()) == []
+    assert list(server.state.store.medium.names()) == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -137,7 +138,7 @@ def test_an_empty_finish_needs_the_columns(bare: flight.FlightClient) -> None:
     with refused("invalid", "name the columns"):
         call(bare, "write.finish", ticket=ticket, attempts=[])
 
-    columns = [{"name": "id", "type": "int64", "nullable": True}, {"name": "city", "type": "string", "nullable": True}]
+    columns = base64.b64encode(TRIPS.serialize()).decode()
     ticket = call(bare, "write.open", path="store/x", schema=columns)["ticket"]
     call(bare, "write.finish", ticket=ticket, attempts=[])
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.client.client import connect
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
 from tests.kit.programs.batch_driver import ROWS
@@ -61,13 +61,13 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with (
         pytest.MonkeyPatch.context() as patched,
         watch_puts() as puts,
-        serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
     ):
         patched.setattr(LocalDoor, "_opened", lambda *_: ([], []))  # executors are elsewhere
         url = str(server.url)
         process = start_driver(folder / "spark", bare_python, url, ",".join(SCENARIOS))
         reads = Marks(folder / "spark" / "marks-killed_executor_reading")
-        reads.when_asked(lambda: eventually(lambda: server.streams.open_streams), within=300)
+        reads.when_asked(lambda: eventually(lambda: server.state.streams.open_streams), within=300)
         told = driver_reports(process, lambda name: left.update({name: leftover_files(url, folder / "data")}))
         yield Cluster(url, puts, told, left)
 
@@ -130,7 +130,7 @@ def test_rows_that_fall_otherwise_each_time_are_there_once_or_not_at_all(
 def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
     bare_python: Path, tmp_path: Path, puts: Puts
 ) -> None:
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         process = start_driver(tmp_path / "spark", bare_python, url, "never_ends", "local[2]")
         marks = Marks(tmp_path / "spark" / "marks-never_ends")
@@ -157,24 +157,24 @@ def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
 def test_a_dead_driver_of_a_read_leaves_no_stream_open_and_the_dataset_as_it_was(
     bare_python: Path, tmp_path: Path
 ) -> None:
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         process = start_driver(tmp_path / "spark", bare_python, url, "never_reads", "local[2]")
         marks = tmp_path / "spark" / "marks-never_reads"
         try:
             eventually(lambda: len(list(marks.glob("reads-*"))) == 2, within=240, what="two tasks read")
-            assert server.streams.open_streams > 0
+            assert server.state.streams.open_streams > 0
         finally:
             end_driver(process)
 
-        eventually(lambda: server.streams.open_streams == 0, what="the streams of the dead are closed")
+        eventually(lambda: server.state.streams.open_streams == 0, what="the streams of the dead are closed")
         assert stored_rows("store/padded", url) == expected_rows(ROWS)
         assert leftover_files(url, tmp_path / "data") == set()
 
 
 def test_workers_without_pyarrow_are_a_clear_error(tmp_path: Path) -> None:
     venv.create(tmp_path / "none", symlinks=True)
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         python = tmp_path / "none" / "bin" / "python"
         process = start_driver(tmp_path / "spark", python, url, "lost_shuffle", "local[2]")

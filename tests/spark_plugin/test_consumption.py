@@ -291,12 +291,12 @@ class TestWhatIsDone:
         self, topic: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         query, start, end = topic.begun(max_rows=6)
-        begun = topic.server._ledger.change
+        begun = topic.server.state.ledger.change
 
         def full(function: Any) -> Any:
             raise StoreFull("no room for the ledger", retry_after=5)
 
-        monkeypatch.setattr(topic.server._ledger, "change", full)
+        monkeypatch.setattr(topic.server.state.ledger, "change", full)
         topic.later(3_600)
         further = query.latest(end)
         assert further.shards == {"0": 8, "1": 4}
@@ -305,7 +305,7 @@ class TestWhatIsDone:
         assert told == "topic/x: its position can't be noted for now: no room for the ledger"
         assert topic.position() == start.shards
 
-        monkeypatch.setattr(topic.server._ledger, "change", begun)
+        monkeypatch.setattr(topic.server.state.ledger, "change", begun)
         query.latest(end)
         assert topic.position() == end.shards
 
@@ -419,7 +419,7 @@ class TestTwoQueriesOnOneCheckpoint:
 class TestAServerThatWasPutBack:
     @staticmethod
     def forget(topic: Reading) -> None:
-        topic.server._ledger.change(lambda t: t.execute("DELETE FROM consumers"))
+        topic.server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
 
     def test_a_consumer_that_it_doesnt_know_stands_where_the_batch_begins(self, topic: Reading) -> None:
         """What is planned then is still to come."""

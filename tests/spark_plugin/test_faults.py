@@ -178,7 +178,7 @@ def test_a_read_goes_on_where_its_worker_was_killed(spark: SparkSession, server:
         marks.ask_and_wait()
         kill_worker()
 
-    marks.when_asked(lambda: eventually(lambda: server.streams.open_streams))
+    marks.when_asked(lambda: eventually(lambda: server.state.streams.open_streams))
     task = FaultyGet(get, Once(marks, {("half", 0): die_while_it_is_open}))
     found = collected_rows(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
 

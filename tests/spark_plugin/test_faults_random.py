@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.usefixtures("elsewhere", "small_batches"),
 ]
 
-SCHEDULES = 20
 PARTITION = 4_000_000
 """Bytes, so that it is in its middle with rows on the wire."""
 GATHERED: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -114,8 +113,9 @@ class Schedule:
         return f"{self.path}: {'; '.join(self.told)}"
 
 
-def test_random_schedules_of_faults(spark: SparkSession, cut: Proxy, puts: Puts, tmp_path: Path) -> None:
-    seeds = [int.from_bytes(os.urandom(4)) for _ in range(SCHEDULES)]
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])])
+def test_random_schedules_of_faults(spark: SparkSession, cut: Proxy, puts: Puts, tmp_path: Path, count: int) -> None:
+    seeds = [int.from_bytes(os.urandom(4)) for _ in range(count)]
     whole: set[str] = set()
 
     for seed in seeds:

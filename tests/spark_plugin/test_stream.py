@@ -161,8 +161,7 @@ def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"minPartitions": "3"}])
 def test_tasks_share_a_batch_and_each_row_is_in_one(shards: int, options: dict[str, str], streams: Streams) -> None:
-    schema = [{"name": "id", "type": "int64"}, {"name": "city", "type": "string"}]
-    streams.client.call("topic.create", {"path": IN, "schema": schema, "shards": shards})
+    streams.client.create_topic(IN, pa.schema([("id", pa.int64()), ("city", pa.string())]), shards=shards)
     for first in range(0, 100, 10):
         streams.put(first, 10)
     found: list[tuple[int, int]] = []
@@ -177,8 +176,7 @@ def test_tasks_share_a_batch_and_each_row_is_in_one(shards: int, options: dict[s
 
 def test_a_key_keeps_its_order_in_one_task(streams: Streams) -> None:
     """One task per shard, whatever minPartitions says."""
-    schema = [{"name": "key", "type": "int64"}, {"name": "n", "type": "int64"}]
-    streams.client.call("topic.create", {"path": IN, "schema": schema, "key": "key", "shards": 3})
+    streams.client.create_topic(IN, pa.schema([("key", pa.int64()), ("n", pa.int64())]), key="key", shards=3)
     for first in range(0, 60, 12):
         numbers = range(first, first + 12)
         streams.client.put(IN, pa.table({"key": [n % 6 for n in numbers], "n": list(numbers)}))
@@ -233,7 +231,7 @@ def test_an_idle_query_that_starts_again_brings_it_along(streams: Streams, serve
     """Here the server has forgotten the consumer, which is the hard case."""
     streams.put(0, 10)
     streams.run(streams.stream(), "noop")
-    server._ledger.change(lambda t: t.execute("DELETE FROM consumers"))
+    server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
     query = streams.start(streams.stream(), "noop", now=False)
     eventually(lambda: streams.consumers() and streams.position() == {"0": 10}, within=60)
     query.stop()
@@ -348,10 +346,7 @@ def test_rows_that_are_gone_fail_the_query_with_the_cure_or_are_let_pass(
     streams.put(0, 10)
     streams.run(streams.stream(), "store/out")
     streams.put(10, 10)
-    retention = Reading(server, client, bare)
-    with pytest.MonkeyPatch.context() as here:
-        here.setattr("tests.kit.consumption.X", IN)
-        retention.purge()
+    Reading(server, client, bare).purge()
     streams.put(20, 5)
 
     said = r"10 rows are gone that this query hasn't read \(shard 0: offsets 10 to 20\).*failOnDataLoss=false; to start"

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.client.client import connect
 from penstock.errors import NotFound
-from penstock.flight_server.config import Settings
+from penstock.flight_server import put
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from penstock.flight_server.put import Putter
 from tests.kit.programs.stream_driver import TASKS
 from tests.kit.server import ANY_PORT, leftover_files
 from tests.kit.spark import (
@@ -64,10 +64,10 @@ def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
     It is the one that makes them as many as there are tasks.
     """
     attempts: list[str] = []
-    both, record = threading.Event(), Putter._record
+    both, record = threading.Event(), put._record
 
-    def recording(putter: Putter, write: Any, attempt: Any, own: bool) -> Any:
-        receipt = record(putter, write, attempt, own)
+    def recording(state: Any, write: Any, attempt: Any, *, own: bool) -> Any:
+        receipt = record(state, write, attempt, own=own)
         if write.path == "store/speculated":
             attempts.append(attempt.id)
             if len(attempts) == TASKS:
@@ -78,7 +78,7 @@ def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
         return receipt
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Putter, "_record", recording)
+        patched.setattr(put, "_record", recording)
         yield attempts
 
 
@@ -89,7 +89,7 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     left: dict[str, set[str]] = {}
     with (
         overtaken_in_time(Marks(folder / "spark" / "marks-speculation")) as speculated,
-        serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
     ):
         url = str(server.url)
         fill(url)
@@ -123,7 +123,7 @@ def test_the_task_that_ran_twice_was_whole_twice_before_its_epoch_was_committed(
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_path: Path) -> None:
     """kill -9 for the driver, its JVM and its workers, in the middle of small batches."""
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         fill(url)
         with connect(url) as client:

@@ -117,20 +117,23 @@ def test_a_server_killed_at_a_step_of_the_stream_costs_time_and_no_rows(
         assert landed(streams, IN) == once(80)
 
 
-def test_a_server_killed_again_and_again_at_any_moment(at: Callable[[str], Streams], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_server_killed_again_and_again_at_any_moment(
+    at: Callable[[str], Streams], tmp_path: Path, kills: int
+) -> None:
     server = RestartingServer(tmp_path / "d")
     with server.living():
         streams = at(server.url)
         streams.put(0, 10)
         query = streams.start(streams.stream(maxRowsPerTrigger=30), OUT, now=False)
-        for life in range(1, 5):
+        for life in range(1, kills + 1):
             for first in range(life * 100 - 90, life * 100 + 10, 10):
                 streams.put(first, 10)
             server.kill()
             eventually(lambda life=life: server.lives > life, within=60, what="it is back")  # type: ignore[misc]
-        goes_on(query, streams, 410)
+        goes_on(query, streams, kills * 100 + 10)
         query.stop()
-        assert landed(streams) == once(410)
+        assert landed(streams) == once(kills * 100 + 10)
 
 
 def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
@@ -156,7 +159,7 @@ def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("after", [300_000, 2_500_000, 6_000_000])
+@pytest.mark.parametrize("after", [300_000, pytest.param(2_500_000, marks=pytest.mark.soak), 6_000_000])
 def test_a_wire_cut_in_the_middle_of_a_batch_costs_time_and_no_rows(
     at: Callable[[str], Streams], make_server: Callable[..., PenstockServer], after: int
 ) -> None:

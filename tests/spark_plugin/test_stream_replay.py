@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.client.client import connect
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from tests.kit.server import ANY_PORT
 from tests.kit.streams import IN, Streams, ended
@@ -184,7 +184,7 @@ def on(
 
     @contextmanager
     def streams(name: str) -> Iterator[Streams]:
-        with serving(Settings(data=tmp_path / name, listen=ANY_PORT, drain=5.0, http=None)) as server:
+        with serving(ServerConfig(data=tmp_path / name, listen=ANY_PORT, drain=5.0, http=None)) as server:
             with monkeypatch.context() as here:
                 here.setenv("PENSTOCK_URL", str(server.url))
                 spark.dataSource.register(penstock.DataSource)

@@ -14,9 +14,9 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Expired, LimitExceeded, Lost, WriteEnded
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from tests.kit.server import ANY_PORT
 from tests.kit.spark import expected_rows, row_batch, server_paths, stored_rows
@@ -80,13 +80,13 @@ def test_a_task_whose_rows_came_too_slowly_is_told_the_limit(
     make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
     """The server shuts the connection, on which it can't say why."""
-    server = make_server(data=tmp_path / "hasty", limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(data=tmp_path / "hasty", limits=ServerLimits(put_idle=1), watch_every=0.1)
     put = penstock.do_put("store/x", url=server.url)
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield row_batch(1)
-        eventually(lambda: server.streams.open_streams == 1)
-        eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+        eventually(lambda: server.state.streams.open_streams == 1)
+        eventually(lambda: server.state.streams.open_streams == 0, what="it was cut")
         yield from (row_batch(number) for number in range(2, 1_000))
 
     with pytest.raises(LimitExceeded, match=r"sent nothing for 1 s.*maxRecordsPerBatch.*--limit put_idle="):
@@ -132,7 +132,7 @@ def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
 
 
 def test_rows_that_a_memory_store_has_forgotten_are_refused_at_finish(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
+    settings = ServerConfig(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
     with serving(settings) as server:
         put = penstock.do_put("store/x", url=server.url)
         receipts = pa.Table.from_batches(put(iter([row_batch(1, 2)])))

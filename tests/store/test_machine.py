@@ -23,6 +23,7 @@ from penstock.store.memory import MemoryMedium
 from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
+from tests.kit.profiles import examples
 from tests.kit.rows import as_stream, numbers
 
 pytestmark = pytest.mark.faults  # seconds of them
@@ -182,7 +183,7 @@ class SpillingMachine(StoreMachine):
         return MemoryMedium(self.folder, max_bytes=5_000)
 
 
-_SETTINGS = settings(max_examples=40, stateful_step_count=30)
+_SETTINGS = settings(max_examples=examples(40), stateful_step_count=30)
 for machine in (DiskMachine, MemoryMachine, SpillingMachine):
     machine.TestCase.settings = _SETTINGS
 TestDiskMachine = DiskMachine.TestCase

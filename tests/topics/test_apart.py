@@ -21,7 +21,6 @@ from tests.kit.topics import TOPIC, Reach, small_put
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 KEYED = pa.schema([("id", pa.int64()), ("k", pa.string())])
 LARGE = pa.table({"id": pa.array(range(1_200_000), pa.int64())})
-COLUMNS = [{"name": "id", "type": "int64"}, {"name": "k", "type": "string"}]
 
 
 @pytest.mark.parametrize("path", ["topic/other", "store/other"])
@@ -29,7 +28,7 @@ def test_an_attempt_named_as_a_part_takes_none_of_its_rows(server: PenstockServe
     with penstock.connect(str(server.url)) as client:
         for _ in range(2):
             client.put("topic/victim", ROWS)
-        names = [row["name"] for row in server._ledger.database.rows("SELECT name FROM parts")]
+        names = [row["name"] for row in server.state.ledger.database.rows("SELECT name FROM parts")]
         opened = client.call("write.open", {"path": path, "mode": "append"})
         attempts = []
         for name in names:  # read tickets contain them
@@ -80,12 +79,12 @@ def test_a_key_keeps_its_shard_in_a_topic_made_anew(server: PenstockServer) -> N
     """The topic was made anew, with more shards, while a put ran: its finish is refused."""
     rows = pa.table({"id": list(range(40)), "k": [f"k{n % 20}" for n in range(40)]}, schema=KEYED)
     with penstock.connect(str(server.url)) as client:
-        client.call("topic.create", {"path": "topic/k", "schema": COLUMNS, "key": "k", "shards": 2})
+        client.create_topic("topic/k", KEYED, key="k", shards=2)
         opened = client.call("write.open", {"path": "topic/k"})
         writer = client.attempt(opened["ticket"], KEYED)
         writer.write(rows.to_batches()[0])
         client.delete("topic/k")
-        client.call("topic.create", {"path": "topic/k", "schema": COLUMNS, "key": "k", "shards": 8})
+        client.create_topic("topic/k", KEYED, key="k", shards=8)
         receipt = writer.close()
         with pytest.raises(WriteEnded, match="made anew"):
             client.call("write.finish", {"ticket": opened["ticket"], "attempts": [receipt.attempt]})
@@ -100,7 +99,7 @@ def test_a_key_keeps_its_shard_in_a_topic_made_anew(server: PenstockServer) -> N
 
 def test_rows_without_the_key_go_to_the_shard_of_null(server: PenstockServer) -> None:
     with penstock.connect(str(server.url)) as client:
-        client.call("topic.create", {"path": "topic/k", "schema": COLUMNS, "key": "k", "shards": 4})
+        client.create_topic("topic/k", KEYED, key="k", shards=4)
         client.put("topic/k", ROWS)
         client.put("topic/k", pa.table({"id": [3], "k": [None]}, schema=KEYED))
 
@@ -146,7 +145,7 @@ def test_pandas_metadata_keeps_no_parts_apart(server: PenstockServer) -> None:
             client.put("topic/x", annotated)
 
         assert len(client.info("topic/x").endpoints) == 1
-        schemas = server._ledger.database.rows("SELECT count(*) AS n FROM schemas")
+        schemas = server.state.ledger.database.rows("SELECT count(*) AS n FROM schemas")
         assert schemas[0]["n"] == 1
 
 

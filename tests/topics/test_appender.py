@@ -15,7 +15,7 @@ import pytest
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, Unavailable, WriteEnded
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger.attempts import Attempt
 from penstock.queue.topics import append, keys
@@ -320,7 +320,7 @@ def test_a_kill_at_a_step_of_an_append_keeps_answered_rows(tmp_path: Path, step:
             put(bare, killed, [trips(3, 4)])
         assert server.process.wait(20) == -9, "the server never came to the step"
 
-    with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert ids(bare, TOPIC) == ([1, 2, 3, 4] if is_there else [1, 2])
         put(bare, killed, [trips(3, 4)])
@@ -330,11 +330,12 @@ def test_a_kill_at_a_step_of_an_append_keeps_answered_rows(tmp_path: Path, step:
 
 @pytest.mark.process
 @pytest.mark.faults
-def test_kills_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Kill three times at random while four clients put row by row; each client's rows stay in its order."""
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+def test_kills_under_load_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
+    """Kill at random while four clients put row by row; each client's rows stay in its order."""
     data, answered, sent = tmp_path / "d", set[int](), set[int]()
     dice = random.Random(7)
-    for round_ in range(3):
+    for round_ in range(kills):
         with process_server(data) as server, ThreadPoolExecutor(4) as pool:
             clients = [pool.submit(put_row_by_row, server.url, round_ * 4 + n, sent, answered) for n in range(4)]
             enough = len(answered) + 20
@@ -343,7 +344,7 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
             server.kill()
             for client in clients:
                 client.result(30)
-        with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+        with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
             eventually(
                 lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part"
             )

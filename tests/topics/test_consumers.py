@@ -312,7 +312,7 @@ def test_names_are_short_and_plain(
 ) -> None:
     """They are labels of metrics, and logs and terminals show them as they are."""
     more = {"position": {"0": 0}} if action == "commit" else {}
-    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
+    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"got {len(name)}"):
         call(bare, f"consumer.{action}", **reader | {field: name} | more)
     assert call(bare, "describe", path=TOPIC)["consumers"] == []
 
@@ -339,7 +339,7 @@ def test_an_impossible_position_is_refused(
         call(bare, f"consumer.{action}", **reader, **position)
     (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
     assert consumer["lag_rows"] == 2
-    assert 'penstock_consumer_lag_rows{topic="topic/x",consumer="c"} 2' in server.metrics.text()
+    assert 'penstock_consumer_lag_rows{consumer="c",topic="topic/x"} 2.0' in server.state.metrics.text()
 
 
 def test_the_server_refuses_a_position_beyond_the_end(bare: flight.FlightClient, reader: dict[str, Any]) -> None:

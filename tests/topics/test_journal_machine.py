@@ -40,6 +40,7 @@ from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
+from tests.kit.profiles import examples
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # 14 s of crashes, alone
 
@@ -477,5 +478,5 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "penstock")
 
 
-JournalMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=50)
+JournalMachine.TestCase.settings = settings(max_examples=examples(500), stateful_step_count=50)
 TestJournalMachine = JournalMachine.TestCase

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sqlite3
 import uuid
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,14 @@ import pytest
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger import ledger
 from penstock.ledger.sweep import Sweeper
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
-from penstock.queue.topics.retention import retain, topics_tender
+from penstock.queue.topics.retention import retain
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
@@ -503,7 +504,7 @@ def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> No
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown", "sweep.deleted"])
 def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> None:
     data, kept = tmp_path / "d", Path(tmp_path / "kept")
-    with serving(Settings(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         before = read(bare, TOPIC, columns=["id", "city", "_shard", "_offset", "_time"])
@@ -523,7 +524,7 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
                 put(bare, at("store/wakes", attempt=new_attempt(), mode="append"), [trips(1)])
         assert killed.process.wait(20) == -9
 
-    with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         eventually(lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
         eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="the parts are compacted")
@@ -539,7 +540,7 @@ def parts_of(data: Path) -> list[str]:
 
 
 def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         requests: list[dict[str, Any]] = [
@@ -549,7 +550,7 @@ def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
         ]  # fmt: skip
         flight_info = info(bare, TOPIC)
         before = [read(bare, TOPIC, **options) for options in requests]
-        assert Compactor(server._ledger, server._store).compact() == 20
+        assert Compactor(server.state.ledger, server.state.store).compact() == 20
         tail = [put(bare, at(TOPIC), [trips(999)]), put(bare, at(TOPIC), [trips(1000)])]
 
         end = {"end": {"0": 40}}
@@ -563,12 +564,12 @@ def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
 
 
 def test_a_filter_by_time_sees_each_rows_own_time(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number)])
         times = read(bare, TOPIC, columns=["_time"])["_time"].cast(pa.int64()).to_pylist()
         assert sorted(set(times)) == times
-        Compactor(server._ledger, server._store).compact()
+        Compactor(server.state.ledger, server.state.store).compact()
         since = read(bare, TOPIC, since=times[11] / 1e6, columns=["id", "_offset"])
         assert since.to_pylist() == [{"id": number, "_offset": number} for number in range(11, 20)]
 
@@ -581,7 +582,13 @@ def test_the_sweeper_tends_the_topics(reach: Reach) -> None:
     reach.clock.advance(UNSEEN + 1)
     put_parts(reach, 20, start=1)
     before = reach.read()[1:]
-    sweeper = Sweeper(reach.ledger, reach.store, [topics_tender(reach.ledger, reach.store, consumers)], every=3_600)
+
+    def tend(stop: Callable[[], bool]) -> None:
+        consumers.expire()
+        retain(reach.ledger)
+        Compactor(reach.ledger, reach.store).compact(stop)
+
+    sweeper = Sweeper(reach.ledger, reach.store, tend, every=3_600)
     sweeper.start()
     eventually(lambda: reach.read() == before and len(reach.parts()) == 1)
     sweeper.close()

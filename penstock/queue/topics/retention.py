@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.sweep import Tender
 from penstock.ledger.tables import Transaction
 from penstock.queue.topics import journal
-from penstock.queue.topics.compaction import Compactor
-from penstock.queue.topics.consumers import Consumers, floors
+from penstock.queue.topics.consumers import floors
 from penstock.queue.topics.journal import PlacedPart
-from penstock.store.payloads import SplitPayloadStore
 from penstock.text import format_size
 
 log = logging.getLogger("penstock")
@@ -126,15 +123,3 @@ def _by_shard(parts: Sequence[PlacedPart]) -> str:
         firsts.setdefault(part.shard, part.first)
         ends[part.shard] = part.end
     return ", ".join(f"shard {shard} from {first} up to {ends[shard]}" for shard, first in firsts.items())
-
-
-def topics_tender(ledger: Ledger, store: SplitPayloadStore, consumers: Consumers) -> Tender:
-    """Return the regular work on topics: consumers expire, rows are removed, small parts become large ones."""
-    compactor = Compactor(ledger, store)
-
-    def tend(stop: Callable[[], bool]) -> None:
-        consumers.expire()
-        retain(ledger)
-        compactor.compact(stop)
-
-    return tend

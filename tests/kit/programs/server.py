@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock import steps
 from penstock.flight_server import lifecycle
-from penstock.flight_server.config import Settings
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.limits import ServerLimits
 
 
 def _crash_at(fatal: str, on: int) -> None:
@@ -36,13 +36,13 @@ def main() -> None:
     for name in ("data", "tls_cert", "tls_key", "token_file"):
         if name in settings:
             settings[name] = Path(settings[name])
-    settings["limits"] = Limits(**settings.get("limits", {}))
+    settings["limits"] = ServerLimits(**settings.get("limits", {}))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     if plan["crash_at"]:
         _crash_at(plan["crash_at"], plan["crash_on"])
     exec(plan["prelude"], {})
-    lifecycle._announce = lambda settings, server, http: print(server.url, flush=True)  # noqa: T201  # read by the test
-    sys.exit(lifecycle.run(Settings(**settings)))
+    lifecycle._announce = lambda config, server, http: print(server.url, flush=True)  # noqa: T201  # read by the test
+    sys.exit(lifecycle.run(ServerConfig(**settings)))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_a_path_with_nothing_at_it_is_not_found(bare: flight.FlightClient, path:
 def test_a_folder_is_not_read_and_the_error_says_so(filled: flight.FlightClient) -> None:
     with refused("not-found", "store/a is a folder"):
         info(filled, "store/a")
-    with refused("invalid", "can't be read as rows"):
+    with refused("invalid", "write/5d41 can't be read: expected store/… or topic/…"):
         info(filled, "write/5d41")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import PenstockError
-from tests.chaos.ledger import Law, Ledger, Outcome, Row, batch, rows
+from tests.chaos.oracle import Law, Outcome, Row, SentRows, batch, rows
 from tests.chaos.schedule import Plan
 from tests.chaos.server import Server
 from tests.kit.proxy import Proxy
@@ -64,13 +64,13 @@ class Workload(Protocol):
 
 
 class Rig:
-    """Server, proxy, producers, and the ledger of the rows that went in."""
+    """Server, proxy, producers, and the rows that they sent."""
 
     workload: Workload
 
     def __init__(self, seed: int, rows: int, folder: Path, proxy: Proxy) -> None:
         self.seed, self.rows, self.folder, self.proxy = seed, rows, folder, proxy
-        self.ledger = Ledger(folder / "ledger.jsonl")
+        self.sent = SentRows(folder / "sent.jsonl")
         self.server = Server(folder, proxy)
         self.producers: list[Producer] = []
         self.ended = threading.Event()
@@ -85,7 +85,7 @@ class Rig:
 
     def allow(self, more: int) -> None:
         """Let so many more rows be published than were by now."""
-        self.allowed = max(self.allowed, self.ledger.sent_rows + more)
+        self.allowed = max(self.allowed, self.sent.count + more)
 
     def until(self, condition: Callable[[], Value], what: str, within: float = 600) -> Value:
         """Wait until the condition is true, and return its value; meanwhile nothing may die that no fault kills."""
@@ -120,7 +120,7 @@ class Rig:
         for producer in self.producers:
             if producer.is_alive():
                 producer.join(60)
-        self.ledger.close()
+        self.sent.close()
 
 
 class Producer(threading.Thread):
@@ -138,7 +138,7 @@ class Producer(threading.Thread):
         try:
             done = 0
             while done < self.share:
-                while self.rig.ledger.sent_rows > self.rig.allowed:
+                while self.rig.sent.count > self.rig.allowed:
                     if self.rig.ended.wait(0.02):
                         return
                 first, count = self.number * self.share + done, self._dice.randint(200, 400)
@@ -148,20 +148,20 @@ class Producer(threading.Thread):
         except BaseException as failed:  # the main thread raises it
             self.failed = failed
 
-    def _publish(self, run: str, some: list[Row]) -> None:
-        sent, data = self.rig.ledger.send(run, some), batch(some)
+    def _publish(self, name: str, some: list[Row]) -> None:
+        run, data = self.rig.sent.send(name, some), batch(some)
         is_given_up, give_up = self._dice.random() < 0.3, time.monotonic() + 120
-        while sent.outcome == "unknown":
+        while run.outcome == "unknown":
             try:
-                self.put(run, data)
-                self.rig.ledger.answer(sent)
+                self.put(name, data)
+                self.rig.sent.answer(run)
             except FAILED:
                 if is_given_up:
                     return
                 if time.monotonic() > give_up or self.rig.ended.wait(0.1):
                     raise
-                self.rig.ledger.repeat()
+                self.rig.sent.repeat()
         if self.again.is_set():
             self.again.clear()
             with contextlib.suppress(*FAILED):
-                self.put(run, data)
+                self.put(name, data)

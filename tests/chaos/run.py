@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos.faults import FAULTS
-from tests.chaos.ledger import check
+from tests.chaos.oracle import check
 from tests.chaos.rig import Rig, Workload
 from tests.chaos.schedule import Moment, schedule
 from tests.chaos.topic_stream import TopicStream
@@ -85,9 +85,9 @@ def run(
         rig.until(lambda: not any(each.is_alive() for each in rig.producers), "the producers are done")
         workload.drain()
         outcome = workload.outcome()
-    broken = check(rig.ledger, outcome, workload.laws)
+    broken = check(rig.sent, outcome, workload.laws)
     return Report(
-        seed, workload.name, rows, fallen, broken, len(rig.ledger.unknown()), rig.ledger.repeated,
+        seed, workload.name, rows, fallen, broken, len(rig.sent.unknown()), rig.sent.repeated,
         time.monotonic() - began, workload.ends(), workload.unexplained(),
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def strike(rig: Rig, moments: list[Moment]) -> Counter[str]:
     """Do each fault at its moment; return how many of each kind fell."""
     fallen: Counter[str] = Counter()
     for moment in moments:
-        rig.allowed = max(moment.rows + AHEAD, rig.ledger.sent_rows + AHEAD // 5)
+        rig.allowed = max(moment.rows + AHEAD, rig.sent.count + AHEAD // 5)
         rig.until(partial(is_reached, rig, moment), f"{moment.rows:,} rows {moment.counted}")
         log.info("%s, %s rows %s", moment.kind, f"{moment.rows:,}", moment.counted)
         dice = random.Random(moment.dice)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.ledger import Usage
+from tests.chaos.oracle import Usage
 from tests.kit.proxy import Proxy
 from tests.kit.server import ProcessServer, free_port, process_server
 from tests.kit.wait import descriptors, threads

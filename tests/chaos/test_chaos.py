@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import faults, ledger, topic_stream
-from tests.chaos.ledger import Ledger, Row, Usage, batch, check, rows
+from tests.chaos import faults, oracle, topic_stream
+from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
 from tests.chaos.run import run
 from tests.chaos.schedule import schedule
 from tests.chaos.topic_stream import Landed, Sample, StreamOutcome, TopicStream
@@ -22,7 +22,7 @@ from tests.kit.spark import needs_spark
 
 SEED = 7
 PLAN = TopicStream.plan
-LAWS = {**ledger.LAWS, **TopicStream.laws}
+LAWS = {**oracle.LAWS, **TopicStream.laws}
 
 
 @pytest.mark.spark
@@ -124,9 +124,9 @@ def at(row: Row, shard: int, offset: int) -> Landed:
 
 
 @pytest.fixture
-def sent(tmp_path: Path) -> Iterator[Ledger]:
-    """A ledger of two runs that were answered for, one that wasn't and is there, one that wasn't and isn't."""
-    sent = Ledger(tmp_path / "ledger.jsonl")
+def sent(tmp_path: Path) -> Iterator[SentRows]:
+    """Return two runs that were answered for, one that wasn't and is there, one that wasn't and isn't."""
+    sent = SentRows(tmp_path / "sent.jsonl")
     for number in range(4):
         run = sent.send(f"run-{number}", some(number))
         if number < 2:
@@ -202,12 +202,12 @@ BREAKS: list[tuple[str, str, Change]] = [
 ]
 
 
-def test_what_was_sent_landed_in_its_order_and_all_else_unbroken_is_good(sent: Ledger) -> None:
+def test_what_was_sent_landed_in_its_order_and_all_else_unbroken_is_good(sent: SentRows) -> None:
     assert check(sent, good(), TopicStream.laws) == {law: [] for law in LAWS}
 
 
 @pytest.mark.parametrize(("law", "what", "change"), BREAKS, ids=[f"{law}: {what}" for law, what, _ in BREAKS])
-def test_a_broken_law_is_found(sent: Ledger, law: str, what: str, change: Change) -> None:
+def test_a_broken_law_is_found(sent: SentRows, law: str, what: str, change: Change) -> None:
     assert check(sent, change(good()), TopicStream.laws)[law] != []
 
 
@@ -215,7 +215,7 @@ def test_each_law_is_broken_by_a_test() -> None:
     assert {law for law, _, _ in BREAKS} == set(LAWS)
 
 
-def test_rows_of_unknown_outcome_may_be_out_of_order(sent: Ledger) -> None:
+def test_rows_of_unknown_outcome_may_be_out_of_order(sent: SentRows) -> None:
     """Their sender went on before they came."""
     late = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(2), *some(1)])]
     outcome = replace(good(), places={"topic": late, "sink": late})

@@ -21,7 +21,7 @@ import pyarrow.flight as flight
 import penstock
 from tests.chaos.driver import ROWS, TOPIC
 from tests.chaos.faults import kill_at, orphans_damaged, server_killed_at_a_step
-from tests.chaos.ledger import SCHEMA, Law, Ledger, Outcome, Row, Usage
+from tests.chaos.oracle import SCHEMA, Law, Outcome, Row, SentRows, Usage
 from tests.chaos.rig import FAILED, Rig
 from tests.chaos.schedule import Plan
 from tests.chaos.spark_processes import Driver, kill
@@ -72,7 +72,7 @@ class StreamOutcome(Outcome):
 # --- laws ---------------------------------------------------------------------------------------
 
 
-def misplaced(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
+def misplaced(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
     """L5: offsets are dense, and name the same row for ever: after a restart, and when Spark read it."""
     shards: dict[int, list[int]] = defaultdict(list)
     for row in outcome.places["topic"]:
@@ -89,7 +89,7 @@ def misplaced(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
             yield f"shard {row.shard} offset {row.offset} was row {row.seq} when Spark read it"
 
 
-def went_back(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
+def went_back(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
     """L6: a committed position never goes back."""
     last: dict[tuple[str, int], int] = {}
     for sample in outcome.samples:
@@ -100,7 +100,7 @@ def went_back(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
                 last[consumer, shard] = offset
 
 
-def too_early(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
+def too_early(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
     """L7: nothing is committed before it has landed."""
     for sample in outcome.samples:
         for consumer, position in sample.positions.items():
@@ -108,9 +108,9 @@ def too_early(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
                 yield f"{consumer} had committed {sum(position.values())} rows when {sample.landed} had landed"
 
 
-def disordered(ledger: Ledger, outcome: StreamOutcome) -> Iterator[str]:
+def disordered(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
     """L8: a key's rows are in one shard, in the order of their puts; but those that nobody answered for."""
-    unknown = ledger.unknown()
+    unknown = sent.unknown()
     places = {"topic": sorted(outcome.places["topic"])}  # by shard and offset
     if outcome.is_ordered:
         places["sink"] = outcome.places["sink"]
@@ -212,7 +212,7 @@ class TopicStream:
             client.put(TOPIC, rows, run=run)
 
     def progress(self, counted: Literal["published", "landed"]) -> int:
-        return self.rig.ledger.sent_rows if counted == "published" else self.watch.landed
+        return self.rig.sent.count if counted == "published" else self.watch.landed
 
     def check(self) -> None:
         if self.driver.is_dead():

@@ -148,7 +148,7 @@ def process_server(
 
 
 def free_port() -> int:
-    """Return a port that nobody uses, and that nobody gets who binds to port 0."""
+    """Return an unused port outside of the range that the kernel hands out for port 0."""
     others = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(10_000, max(others, 20_000))

@@ -106,7 +106,7 @@ def spark(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2, 4]")
-    with elsewhere(tmp_path_factory.mktemp("spark"), bare_python):
+    with spark_environment(tmp_path_factory.mktemp("spark"), bare_python):
         for key, value in CONFS.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
@@ -124,8 +124,8 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def elsewhere(folder: Path, python: Path) -> Iterator[None]:
-    """Start Spark in a folder of its own: its workers have the folder where it was started on their path."""
+def spark_environment(folder: Path, python: Path) -> Iterator[None]:
+    """Let Spark start in a folder of its own, which its workers have on their path."""
     here, before = Path.cwd(), dict(os.environ)
     os.chdir(folder)
     os.environ.update(PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")

@@ -68,8 +68,8 @@ def killed_executor_reading(spark: SparkSession, marks: Marks) -> dict[str, Any]
         kill_executor()
 
     task = FaultyGet(get, Once(marks, {("half", 1): kill_while_it_is_open, ("begun", 2): kill_executor}))
-    found = get.tickets(spark).mapInArrow(task, get.schema).select("id", "text").collect()
-    return {"found": sorted(map(tuple, found)), "happened": [marks.seen("done"), marks.seen("begun-2")]}
+    rows = get.tickets(spark).mapInArrow(task, get.schema).select("id", "text").collect()
+    return {"found": sorted(map(tuple, rows)), "happened": [marks.seen("done"), marks.seen("begun-2")]}
 
 
 def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:

@@ -54,47 +54,47 @@ def batch(some: Iterable[Row]) -> pa.RecordBatch:
 
 
 @dataclass
-class Sent:
-    """Rows that were published as one run."""
+class Run:
+    """Rows that were sent as one run."""
 
-    run: str
+    name: str
     rows: dict[int, tuple[int, int]]
     """seq: (key, crc)"""
     outcome: Literal["ok", "unknown"] = "unknown"
 
 
-class Ledger:
+class SentRows:
     """The rows that went in: a line when they are sent, a line when they are answered for. Safe between threads."""
 
     def __init__(self, file: Path) -> None:
-        self.sent: list[Sent] = []
-        self.sent_rows = self.repeated = 0
+        self.runs: list[Run] = []
+        self.count = self.repeated = 0
         self._file = file.open("a")
         self._lock = threading.Lock()
 
-    def send(self, run: str, some: Iterable[Row]) -> Sent:
+    def send(self, name: str, some: Iterable[Row]) -> Run:
         """Note rows that are about to go out: from now on they may come out."""
-        sent = Sent(run, {row.seq: (row.key, row.crc) for row in some})
+        run = Run(name, {row.seq: (row.key, row.crc) for row in some})
         with self._lock:
-            self.sent.append(sent)
-            self.sent_rows += len(sent.rows)
-            self._note({"sent": run, "rows": [[seq, *row] for seq, row in sent.rows.items()]})
-        return sent
+            self.runs.append(run)
+            self.count += len(run.rows)
+            self._note({"sent": name, "rows": [[seq, *row] for seq, row in run.rows.items()]})
+        return run
 
     def repeat(self) -> None:
         """Count a run that is sent again."""
         with self._lock:
             self.repeated += 1
 
-    def answer(self, sent: Sent) -> None:
+    def answer(self, run: Run) -> None:
         """Note that the server has answered for a run: from now on its rows must come out."""
         with self._lock:
-            sent.outcome = "ok"
-            self._note({"ok": sent.run})
+            run.outcome = "ok"
+            self._note({"ok": run.name})
 
     def unknown(self) -> set[int]:
         """Return the rows that nobody answered for; they may come out or not."""
-        return {seq for sent in self.sent if sent.outcome == "unknown" for seq in sent.rows}
+        return {seq for run in self.runs if run.outcome == "unknown" for seq in run.rows}
 
     def _note(self, what: object) -> None:
         self._file.write(json.dumps(what) + "\n")
@@ -141,36 +141,36 @@ class Outcome:
     """Files that are there after the sweep and belong to nothing."""
 
 
-def lost(ledger: Ledger, outcome: Outcome) -> Iterator[str]:
+def lost(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L1: what was answered for is at the first place, and what is at one place is at the next."""
     (first, rows), *others = outcome.places.items()
     there = {row.seq for row in rows}
-    for sent in ledger.sent:
-        if sent.outcome == "ok" and (gone := sent.rows.keys() - there):
-            yield from (f"row {seq} of {sent.run} was answered for and isn't in the {first}" for seq in gone)
+    for run in sent.runs:
+        if run.outcome == "ok" and (gone := run.rows.keys() - there):
+            yield from (f"row {seq} of {run.name} was answered for and isn't in the {first}" for seq in gone)
     for name, rows in others:
         reached = {row.seq for row in rows}
         yield from (f"row {seq} is in the {first} and hasn't reached the {name}" for seq in there - reached)
         first, there = name, reached
 
 
-def unpublished(ledger: Ledger, outcome: Outcome) -> Iterator[str]:
+def unpublished(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L2: nothing is there that nobody sent."""
-    sent = {seq for each in ledger.sent for seq in each.rows}
+    known = {seq for run in sent.runs for seq in run.rows}
     for place, rows in outcome.places.items():
-        yield from (f"row {row.seq} in the {place} was never sent" for row in rows if row.seq not in sent)
+        yield from (f"row {row.seq} in the {place} was never sent" for row in rows if row.seq not in known)
 
 
-def changed(ledger: Ledger, outcome: Outcome) -> Iterator[str]:
+def changed(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L3: each row has the data that it was sent with."""
-    sent = {seq: row for each in ledger.sent for seq, row in each.rows.items()}
+    data = {seq: row for run in sent.runs for seq, row in run.rows.items()}
     for place, rows in outcome.places.items():
         for row in rows:
-            if sent.get(row.seq, (row.key, row.crc)) != (row.key, row.crc):
+            if data.get(row.seq, (row.key, row.crc)) != (row.key, row.crc):
                 yield f"row {row.seq} has other data in the {place}"
 
 
-def doubled(ledger: Ledger, outcome: Outcome) -> Iterator[str]:
+def doubled(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L4: no row is there twice, whatever was repeated."""
     for place, rows in outcome.places.items():
         counts = Counter(row.seq for row in rows)
@@ -182,7 +182,7 @@ IDLE = Usage(threads=24, descriptors=32, memory=200 << 20)
 MOST = Usage(threads=150, descriptors=400, memory=1 << 30)
 
 
-def kept(ledger: Ledger, outcome: Outcome) -> Iterator[str]:
+def kept(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L9: threads, descriptors and memory are bounded, and go back; nothing temporary stays."""
     back = Usage(*(fresh + more for fresh, more in zip(outcome.fresh, IDLE, strict=True)))
     for when, usage, limit in (("at most", outcome.usage, MOST), ("at the end", [outcome.idle], back)):
@@ -192,11 +192,11 @@ def kept(ledger: Ledger, outcome: Outcome) -> Iterator[str]:
     yield from (f"{name} is left" for name in outcome.litter)
 
 
-Law = Callable[[Ledger, Any], Iterator[str]]
+Law = Callable[[SentRows, Any], Iterator[str]]
 LAWS: dict[str, Law] = {"lost": lost, "unpublished": unpublished, "changed": changed, "doubled": doubled, "kept": kept}
 """The laws of every workload."""
 
 
-def check(ledger: Ledger, outcome: Outcome, laws: Mapping[str, Law]) -> dict[str, list[str]]:
+def check(sent: SentRows, outcome: Outcome, laws: Mapping[str, Law]) -> dict[str, list[str]]:
     """Return what breaks each law."""
-    return {name: list(law(ledger, outcome)) for name, law in {**LAWS, **laws}.items()}
+    return {name: list(law(sent, outcome)) for name, law in {**LAWS, **laws}.items()}

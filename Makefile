@@ -44,7 +44,7 @@ check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 	    -m "not process and not faults and not spark"; tests=$$?; \
 	wait $$!; types=$$?; cat "$$said"; exit $$((tests | types))
 
-bench: $(STAMP)  ## measure puts and gets beside plain pyarrow
+bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against REV": beside another revision)
 	@$(BIN)/python -m scripts.bench flight $(ARGS)
 
 bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own floors, Parquet and the driver

@@ -12,12 +12,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-from scripts.bench.figures import Result
+from scripts.bench.figures import Result, Work
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 7
@@ -27,81 +27,61 @@ Figure = tuple[str, str, list[float]]
 """A result as a revision's process tells it: what it is, in words, in each round."""
 
 
-class Turns:
-    """The benchmark that compares revisions, as seen by a revision's process."""
+def take_turns(descriptor: int, measure: Callable[[Work], Iterator[Result]]) -> None:
+    """Measure as a revision's process: hand over to the other one before each measurement, and tell the results."""
+    parent, told = Connection(descriptor), set[str]()
 
-    def __init__(self, descriptor: int) -> None:
-        self._parent = Connection(descriptor)
-        self._told: set[str] = set()
-
-    def wait(self) -> None:
-        """Hand over, and wait until this process may go on."""
-        self._parent.send(None)
+    def hand_over() -> None:
+        parent.send(None)
         try:
-            self._parent.recv()
+            parent.recv()
         except EOFError:
             sys.exit("the benchmark that compares revisions has ended")
 
-    def tell(self, result: Result) -> None:
-        """Tell a result, once where it stands beside several others."""
+    for result in measure(hand_over):
         what = ", ".join(filter(None, (result.line.heading, result.data, result.line.what)))
-        if what not in self._told:
-            self._parent.send((what, result.cells[1], result.rounds))
-            self._told.add(what)
-
-
-class Revision:
-    """A revision's process, as seen by the benchmark that compares."""
-
-    def __init__(self, package: Path, arguments: Sequence[str], stack: ExitStack) -> None:
-        self._pipe, theirs = Pipe()
-        path = os.pathsep.join(map(str, dict.fromkeys((package, ROOT))))
-        command = [sys.executable, "-m", "scripts.bench", *arguments, "--turns", str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdout=2,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            )
-        stack.callback(self._process.wait, _PATIENCE)
-        stack.callback(self._pipe.close)  # first: the process ends where it waits for its turn
-        self.figures: list[Figure] = []
-        self.ended = False
-        self._receive()
-
-    def go_on(self) -> None:
-        """Let the process work until it hands over or ends."""
-        if not self.ended:
-            self._pipe.send(None)
-            self._receive()
-
-    def _receive(self) -> None:
-        try:
-            while (figure := self._pipe.recv()) is not None:
-                self.figures.append(figure)
-        except EOFError:
-            self.ended = True
-            if code := self._process.wait(_PATIENCE):
-                raise RuntimeError(f"a revision's process ended with code {code}: it says why above") from None
+        if what not in told:  # a figure may stand beside several others
+            parent.send((what, result.cells[1], result.rounds))
+            told.add(what)
 
 
 def compare(revision: str, arguments: Sequence[str]) -> None:
     """Run the cases with both revisions, and print how they compare."""
     rows: list[list[str]] = []
     with _package_of(revision) as package, ExitStack() as stack:
-        new, old = revisions = [Revision(folder, arguments, stack) for folder in (ROOT, package)]
-        while not (new.ended and old.ended):
-            for each in revisions:
-                each.go_on()
-            revisions.reverse()
-            for pair in list(zip(new.figures, old.figures, strict=False))[len(rows) :]:
+        new, old = list[Figure](), list[Figure]()
+        runs = [_run(ROOT, arguments, new, stack), _run(package, arguments, old, stack)]
+        while [next(run, None) for run in runs] != [None, None]:
+            runs.reverse()
+            for pair in list(zip(new, old, strict=False))[len(rows) :]:
                 rows.append(row(*pair))
                 print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     from penstock.text import format_table  # here, as the other revision's process may have none
 
     heads = ["", "this", revision, "this/that", "least", "most", "rounds"]
     print(format_table(heads, rows, right=heads[1:]))
+
+
+def _run(package: Path, arguments: Sequence[str], figures: list[Figure], stack: ExitStack) -> Iterator[object]:
+    """Run a revision's process up to where it hands over, with each step of the iterator; gather its figures."""
+    pipe, theirs = Pipe()
+    path = os.pathsep.join(map(str, dict.fromkeys((package, ROOT))))
+    command = [sys.executable, "-m", "scripts.bench", *arguments, "--turns", str(theirs.fileno())]
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    with theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=2, env=environment)
+    stack.callback(process.wait, _PATIENCE)
+    stack.callback(pipe.close)  # first: the process ends where it waits for its turn
+    while True:
+        try:
+            while (figure := pipe.recv()) is not None:
+                figures.append(figure)
+        except EOFError:
+            break
+        yield package
+        pipe.send(None)
+    if code := process.wait(_PATIENCE):
+        raise RuntimeError(f"the process of a revision ended with code {code}: it says why above")
 
 
 def row(new: Figure, old: Figure) -> list[str]:

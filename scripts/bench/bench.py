@@ -28,8 +28,8 @@ class Bench:
         self.folder = folder
         self.notes: list[str] = []
         """The versions of what was started, for the page."""
-        self.case = ExitStack()
-        """What is left when the case has been measured."""
+        self.contexts = ExitStack()
+        """What ends with the case."""
         self._run, self._settles, self._with_kafka = run, settles, with_kafka
         self._servers: dict[str, Penstock] = {}
         self._done: set[str] = set()
@@ -92,7 +92,7 @@ class Case:
 
     def measure(self, bench: Bench, without: frozenset[str], rounds: int, before: Work = nothing) -> Iterator[Result]:
         """Measure the sides, but for those that are left out."""
-        with bench.case:
+        with bench.contexts:
             measures = {name: side(bench) for name, side in self.sides.items() if name not in without}
             samples = interleaved(measures, rounds, warm_up=self.warm_up, before=before)
         yield from (line.result(samples, self.data) for line in self.lines if line.side not in without)

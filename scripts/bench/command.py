@@ -14,14 +14,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import penstock
 from scripts import spark_matrix
 from scripts.bench import kafka
-from scripts.bench.against import ROOT, ROUNDS, Turns, compare
-from scripts.bench.bench import Bench, Case, Page
-from scripts.bench.figures import Result
+from scripts.bench.against import ROOT, ROUNDS, compare, take_turns
+from scripts.bench.bench import Bench, Page
+from scripts.bench.figures import Result, Work, nothing
 from scripts.bench.page import check_headings, filled, machine
 from scripts.bench.pages import flight, spark, topics
 
@@ -39,7 +40,9 @@ def main() -> None:
     if options.turns is None and (lack := page.lacks()):
         sys.exit(lack)
     if options.against:
-        compare(options.against, [word for word in sys.argv[1:] if word not in ("--against", options.against)])
+        without = argparse.ArgumentParser(add_help=False)
+        without.add_argument("--against")
+        compare(options.against, without.parse_known_args()[1])
         return
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.folder) as name, ExitStack() as run:
         folder, room = Path(name), page.sizes[options.amount].room
@@ -50,7 +53,7 @@ def main() -> None:
         if options.turns is None:
             _write(page, options, bench, without_kafka)
         else:
-            _take_turns(page, options, bench)
+            take_turns(options.turns, partial(_measure, page, options, bench, page.others, ROUNDS))
 
 
 def _prepare_environment(options: argparse.Namespace) -> None:
@@ -64,41 +67,41 @@ def _prepare_environment(options: argparse.Namespace) -> None:
     os.environ.update(PYTHONPATH=path, PYTHONSAFEPATH="1")  # else the current folder's penstock would come first
 
 
+def _measure(
+    page: Page,
+    options: argparse.Namespace,
+    bench: Bench,
+    without: frozenset[str],
+    at_least: int,
+    before: Work = nothing,
+) -> Iterator[Result]:
+    """Measure the page's cases, or those that were asked for, without some sides."""
+    for case in page.cases(page.sizes[options.amount]):
+        if not options.only or any(line.heading in options.only for line in case.lines):
+            yield from case.measure(bench, without, options.rounds or max(case.rounds, at_least), before)
+
+
 def _write(page: Page, options: argparse.Namespace, bench: Bench, without_kafka: str) -> None:
+    """Measure the page's cases and put their figures into it."""
     began, results, text = time.monotonic(), list[Result](), (ROOT / page.output).read_text()
-    check_headings(text, [line.heading for case in _cases(page, options) for line in case.lines])
-    for case in _cases(page, options):
-        without = page.of_kafka if without_kafka else frozenset[str]()
-        for result in case.measure(bench, without, options.rounds or case.rounds):
-            results.append(result)
-            words = [result.line.heading, result.data, *result.cells]
-            print(f"{time.monotonic() - began:5.0f} s", *filter(None, words), sep="  ", file=sys.stderr, flush=True)
+    sizes = page.sizes[options.amount]
+    check_headings(text, [*(options.only or []), *(line.heading for case in page.cases(sizes) for line in case.lines)])
+    for result in _measure(page, options, bench, page.of_kafka if without_kafka else frozenset(), 1):
+        results.append(result)
+        words = [result.line.heading, result.data, *result.cells]
+        print(f"{time.monotonic() - began:5.0f} s", *filter(None, words), sep="  ", file=sys.stderr, flush=True)
     if options.only:
         return
     amount = "" if options.amount == "all" else f" ARGS=--{options.amount}"
-    rounds, day = options.rounds or page.sizes[options.amount].rounds, time.strftime("%d %B %Y", time.gmtime())
+    day, took = time.strftime("%d %B %Y", time.gmtime()), time.monotonic() - began
     facts = [*machine(bench.folder), *bench.notes]
     facts += [f"Kafka left out: {without_kafka}"] if without_kafka and page.of_kafka else []
-    facts.append(f"`{page.command}{amount}`, {rounds} rounds, {day}, {time.monotonic() - began:.0f} s")
+    facts.append(f"`{page.command}{amount}`, {options.rounds or sizes.rounds} rounds, {day}, {took:.0f} s")
     output = options.output or ROOT / page.output
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(filled(text, results, facts))
     broken = [result.line.what for result in results if result.kept is False]
     print(f"wrote {output}; {f'not kept: {broken}' if broken else 'every promise kept'}", file=sys.stderr)
-
-
-def _take_turns(page: Page, options: argparse.Namespace, bench: Bench) -> None:
-    turns = Turns(options.turns)
-    for case in _cases(page, options):
-        rounds = options.rounds or max(ROUNDS, case.rounds)
-        for result in case.measure(bench, page.others, rounds, before=turns.wait):
-            turns.tell(result)
-
-
-def _cases(page: Page, options: argparse.Namespace) -> Iterator[Case]:
-    for case in page.cases(page.sizes[options.amount]):
-        if not options.only or any(line.heading in options.only for line in case.lines):
-            yield case
 
 
 def _without_kafka(page: Page, options: argparse.Namespace) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +17,7 @@ Measure = Callable[[], Sample]
 Samples = Mapping[str, Sequence[Sample]]
 """Of all rounds, by side."""
 Promise = tuple[Literal[">=", "<=", "<", "< more"], float]
-"""A least or most ratio; what the figure is below, or by less than what it is above the one beside it."""
+"""A sign and a limit: `>=` and `<=` of the ratio, `<` of the figure, `< more` of what it is above the one beside it."""
 
 
 def nothing() -> None:
@@ -37,8 +36,7 @@ def timed(
 
     def measure() -> Sample:
         before()
-        with ExitStack() as watch:
-            most = watch.enter_context(peaks(watched)) if watched else {}
+        with peaks(watched or {}) as most:
             began = time.perf_counter()
             for _ in range(times):
                 work()

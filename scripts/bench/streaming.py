@@ -59,11 +59,9 @@ def drained(bench: Bench, frame: DataFrame, rows: int, *, watched: bool = False)
                 batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
         read = sum(batch["numInputRows"] for batch in batches)
         assert read == rows, f"{read:,} of {rows:,} rows in {len(batches)} batches"
-        later, seconds = (
-            batches[1:] or batches,
-            sum(batch["durationMs"]["triggerExecution"] for batch in batches) / 1000,
-        )
-        phases = {name: [batch["durationMs"].get(name, 0) / 1000 for batch in later] for name in later[0]["durationMs"]}
+        seconds = sum(batch["durationMs"]["triggerExecution"] for batch in batches) / 1000
+        later = [batch["durationMs"] for batch in batches[1:] or batches]
+        phases = {name: [phases.get(name, 0) / 1000 for phases in later] for name in later[0]}
         return {**phases, "seconds": [seconds], "whole": [whole], **{name: [size] for name, size in most.items()}}
 
     return measure

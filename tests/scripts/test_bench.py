@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import against
+from scripts.bench.command import PAGES
 from scripts.bench.figures import Line, Promise, Samples, interleaved, percentile, timed, written
 from scripts.bench.page import check_headings, filled
 from scripts.bench.watch import FsyncCounter, descendant, memory, peaks, processor_seconds
@@ -45,6 +46,14 @@ def test_a_revision_is_measured_with_its_own_package(
     assert (what, rounds) == ("Imports, import penstock", "1")
     assert int(new.split()[0]) + 800 < int(old.split()[0].replace(",", ""))
     assert float(ratio[:-1]) < 0.7
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_figure_of_a_page_has_a_name_of_its_own(page: str) -> None:
+    """By which it is found again in another revision's run."""
+    cases = list(PAGES[page].cases(PAGES[page].sizes["all"]))
+    names = [{(line.heading, case.data, line.what) for line in case.lines} for case in cases]
+    assert len(set.union(*names)) == sum(map(len, names))
 
 
 def test_revisions_are_compared_round_by_round() -> None:

@@ -17,7 +17,7 @@ HEADINGS = {
     "spark": ["Write", "Read", "Filter", "Growth"],
     "topics": ["Backlog", "Trigger", "Growth", "Append", "Small puts", "End to end"],
 }
-FIGURES = {"flight": 21, "spark": 17, "topics": 41}
+FIGURES = {"flight": 21, "spark": 17, "topics": 48}
 
 
 @pytest.mark.process

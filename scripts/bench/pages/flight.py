@@ -72,7 +72,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         line = speed(f"get of {mib} MiB, mapped", DISK, promise=(">=", 4) if mib == 16 else None)
         yield Case({BARE: partial(_get, name=BARE, mib=mib), DISK: partial(_map, mib=mib)}, [line], sizes.rounds)
         sides = {BARE: partial(_get, name=BARE, mib=mib, use=_sum), DISK: partial(_map, mib=mib, use=_sum)}
-        yield Case(sides, [speed("the same, and every value summed", DISK)], sizes.rounds)
+        yield Case(sides, [speed(f"get of {mib} MiB, mapped, every value summed", DISK)], sizes.rounds)
     for mib in sizes.puts:
         sides = {name: partial(_put, name=name, mib=mib) for name in (BARE, MEMORY, DISK)}
         speed = partial(Line, "do_put", beside=BARE, unit="MiB/s", amount=mib, ratio="speed")
@@ -129,7 +129,7 @@ def _get(bench: Bench, name: str, mib: int, use: Use = len) -> Measure:
 
 def _map(bench: Bench, mib: int, use: Use = len) -> Measure:
     server, path = _stored(bench, DISK, mib)
-    client = bench.case.enter_context(penstock.connect(server.url))
+    client = bench.contexts.enter_context(penstock.connect(server.url))
     return timed(lambda: use(client.get(path).read_all()), times=math.ceil(64 / mib))
 
 

@@ -210,7 +210,7 @@ def _publish(bench: Bench, kind: str, clients: int, number: int, rows: int) -> M
         "kafka": lambda: (bench.kafka.address, topic, bench.kafka.libraries),
         "fsync": lambda: (bench.folder / "fsynced", ""),
     }
-    publishers = [bench.case.enter_context(publisher(kind, *about[kind]())) for _ in range(clients)]
+    publishers = [bench.contexts.enter_context(publisher(kind, *about[kind]())) for _ in range(clients)]
 
     def measure() -> Sample:
         bench.settle()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import penstock
+from scripts.bench.figures import Line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,13 @@ _CONFS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+TENTH = "a tenth of the rows"
+_WATCHED = {
+    "server": ("the server", 32),
+    "driver": ("the driver's Python", 16),
+    "source": ("the source's driver side", 16),
+}
+"""Processes, and the MiB that count as no more: peaks of about 100 MiB differ by so much between rounds."""
 _PARTITIONS = 8
 _FEW = 100_000  # rows of a smoke run
 _NOISE = 256 << 10  # bytes; blobs are cut out of it at places far apart, so that Parquet doesn't compress them away
@@ -65,6 +73,14 @@ def lacks() -> str | None:
 
     since = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     return None if since >= (4, 2) else f"sources in Python have limits since Spark 4.2, this is {pyspark.__version__}"
+
+
+def growth(name: str, *processes: str) -> Iterator[Line]:
+    """Yield the lines of a side with ten times the rows: as many times as long at most, and no more memory."""
+    yield Line("Growth", f"{name}: time", name, TENTH, ratio="time", promise=("<=", 11))
+    for of in processes:
+        process, more = _WATCHED[of]
+        yield Line("Growth", f"{name}: memory of {process}", name, TENTH, "MiB", of=of, promise=("< more", more << 20))
 
 
 def jvm(spark: SparkSession) -> Any:

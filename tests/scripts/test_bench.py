@@ -44,7 +44,7 @@ def test_a_revision_is_measured_with_its_own_package(
     assert head.split() == ["this", "slow", "this/that", "least", "most", "rounds"]
     what, new, old, ratio, *_, rounds = re.split(r"\s{2,}", first)
     assert (what, rounds) == ("Imports, import penstock", "1")
-    assert int(new.split()[0]) + 800 < int(old.split()[0].replace(",", ""))
+    assert float(old.split()[0].replace(",", "")) > 1_000  # milliseconds
     assert float(ratio[:-1]) < 0.7
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import penstock
 from scripts.bench.bench import DISK, MEMORY, Bench, Case, Page
-from scripts.bench.figures import Line, Measure, Promise, Work, timed
+from scripts.bench.figures import Line, Measure, Work, timed
 from scripts.bench.servers import Penstock
-from scripts.bench.session import CountRows, ReadyBatches, Shape, blobs, integers, lacks, strings
+from scripts.bench.session import TENTH, CountRows, ReadyBatches, Shape, blobs, growth, integers, lacks, strings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,12 +25,9 @@ BY_HAND, SOURCE_WRITE = "do_put by hand, Spark's confs as they are", "DataSource
 PARQUET_WRITE, AT_THE_DRIVER = "df.write.parquet", "toArrow at the driver, then put"
 READ, SOURCE_READ, PARQUET_READ = "penstock.read", "DataSource, load", "spark.read.parquet"
 IN_SPARK, AT_THE_SERVER = "penstock.read, filtered in Spark", "penstock.read with the filter"
-TENTH, THIRD = "a tenth of the rows", "a third of the rows"
+THIRD = "a third of the rows"
 GROWTH = "growth"
 """A server of its own, as allocators keep what they once had."""
-_MORE: dict[str, Promise] = {"server": ("< more", 32 << 20), "driver": ("< more", 16 << 20)}
-"""What counts as no more: a server of two streams has peaks of about 100 MiB that differ by so much between rounds."""
-_PROCESSES = {"server": "the server", "driver": "the driver's Python"}
 _PARTITION = 1_500_000  # rows; ten times the data are ten times the partitions
 _PATH = "store/bench/written"
 _FEW = "c < 10"  # of integers(): one row of a hundred
@@ -58,17 +55,13 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     few, more, many = (integers(n * sizes.integers, max(1, n * sizes.integers // _PARTITION)) for n in (1, 3, 10))
     first = str(shapes[0])
     for name, side in ((DISK_WRITE, _writing), (READ, _reading)):
-        watched = partial(side, way=name, name=GROWTH, watched=True)
-        lines = [Line("Growth", f"{name}: time", name, TENTH, ratio="time", promise=("<=", 11))]
-        for of, process in _PROCESSES.items():
-            lines.append(Line("Growth", f"{name}: memory of {process}", name, TENTH, "MiB", of=of, promise=_MORE[of]))
-        yield Case(
-            {TENTH: partial(watched, shape=few), name: partial(watched, shape=many)}, lines, sizes.growth, data=first
-        )
+        watched = partial(side, way=name, server_name=GROWTH, watched=True)
+        sides = {TENTH: partial(watched, shape=few), name: partial(watched, shape=many)}
+        yield Case(sides, list(growth(name, "server", "driver")), sizes.growth, data=first)
     for shape in shapes:
         names = (FLOOR, DISK_WRITE, MEMORY_WRITE, BY_HAND, PARQUET_WRITE, SOURCE_WRITE, AT_THE_DRIVER)
         sides = {name: partial(_writing, way=name, shape=shape) for name in names}
-        sides[MEMORY_WRITE] = partial(_writing, way=MEMORY_WRITE, shape=shape, name=MEMORY)
+        sides[MEMORY_WRITE] = partial(_writing, way=MEMORY_WRITE, shape=shape, server_name=MEMORY)
         lines = [
             Line("Write", DISK_WRITE, DISK_WRITE, FLOOR, ratio="time", promise=("<=", 1.4)),
             Line("Write", MEMORY_WRITE, MEMORY_WRITE, FLOOR, ratio="time", promise=("<=", 1.25)),
@@ -89,15 +82,15 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     sides = {name: partial(_reading, way=name, shape=shapes[0], condition=_FEW) for name in (IN_SPARK, AT_THE_SERVER)}
     lines = [Line("Filter", AT_THE_SERVER, AT_THE_SERVER, IN_SPARK, ratio="speed", promise=(">=", 5))]
     yield Case(sides, lines, sizes.rounds, data=first)
-    watched = partial(_writing, way=AT_THE_DRIVER, name=GROWTH, watched=True)
+    watched = partial(_writing, way=AT_THE_DRIVER, server_name=GROWTH, watched=True)
     sides = {THIRD: partial(watched, shape=few), AT_THE_DRIVER: partial(watched, shape=more)}
     what = f"{AT_THE_DRIVER}: memory of the driver's Python"
     yield Case(sides, [Line("Growth", what, AT_THE_DRIVER, THIRD, "MiB", of="driver")], 1, warm_up=False, data=first)
 
 
-def _writing(bench: Bench, way: str, shape: Shape, name: str = DISK, *, watched: bool = False) -> Measure:
+def _writing(bench: Bench, way: str, shape: Shape, server_name: str = DISK, *, watched: bool = False) -> Measure:
     """Measure a way out. What was written is dropped once all its rows are known to be there."""
-    server, frame, parquet = bench.penstock(name), shape.frame(bench.spark), bench.folder / "parquet-written"
+    server, frame, parquet = bench.penstock(server_name), shape.frame(bench.spark), bench.folder / "parquet-written"
     url = server.url
     penstock_write = partial(penstock.write, frame, _PATH, progress=False, url=url)
     ways: dict[str, Work] = {
@@ -145,15 +138,15 @@ def _tuned(frame: DataFrame) -> AbstractContextManager[None]:
 
 
 def _reading(
-    bench: Bench, way: str, shape: Shape, name: str = DISK, *, condition: str = "true", watched: bool = False
+    bench: Bench, way: str, shape: Shape, server_name: str = DISK, *, condition: str = "true", watched: bool = False
 ) -> Measure:
     """Measure a way in of a dataset that stays: one that was read can't be dropped, its tickets hold it.
 
     Every value is summed up, and the sums must be those of the frame itself.
     """
-    spark, server, frame = bench.spark, bench.penstock(name), shape.frame(bench.spark)
+    spark, server, frame = bench.spark, bench.penstock(server_name), shape.frame(bench.spark)
     path, url, parquet = f"store/bench/{shape.rows}", server.url, str(bench.folder / f"parquet-{shape.rows}")
-    bench.once(f"{name} {path}", lambda: penstock.write(frame, path, progress=False, url=url))
+    bench.once(f"{server_name} {path}", lambda: penstock.write(frame, path, progress=False, url=url))
     ways: dict[str, Callable[[], DataFrame]] = {
         READ: lambda: penstock.read(spark, path, url=url),
         SOURCE_READ: lambda: spark.read.format("penstock").load(path, url=url),

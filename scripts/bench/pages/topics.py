@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from scripts.bench.bench import Bench, Case, Page, Side
-from scripts.bench.figures import Line, Measure, Promise, Sample
+from scripts.bench.figures import Line, Measure, Sample
 from scripts.bench.publisher import batches, publisher, rows
-from scripts.bench.session import lacks
+from scripts.bench.session import TENTH, growth, lacks
 from scripts.bench.streaming import Pace, drained, stream, tailed
 from scripts.bench.watch import processor_seconds
 
@@ -27,18 +27,11 @@ if TYPE_CHECKING:
 
 OURS, KAFKA, READY = "penstock", "Spark's Kafka source", "ready batches"
 PRODUCER, FSYNC = "kafka-python", "a bare fsync"
-TENTH = "a tenth of the rows"
 _SHARDS = 2
 _CLIENTS, _BATCH = 4, 1_000
 _PUT = {"json": 10_000, "integers": 500_000}  # rows of a busy producer's put
 _MOST_OF_KAFKA = 10_000  # rows a second; kafka-python sends twice as many at best, with a core for itself
 _INTO_A_DATASET = 10_000  # rows a second, of the side with a sink that keeps them
-_WATCHED = {
-    "server": ("the server", 32),
-    "driver": ("the driver's Python", 16),
-    "source": ("the source's driver side", 16),
-}
-"""Processes, and the MiB that count as no more."""
 _PHASES = {
     "triggerExecution": "a batch, all in all",
     "latestOffset": "where it ends",
@@ -91,11 +84,8 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     what = f"{many:,} rows of 4 int64, one batch"
     lines = [
         Line("Growth", what, OURS, READY, "/s", many, ratio="speed", promise=(">=", 0.8)),
-        Line("Growth", f"{OURS}: time", OURS, TENTH, ratio="time", promise=("<=", 11)),
+        *growth(OURS, "server", "driver", "source"),
     ]
-    for of, (process, more) in _WATCHED.items():
-        promise: Promise = ("< more", more << 20)
-        lines.append(Line("Growth", f"{OURS}: memory of {process}", OURS, TENTH, "MiB", of=of, promise=promise))
     yield Case(sides, lines, sizes.growth)
     ways: dict[str, Callable[..., Measure]] = {OURS: _backlog, READY: _ready, KAFKA: _kafka}
     for limit, what, least in ((0, "one batch", 3), (sizes.limit, f"{sizes.limit:,} rows a batch", 1)):

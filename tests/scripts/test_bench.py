@@ -42,10 +42,19 @@ def test_a_revision_is_measured_with_its_own_package(
     against.compare("slow", ["flight", *options])
     head, first, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["this", "slow", "this/that", "least", "most", "rounds"]
-    what, new, old, ratio, *_, rounds = re.split(r"\s{2,}", first)
+    what, _, old, ratio, *_, rounds = re.split(r"\s{2,}", first)
     assert (what, rounds) == ("Imports, import penstock", "1")
     assert float(old.split()[0].replace(",", "")) > 1_000  # milliseconds
     assert float(ratio[:-1]) < 0.7
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
+def test_the_package_of_a_revision_comes_from_git() -> None:
+    with against._package_of("HEAD") as folder:
+        assert (folder / "penstock" / "__init__.py").exists()
+    assert not folder.exists()
+    with pytest.raises(SystemExit, match="no penstock at revision nowhere"), against._package_of("nowhere"):
+        pass
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -29,7 +29,7 @@ SLOWEST = (
     "test_stream_cluster",
     "test_demo",
     "test_notebooks",
-    "test_bench_topics",
+    "test_bench_pages",
     "test_stream",
 )
 """Files of minutes, each for one of xdist's workers; none should be left to one of them at the end."""

@@ -15,8 +15,22 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, attempt_of, call, fetch, ids, info, names, new_attempt, put, read, refused, trips
 from tests.kit.wait import eventually, files
+from tests.kit.wire import (
+    TRIPS,
+    at,
+    attempt_of,
+    call,
+    fetch,
+    ids,
+    info,
+    list_paths,
+    new_attempt,
+    put,
+    read,
+    refused,
+    trips,
+)
 
 Make = Callable[..., PenstockServer]
 
@@ -198,7 +212,7 @@ def test_bytes_stay_for_a_ticket_and_go_after_its_end(
 
     if way == "delete":
         assert call(bare, "delete", path="store/x")["rows"] == 3
-        assert names(bare) == []
+        assert list_paths(bare) == []
     else:
         put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(9)])
         assert ids(bare, "store/x") == [9]

@@ -14,9 +14,9 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit import plain
-from tests.kit.plain import TRIPS, at, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit import wire
 from tests.kit.wait import files
+from tests.kit.wire import TRIPS, at, call, ids, new_attempt, put, refused, trailer, trips
 
 MIB = 1 << 20
 
@@ -42,8 +42,8 @@ def test_a_put_that_is_merely_closed_is_told_of_the_trailer_and_leaves_nothing(
     with refused("invalid", "trailer", '{"v":1,"batches":', "write_metadata", "done_writing"):
         writer.close()
 
-    assert plain.names(bare) == []
-    assert plain.names(bare, b"write/") == []
+    assert wire.list_paths(bare) == []
+    assert wire.list_paths(bare, b"write/") == []
     assert parts(tmp_path) == set()
 
 
@@ -63,7 +63,7 @@ def test_no_batch_at_all_makes_an_empty_dataset_with_its_columns(bare: flight.Fl
     receipt = put(bare, at("store/empty"), [], schema=TRIPS)
 
     assert (receipt["rows"], receipt["parts"]) == (0, 0)
-    found = plain.read(bare, "store/empty")
+    found = wire.read(bare, "store/empty")
     assert (found.schema, found.num_rows) == (TRIPS, 0)
 
 
@@ -74,7 +74,7 @@ def test_a_trailer_that_counts_otherwise_refuses_the_put(
     with refused("invalid", "2 with 3 came"):
         put(bare, at("store/x"), [trips(1, 2), trips(3)], end=trailer(*end))
 
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
     assert parts(tmp_path) == set()
 
 
@@ -90,7 +90,7 @@ def test_a_trailer_that_is_none_refuses_the_put(bare: flight.FlightClient, end: 
     with refused("invalid"):
         reader.read()
         writer.close()
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
 
 # --- what comes back -----------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_a_large_batch_comes_back_in_slices_of_at_most_8_mib(bare: flight.Flight
     assert large.nbytes > 38 * MIB
 
     put(bare, at("store/large"), [large])
-    found = plain.info(bare, "store/large")
+    found = wire.info(bare, "store/large")
     chunks = [chunk.data for endpoint in found.endpoints for chunk in bare.do_get(endpoint.ticket)]
 
     assert max(chunk.nbytes for chunk in chunks) <= 8 * MIB
@@ -141,7 +141,7 @@ def test_dictionaries_nested_columns_and_nulls_come_back_as_they_went(
     table = awkward()
     put(bare, at("store/x"), table.to_batches())
 
-    found = plain.read(bare, "store/x", **options)
+    found = wire.read(bare, "store/x", **options)
 
     wanted = table.select(options.get("columns") or table.column_names).slice(0, options.get("limit"))
     assert found.schema == wanted.schema
@@ -162,7 +162,7 @@ def test_a_put_has_a_ticket_or_a_path_and_a_uuid(bare: flight.FlightClient, serv
         where = flight.FlightDescriptor.for_command(json.dumps({"v": 1, **command}).encode())
         with refused("invalid", words):
             put(bare, where, [trips(1)])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
     assert server.state.store.used == 0
 
 
@@ -189,4 +189,4 @@ def test_a_batch_that_lies_about_its_insides_is_refused_before_it_is_used(
     batch.validate()
     with refused("invalid", "malformed"):
         put(bare, at("store/lie"), [batch])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []

@@ -19,7 +19,7 @@ from penstock.flight_server.lifecycle import data_folder, serving
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
-from tests.kit.doubles import Crash
+from tests.kit.faults import Crash
 
 TABLE = pa.table({"n": [1, 2, 3]})
 

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.errors import Fenced, InvalidRequest, Lost, NotFound, StoreFull
 from penstock.spark_plugin.offsets import Offset
-from tests.kit.consumption import DAY, Reading, X
-from tests.kit.plain import at, call, put, trips
+from tests.kit.streams import DAY, Reading, X
+from tests.kit.wire import at, call, put, trips
 
 GONE = r"topic/x: {rows} rows are gone that this query hasn't read \({which}\)"
 CURE = "failOnDataLoss=false; to start elsewhere: a new checkpointLocation and startingOffsets"
@@ -145,9 +145,9 @@ class TestHowMuchABatchHas:
 
         topic.put(1, 19)
         assert query.latest(end) == end
-        topic.clock.now += 59
+        topic.clock.advance(59)
         assert query.latest(end) == end
-        topic.clock.now += 1
+        topic.clock.advance(1)
         further = query.latest(end)
         assert further.shards == {"0": 10, "1": 24}
         query.planned(end, further)

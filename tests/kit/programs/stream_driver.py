@@ -1,6 +1,6 @@
-"""A Spark driver that streams, with executors of its own: `tests/kit/cluster_driver.py` with these scenarios.
+"""A Spark driver that streams, with executors of its own: `batch_driver` with these scenarios.
 
-Here local[2] would hide what is looked at: executors die, and the driver is killed.
+local[2] would hide the faults: executors die, and the driver is killed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from tests.kit import cluster_driver
-from tests.kit.meddling import Batches, Fault, Marks, Meddled, Once, kill_executor
+from tests.kit.programs import batch_driver
+from tests.kit.spark_faults import Batches, Fault, FaultyTask, Marks, Once, kill_executor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,12 +20,12 @@ TASKS = 4
 
 
 def same(batches: Batches) -> Batches:
-    """What comes."""
+    """Pass the rows on."""
     yield from batches
 
 
 def streamed(spark: SparkSession, marks: Marks, fault: Fault, path: str) -> list[int]:
-    """The topic's rows into a dataset, through tasks with a fault; how many rows each batch had."""
+    """Stream the topic into a dataset, through tasks with a fault; return the rows of each batch."""
     import sys
 
     from pyspark import cloudpickle
@@ -33,10 +33,10 @@ def streamed(spark: SparkSession, marks: Marks, fault: Fault, path: str) -> list
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     spark.dataSource.register(penstock.DataSource)
     rows = spark.readStream.format("penstock").option("minPartitions", TASKS).load(IN)
-    meddled = rows.mapInArrow(Meddled(same, fault), "id long, text string")
-    sink = meddled.writeStream.format("penstock").option("checkpointLocation", f"{marks.folder}/checkpoint")
+    faulty = rows.mapInArrow(FaultyTask(same, fault), "id long, text string")
+    sink = faulty.writeStream.format("penstock").option("checkpointLocation", f"{marks.folder}/checkpoint")
     query = sink.trigger(availableNow=True).start(path)
-    assert query.awaitTermination(180), "it goes on"
+    assert query.awaitTermination(180), "the query does not end"
     return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
 
@@ -69,10 +69,6 @@ def goes_on(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 
 
 def main() -> None:
-    """As `cluster_driver.main`."""
-    cluster_driver.SCENARIOS.update({each.__name__: each for each in (killed_executor, speculation, goes_on)})
-    cluster_driver.main()
-
-
-if __name__ == "__main__":
-    main()
+    """Run the scenarios that are named, as `batch_driver.main` does."""
+    batch_driver.SCENARIOS.update({each.__name__: each for each in (killed_executor, speculation, goes_on)})
+    batch_driver.main()

@@ -1,4 +1,4 @@
-"""Spark's types and values of them, any number by Hypothesis; and values told apart as exactly as they can be."""
+"""Spark's types and values of them, any number by Hypothesis; and the exact comparison of values."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def plain(*, time: bool) -> list[sql.DataType]:
-    """Those that hold no others."""
+    """Return the types that are not nested."""
     names = [name for name in _VALUES if name != "TimeType" or (time and hasattr(sql, "TimeType"))]
     return [getattr(sql, name)() for name in names]
 
 
 def types(depth: int = 3, *, time: bool = True) -> st.SearchStrategy[sql.DataType]:
-    """Any type that Spark hands out and takes back as it is, nested up to `depth` levels deep."""
+    """Draw any type that Spark sends and takes back unchanged, nested up to `depth` levels deep."""
     numbers = st.integers(1, 38).flatmap(lambda p: st.builds(sql.DecimalType, st.just(p), st.integers(0, p)))
     flat = st.sampled_from(plain(time=time)) | numbers
     if depth <= 1:
@@ -84,11 +84,11 @@ _KEYS = {"ByteType", "LongType", "StringType", "DateType", "BooleanType"}
 
 
 def structs(inner: st.SearchStrategy[sql.DataType], *, most: int) -> st.SearchStrategy[sql.StructType]:
-    """A struct of such types under names of their own."""
+    """Draw a struct of such types, each with a name of its own."""
     kinds = st.lists(st.tuples(inner, st.booleans()), min_size=1, max_size=most)
     names = [*NAMES, *(f"c{number}" for number in range(len(NAMES), most))]
     return kinds.map(
-        lambda found: sql.StructType([_field(name, *one) for name, one in zip(names, found, strict=False)])
+        lambda fields: sql.StructType([_field(name, *each) for name, each in zip(names, fields, strict=False)])
     )
 
 
@@ -105,7 +105,7 @@ def _map(key: sql.DataType, kind: sql.DataType, nullable: bool) -> sql.MapType:
 
 
 def values(kind: Any, *, nullable: bool = False) -> st.SearchStrategy[Any]:
-    """Values as both `createDataFrame` and `pa.array` take them."""
+    """Draw values as both `createDataFrame` and `pa.array` take them."""
     return st.none() | _values(kind) if nullable else _values(kind)
 
 
@@ -136,17 +136,17 @@ def rows(struct: sql.StructType, *, least: int = 0, most: int = 5) -> st.SearchS
 
 
 def arrow_of(struct: sql.StructType, *, zone: str = "UTC", large: bool = False) -> pa.Schema:
-    """pyspark's own word for it: what it hands to a task."""
+    """Return the Arrow schema that pyspark passes to a task."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     known = inspect.signature(to_arrow_schema).parameters
     options: dict[str, Any] = {"timezone": zone, "prefers_large_types": large}
-    found: pa.Schema = to_arrow_schema(struct, **{name: value for name, value in options.items() if name in known})
-    return found
+    schema: pa.Schema = to_arrow_schema(struct, **{name: value for name, value in options.items() if name in known})
+    return schema
 
 
 def exactly(value: Any) -> Any:
-    """A value that equals another's only where they are the same: NaN is NaN, 0.0 isn't -0.0, a moment is in UTC."""
+    """Make values comparable exactly: NaN equals NaN, 0.0 doesn't equal -0.0, a timestamp is in UTC."""
     if isinstance(value, dict):
         return {exactly(key): exactly(one) for key, one in value.items()}
     if isinstance(value, list):

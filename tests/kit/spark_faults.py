@@ -1,6 +1,6 @@
-"""Faults in Spark's workers: what happens around the function that mapInArrow was given, at named steps.
+"""Faults in Spark's workers, at named steps around the function that mapInArrow runs.
 
-Carried by value, as workers have no tests. What has happened is remembered in files, which all processes see.
+Pickled by value, as workers have no tests. Files remember what has happened, as all processes see them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Task = Callable[[Batches], Batches]
 Fault = Callable[[str, int], None]
 """Called with a step and the partition.
 
-`begun`; `half`, when rows are on their way and others may be to come; `all`, when no more are to come; `put`, when all
-is done but for what the task gives back.
+`begun`; `half`, when some rows are on their way; `all`, when no more are to come; `put`, when only the task's result is
+left to return.
 """
 
 
-def wide(frame: DataFrame, size: int = 20_000) -> DataFrame:
-    """The same rows, each with so many bytes more: a put of 200 of them is 4 MB, and so has a `half`."""
+def widen(frame: DataFrame, size: int = 20_000) -> DataFrame:
+    """Add so many bytes to each row: a put of 200 of them is 4 MB, and so passes step `half`."""
     return frame.selectExpr("*", f"repeat('x', {size}) as padding")
 
 
-class Meddled:
-    """A task with a fault: `half` is when it was given its first rows and asks for more."""
+class FaultyTask:
+    """A task with a fault: step `half` is when it has its first rows and asks for more."""
 
     half = 0
-    """More bytes than that were given then."""
+    """Bytes that the task must have received before step `half`."""
 
     def __init__(self, task: Task, fault: Fault) -> None:
         from pyspark import cloudpickle
@@ -52,28 +52,28 @@ class Meddled:
         self.fault("begun", partition)
 
         def halfway() -> Batches:
-            given, is_half = 0, False
+            received, is_half = 0, False
             for batch in batches:
                 yield batch
-                given += batch.nbytes
-                if given > self.half and not is_half:
+                received += batch.nbytes
+                if received > self.half and not is_half:
                     is_half = True
                     self.fault("half", partition)
             self.fault("all", partition)
 
-        found = list(self.task(halfway()))
+        results = list(self.task(halfway()))
         self.fault("put", partition)
-        yield from found
+        yield from results
 
 
-class MeddledPut(Meddled):
-    """A put with a fault: `half` is when a batch was sent, as it gathers 1 MiB for each."""
+class FaultyPut(FaultyTask):
+    """A put with a fault: step `half` is when a batch was sent, as it gathers 1 MiB for each."""
 
     half = 2 << 20
 
 
-class MeddledGet(Meddled):
-    """A get with a fault: `half` is when Spark has its first rows. gRPC reads 18 MB ahead of that."""
+class FaultyGet(FaultyTask):
+    """A get with a fault: step `half` is when Spark has its first rows. gRPC reads 18 MB ahead of that."""
 
     def __call__(self, batches: Batches) -> Batches:
         partition = _partition()
@@ -92,13 +92,13 @@ def _partition() -> int:
 
 
 class Marks:
-    """What has happened on this machine: files in a folder."""
+    """Events on this machine: files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
 
     def first(self, name: str) -> bool:
-        """Whether nobody asked for this name before."""
+        """Note an event; whether this is its first time."""
         try:
             os.close(os.open(f"{self.folder}/{name}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -116,12 +116,12 @@ class Marks:
             time.sleep(0.01)
 
     def ask_and_wait(self) -> None:
-        """Ask the test for what a task can't do, and go on when it is done."""
+        """Ask the test to do what a task can't, and wait until it is done."""
         self.first("asked")
         self.await_mark("done")
 
     def when_asked(self, do: Callable[[], object], within: float = 60) -> threading.Thread:
-        """A thread of the test's that does it, and lets the task go on."""
+        """Start a thread of the test that does it when a task asks, and lets the task continue."""
 
         def answer() -> None:
             self.await_mark("asked", within)
@@ -134,34 +134,34 @@ class Marks:
 
 
 class Once:
-    """Each of these (step, partition) happens at its first time only."""
+    """A fault for each (step, partition), at its first time only."""
 
     def __init__(self, marks: Marks, plan: dict[tuple[str, int], Callable[[], None]]) -> None:
         self.marks = marks
         self.plan = plan
 
     def __call__(self, step: str, partition: int) -> None:
-        happens = self.plan.get((step, partition))
-        if happens is not None and self.marks.first(f"{step}-{partition}"):
-            happens()
+        fault = self.plan.get((step, partition))
+        if fault is not None and self.marks.first(f"{step}-{partition}"):
+            fault()
 
 
-def fail() -> None:
-    """The task's code raises."""
+def fail_task() -> None:
+    """Raise in the task's code."""
     raise RuntimeError("planted: this task fails")
 
 
-def die() -> None:
-    """The Python worker is killed."""
+def kill_worker() -> None:
+    """Kill the Python worker."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_executor() -> None:
-    """The executor's JVM is killed: the parent of the daemon that forked this worker."""
-    os.kill(parent(os.getppid()), signal.SIGKILL)
+    """Kill the executor's JVM: the parent of the daemon that forked this worker."""
+    os.kill(parent_of(os.getppid()), signal.SIGKILL)
     time.sleep(60)  # what is left of this task ends with its pipe
 
 
-def parent(pid: int) -> int:
-    """The process that has started it."""
+def parent_of(pid: int) -> int:
+    """Return the process that has started this one."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

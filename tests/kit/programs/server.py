@@ -1,4 +1,4 @@
-"""A server that dies at a named step: `python -m tests.kit.launch '{"settings": {…}, "crash_at": "put.durable"}'`."""
+"""A server that may die at a named step: `python -m tests.kit.programs.server '{"settings": {…}, "crash_at": …}'`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.flight_server.limits import ServerLimits
 
 
 def _crash_at(fatal: str, on: int) -> None:
-    """Kill this process, as kill -9 does, when the step is passed for the `on`th time."""
+    """Kill this process with SIGKILL when the step is passed for the `on`th time."""
     left = on
 
     def passed(step: str) -> None:
@@ -32,17 +32,17 @@ def _crash_at(fatal: str, on: int) -> None:
 def main() -> None:
     lifecycle.lean_memory()
     plan: dict[str, Any] = json.loads(sys.argv[1])
-    given = dict(plan["settings"])
+    settings = dict(plan["settings"])
     for name in ("data", "tls_cert", "tls_key", "token_file"):
-        if name in given:
-            given[name] = Path(given[name])
-    given["limits"] = ServerLimits(**given.get("limits", {}))
+        if name in settings:
+            settings[name] = Path(settings[name])
+    settings["limits"] = ServerLimits(**settings.get("limits", {}))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     if plan["crash_at"]:
         _crash_at(plan["crash_at"], plan["crash_on"])
     exec(plan["prelude"], {})
     lifecycle._announce = lambda config, server, http: print(server.url, flush=True)  # noqa: T201  # read by the test
-    sys.exit(lifecycle.run(ServerConfig(**given)))
+    sys.exit(lifecycle.run(ServerConfig(**settings)))
 
 
 if __name__ == "__main__":

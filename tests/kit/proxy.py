@@ -15,7 +15,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Link:
-    """A connection: its two ends, closed when nothing passes between them any more."""
+    """A connection through the proxy: its two sockets, closed when both directions have ended."""
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
         self.ends = (near, far)
@@ -24,13 +24,13 @@ class Link:
         self._lock = threading.Lock()  # _passing
 
     def cut(self) -> None:
-        """Both sides see the other one hang up."""
+        """Shut both sockets down, as if each side had hung up."""
         for end in self.ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
-        """Both sides are sent RST: `done` closes, as a close while another thread receives would wait for it."""
+        """Send RST to both sides. `done` closes the sockets: here a close would wait for the thread that receives."""
         self._reset = True
         for end in self.ends:
             with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ class Link:
                 end.shutdown(socket.SHUT_RD)
 
     def done(self) -> bool:
-        """One direction has ended; whether both have now."""
+        """Note that one direction has ended; whether both have now."""
         if not self._reset:
             self.cut()
         with self._lock:
@@ -49,8 +49,8 @@ class Link:
             return self._passing == 0
 
 
-class Wire:
-    """Passes bytes on between `url` and a port; `cut_after` breaks all connections once so many more have passed."""
+class Proxy:
+    """Forwards bytes between its `url` and the port `target`."""
 
     def __init__(self) -> None:
         self._door = socket.create_server(("127.0.0.1", 0))
@@ -65,22 +65,23 @@ class Wire:
         self._rate = float("inf")
 
     def cut_after(self, size: int | None) -> None:
+        """Cut all connections once so many more bytes have passed."""
         with self._lock:
             self._left = size
 
     def cut(self) -> None:
-        """Now."""
+        """Cut all connections now."""
         for link in self._open():
             link.cut()
 
     def reset(self) -> None:
-        """All connections, by RST."""
+        """Reset all connections."""
         for link in self._open():
             link.reset()
 
     @contextmanager
     def half_open(self) -> Iterator[None]:
-        """What is sent is taken and goes nowhere, in both directions; at the end come resets."""
+        """Swallow all bytes, in both directions; at the end reset the connections."""
         self._deaf = True
         try:
             yield
@@ -90,7 +91,7 @@ class Wire:
 
     @contextmanager
     def slow(self, *, delay: float = 0.0, rate: float = float("inf")) -> Iterator[None]:
-        """Each piece comes so many seconds late, and a connection's direction passes so many bytes a second."""
+        """Delay each piece by so many seconds, and pass so many bytes a second in each direction of a connection."""
         self._delay, self._rate = delay, rate
         try:
             yield
@@ -104,7 +105,7 @@ class Wire:
         self.cut()
 
     def accept(self) -> None:
-        """Until closed."""
+        """Accept connections until closed."""
         while True:
             try:
                 near, _ = self._door.accept()
@@ -112,7 +113,7 @@ class Wire:
                 return
             try:
                 far = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:  # nobody is at home
+            except OSError:  # the server is down
                 near.close()
                 continue
             link = Link(near, far)
@@ -148,13 +149,13 @@ class Wire:
 
 
 @contextmanager
-def wire() -> Iterator[Wire]:
-    """A proxy that runs; set its `target`."""
-    found = Wire()
-    thread = threading.Thread(target=found.accept, daemon=True)
+def open_proxy() -> Iterator[Proxy]:
+    """Run a proxy; set its `target`."""
+    proxy = Proxy()
+    thread = threading.Thread(target=proxy.accept, daemon=True)
     thread.start()
     try:
-        yield found
+        yield proxy
     finally:
-        found.close()
+        proxy.close()
         thread.join(10)

@@ -1,4 +1,4 @@
-"""Arrow types, schemas and tables of many shapes: a few by name, any number by Hypothesis."""
+"""Arrow types, schemas and tables of many shapes: a few by name, any number by Hypothesis; and their comparison."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TYPES = st.recursive(st.sampled_from(_PLAIN), _nested, max_leaves=6)
 
 @st.composite
 def schemas(draw: st.DrawFn) -> pa.Schema:
-    """Columns with names of their own, of any types."""
+    """Draw columns of any types, each with a name of its own."""
     names = draw(st.lists(NAMES, max_size=5, unique=True))
     return pa.schema([_field(name, draw(TYPES), draw(st.booleans())) for name in names])
 
@@ -72,7 +72,7 @@ _VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     ),
     pa.map_(pa.string(), pa.int64()): st.dictionaries(
         st.text(max_size=3), st.integers(0, 9), max_size=2
-    ).map(lambda found: list(found.items())),
+    ).map(lambda entries: list(entries.items())),
     pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["red", "green", "blue"]),
     pa.list_(pa.dictionary(pa.int8(), pa.string())): st.lists(st.sampled_from(["a", "b"]), max_size=3),
 }  # fmt: skip
@@ -80,7 +80,7 @@ _VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """Up to four columns and three chunks, each cut out of a longer one, so that its buffers begin elsewhere."""
+    """Draw up to four columns and three chunks, each cut out of a longer one, so that its buffers begin elsewhere."""
     kinds = draw(st.lists(st.sampled_from(list(_VALUES)), max_size=4))
     schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate(kinds)], metadata={"made": "by hypothesis"})
     chunks = [draw(_batch(schema)) for _ in range(draw(st.integers(0, 3)))]
@@ -99,7 +99,7 @@ def _batch(draw: st.DrawFn, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def numbers(rows: int, start: int = 0) -> pa.Table:
-    """Two columns that tell which row is which."""
+    """Return a table whose rows are told apart by number and text."""
     every = range(start, start + rows)
     return pa.table({"n": pa.array(every, pa.int64()), "s": pa.array([f"row {n}" for n in every], pa.string())})
 
@@ -132,3 +132,27 @@ SHAPES: dict[str, pa.Table] = {
     "metadata": numbers(3).replace_schema_metadata({"pandas": "{}", "µ": "ü"}),
     "large": pa.table({"blob": [bytes([n % 251]) * 100_000 for n in range(30)]}),
 }  # fmt: skip
+
+
+def as_stream(table: pa.Table) -> bytes:
+    """Return a table as an Arrow IPC stream, made by Arrow alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def as_file(table: pa.Table) -> bytes:
+    """Return a table as an Arrow IPC file, made by Arrow alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def assert_same(got: pa.Table, put: pa.Table) -> None:
+    """Check rows, order, types, nullability and metadata."""
+    got.validate(full=True)
+    assert got.schema.equals(put.schema, check_metadata=True)
+    assert got.num_rows == put.num_rows
+    assert got.equals(put)

@@ -1,20 +1,77 @@
-"""A valid put, and what may be wrong with it."""
+"""Faults that a test plants: a crash at a named step, a disk that is full or fails, a damaged put."""
 
 from __future__ import annotations
 
 import random
+import resource
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 
-from tests.kit.plain import trailer
 from tests.kit.raw_flight import flight_data
+from tests.kit.server import ProcessServer, process_server
+from tests.kit.wire import trailer
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The end of a process: whatever catches errors does not catch this."""
+
+
+def crash_at(fatal: str) -> Callable[[str], None]:
+    """Return a replacement for `penstock.steps.passed` that crashes at one step."""
+
+    def passed(step: str) -> None:
+        if step == fatal:
+            raise Crash
+
+    return passed
+
+
+# --- the disk -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def files_at_most(server: ProcessServer, size: int) -> Iterator[None]:
+    """Let no file of the server grow beyond so many bytes: a full disk, as the kernel reports it."""
+    before = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, before)
+
+
+FAILING = """
+import errno, os, pathlib
+real, flag = os.{call}, pathlib.Path({flag!r})
+def failing(*given, **named):
+    if flag.exists():
+        raise OSError({code}, os.strerror({code}))
+    return real(*given, **named)
+os.{call} = failing
+"""
+
+
+@contextmanager
+def failing_server(data: Path, call_: str, code: str = "errno.EIO") -> Iterator[tuple[ProcessServer, Path]]:
+    """A server one of whose system calls fails while a file is there."""
+    flag = data.parent / "failing"
+    with process_server(data, prelude=FAILING.format(call=call_, flag=str(flag), code=code)) as server:
+        yield server, flag
+
+
+# --- a damaged put -----------------------------------------------------------------------------
 
 ROWS = 40
 
 
 def varied() -> pa.Table:
-    """Every layout that Arrow has, in two batches."""
+    """Return a table with every layout that Arrow has, in two batches."""
     words = [f"word {number % 7}" if number % 5 else None for number in range(ROWS)]
     numbers = list(range(ROWS))
     turns = pa.array([0, 1] * (ROWS // 2), pa.int8())
@@ -39,7 +96,7 @@ _NASTY = [0, 1, -1, -2, 7, 127, 255, 2**15, 2**31 - 1, 2**31, -(2**31), 2**33, 2
 
 
 def damage(data: bytes, dice: random.Random) -> bytes:
-    """The bytes with a few of them changed, cut off, or overwritten by a number that hurts."""
+    """Change, cut off or overwrite a few bytes, some with numbers that overflow."""
     changed = bytearray(data)
     if not changed:
         return data
@@ -60,7 +117,7 @@ def damage(data: bytes, dice: random.Random) -> bytes:
 
 
 def mutated(messages: list[tuple[bytes, bytes]], path: str, dice: random.Random) -> list[bytes]:
-    """A put of these messages with one thing wrong: in a header, a body, their order, or the frame around them."""
+    """Return a put of these messages with one fault: in a header, a body, their order, or the frame around them."""
     some = list(messages)
     hit = dice.randrange(len(some))
     header, body = some[hit]
@@ -82,7 +139,7 @@ def mutated(messages: list[tuple[bytes, bytes]], path: str, dice: random.Random)
 
 
 def framed(messages: list[tuple[bytes, bytes]], path: str) -> list[bytes]:
-    """The messages as a put; the trailer rides on the last one."""
+    """Return the messages as a put; the last one carries the trailer."""
     last = len(messages) - 1
     return [
         flight_data(

@@ -1,7 +1,7 @@
-"""A Spark driver with executors of its own: `python -m tests.kit.cluster_driver URL FOLDER SCENARIO,… [MASTER]`.
+"""A Spark driver with executors of its own; its arguments are `URL FOLDER SCENARIO,… [MASTER]`.
 
-Here local[2] would hide what is looked at: executors die, a slow task gets a second attempt, shuffle files are lost.
-For each scenario a line of JSON is printed: what was written, or the error. The next one begins with a line of stdin.
+local[2] would hide the faults: executors die, a slow task gets a second attempt, shuffle files are lost.
+For each scenario a line of JSON is printed: the rows written, or the error. The next one begins with a line of stdin.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from tests.kit.meddling import Batches, Marks, Meddled, MeddledGet, MeddledPut, Once, kill_executor, wide
-from tests.kit.spark import CONFS
-from tests.kit.spark_rows import source
+from tests.kit.spark import CONFS, row_frame
+from tests.kit.spark_faults import Batches, FaultyGet, FaultyPut, FaultyTask, Marks, Once, kill_executor, widen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,23 +53,23 @@ exec JAVA "${given[@]}"
 def killed_executor(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """An executor dies in the middle of a put, another when a put is whole and its receipt hasn't left."""
     put = penstock.do_put("store/killed")
-    task = MeddledPut(put, Once(marks, {("half", 1): kill_executor, ("put", 4): kill_executor}))
-    receipts = wide(source(spark, ROWS, 6)).mapInArrow(task, put.schema).collect()
+    task = FaultyPut(put, Once(marks, {("half", 1): kill_executor, ("put", 4): kill_executor}))
+    receipts = widen(row_frame(spark, ROWS, 6)).mapInArrow(task, put.schema).collect()
     return {"rows": put.finish(receipts).rows, "happened": [marks.seen("half-1"), marks.seen("put-4")]}
 
 
 def killed_executor_reading(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """An executor dies with rows of a ticket delivered and others at the server, of 30 MB, another before it reads."""
-    penstock.write(wide(source(spark, ROWS, 6), 75_000), "store/read", progress=False)
+    penstock.write(widen(row_frame(spark, ROWS, 6), 75_000), "store/read", progress=False)
     get = penstock.do_get("store/read")
 
     def kill_while_it_is_open() -> None:
         marks.ask_and_wait()
         kill_executor()
 
-    task = MeddledGet(get, Once(marks, {("half", 1): kill_while_it_is_open, ("begun", 2): kill_executor}))
-    found = get.tickets(spark).mapInArrow(task, get.schema).select("id", "text").collect()
-    return {"found": sorted(map(tuple, found)), "happened": [marks.seen("done"), marks.seen("begun-2")]}
+    task = FaultyGet(get, Once(marks, {("half", 1): kill_while_it_is_open, ("begun", 2): kill_executor}))
+    rows = get.tickets(spark).mapInArrow(task, get.schema).select("id", "text").collect()
+    return {"found": sorted(map(tuple, rows)), "happened": [marks.seen("done"), marks.seen("begun-2")]}
 
 
 def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
                 marks.await_mark("both", 120)
             marks.first("both")
 
-    receipts = wide(source(spark, ROWS, 6)).mapInArrow(MeddledPut(put, slow), put.schema).collect()
+    receipts = widen(row_frame(spark, ROWS, 6)).mapInArrow(FaultyPut(put, slow), put.schema).collect()
     attempts = put.so_far()["attempts"]
     return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts > 6]}
 
@@ -98,7 +97,7 @@ def zombie(spark: SparkSession, marks: Marks) -> dict[str, Any]:
         if (step, partition) == ("all", 3) and marks.first("slow"):
             marks.await_mark("finished", 120)
 
-    task = MeddledPut(put, slow)
+    task = FaultyPut(put, slow)
 
     def watched(batches: Batches) -> Batches:
         try:
@@ -107,7 +106,7 @@ def zombie(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             Path(folder, f"ended by {type(error).__name__}").touch()
             raise
 
-    written = put.finish(wide(source(spark, ROWS, 6)).mapInArrow(watched, put.schema).collect())
+    written = put.finish(widen(row_frame(spark, ROWS, 6)).mapInArrow(watched, put.schema).collect())
     with penstock.connect() as client:
         before = client.info("store/zombie").changed
         marks.first("finished")
@@ -118,7 +117,7 @@ def zombie(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 def lost_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """Shuffle files are lost when a partition is put: Spark makes them again in a second attempt of the stage."""
     put = penstock.do_put("store/shuffled")
-    shuffled = source(spark, ROWS, 6).repartition(6, "id")
+    shuffled = row_frame(spark, ROWS, 6).repartition(6, "id")
     receipts = shuffled.mapInArrow(_losing(put, marks), put.schema).collect()
     written = put.finish(receipts)
     return {"rows": written.rows, "happened": [marks.seen("lost"), _stage_again(spark, "lost_shuffle")]}
@@ -150,13 +149,13 @@ def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             marks.first(f"waits-{partition}")
             time.sleep(600)
 
-    put.finish(wide(source(spark, ROWS, 4)).mapInArrow(MeddledPut(put, wait), put.schema).collect())
+    put.finish(widen(row_frame(spark, ROWS, 4)).mapInArrow(FaultyPut(put, wait), put.schema).collect())
     return {}
 
 
 def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A driver to be killed while its tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
-    penstock.write(wide(source(spark, ROWS, 4), 100_000), "store/padded", progress=False)
+    penstock.write(widen(row_frame(spark, ROWS, 4), 100_000), "store/padded", progress=False)
     get = penstock.do_get("store/padded")
     folder = marks.folder
 
@@ -189,11 +188,11 @@ def _by_random_key(spark: SparkSession) -> DataFrame:
             keys = pa.array([random.randrange(6) for _ in range(batch.num_rows)], pa.int64())
             yield batch.append_column("key", keys)
 
-    frame = source(spark, ROWS, 6).mapInArrow(keyed, "id long, text string, key long")
+    frame = row_frame(spark, ROWS, 6).mapInArrow(keyed, "id long, text string, key long")
     return frame.repartition(6, "key").drop("key")
 
 
-def _losing(put: Any, marks: Marks) -> Meddled:
+def _losing(put: Any, marks: Marks) -> FaultyTask:
     """When the first partition is put, the shuffle files of all executors are deleted, which four others still want."""
     blocks = os.environ["SPARK_LOCAL_DIRS"]
 
@@ -202,7 +201,7 @@ def _losing(put: Any, marks: Marks) -> Meddled:
             for file in Path(blocks).rglob("shuffle_*"):
                 file.unlink(missing_ok=True)
 
-    return Meddled(put, lose)
+    return FaultyTask(put, lose)
 
 
 def _stage_again(spark: SparkSession, scenario: str) -> bool:
@@ -244,7 +243,3 @@ def main() -> None:
         print(json.dumps({"scenario": name, **told}), flush=True)  # noqa: T201  # read by the test
         sys.stdin.readline()
     spark.stop()
-
-
-if __name__ == "__main__":
-    main()

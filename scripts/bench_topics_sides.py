@@ -140,10 +140,10 @@ def copied(bench: Bench, kafka: Kafka, path: str, topic: str) -> None:
 
 def rows_of_a_task(server: Penstock, path: str, rows: int) -> int:
     """What penstock gives a task of a backlog that is one batch, on average."""
-    from penstock.spark_plugin.read import pieces
+    from penstock.spark_plugin.read import split_tickets
 
     with penstock.connect(server.url) as client:
-        tasks = len(list(pieces(client.info(path).endpoints, filtered=False)))
+        tasks = len(list(split_tickets(client.info(path).endpoints, filtered=False)))
     return -(-rows // tasks)
 
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import local
-from penstock.client.client import _ALIVE, Client, connect
+from penstock.client.client import Client, connect
+from penstock.client.connection import _KEEPALIVE
 from penstock.errors import (
     AlreadyExists,
     Denied,
@@ -177,7 +178,7 @@ def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.Monk
         shut.wait(20)
         return open_for(*given)
 
-    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    monkeypatch.setattr(local, "_TIMEOUT", 0.1)
     monkeypatch.setattr(LocalDoor, "_opened", late)
     assert client.get("store/t").read_all() == TABLE
     shut.set()
@@ -185,7 +186,7 @@ def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.Monk
 
 def test_a_reader_out_of_descriptors_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put("store/t", TABLE)
-    monkeypatch.setattr(local, "_mapped", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(local, "_map", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
     assert client.get("store/t").read_all() == TABLE
 
 
@@ -458,7 +459,7 @@ def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[...
 def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.client._ALIVE", [(name, 500) for name, _ in _ALIVE])
+    monkeypatch.setattr("penstock.client.connection._KEEPALIVE", [(name, 500) for name, _ in _KEEPALIVE])
     with wire() as proxy:
         proxy.target = make_server(advertise=proxy.url).port
         with connect(proxy.url, retry_for=0) as client:

@@ -86,7 +86,7 @@ def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             marks.first("both")
 
     receipts = wide(source(spark, ROWS, 6)).mapInArrow(MeddledPut(put, slow), put.schema).collect()
-    attempts = put.so_far()["attempts"]
+    attempts = put.progress().attempts
     return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts > 6]}
 
 

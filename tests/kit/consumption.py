@@ -16,7 +16,9 @@ from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topics import Topics
 from penstock.spark_plugin.consumption import Consumption
-from penstock.spark_plugin.offsets import Limits, Offset
+from penstock.spark_plugin.offsets import StreamOffset, StreamOptions
+from penstock.wire.actions import DESCRIBE, ConsumerState, Target
+from penstock.wire.position import Position
 from tests.kit.doubles import Clock
 from tests.kit.plain import at, call, put, trips
 
@@ -45,9 +47,9 @@ class Reading:
 
     def query(self, **limits: Any) -> Consumption:
         """A query that starts, or starts again."""
-        return Consumption(self.client, X, Limits(**limits), self.clock)
+        return Consumption(self.client, X, StreamOptions(**limits), self.clock)
 
-    def begun(self, **limits: Any) -> tuple[Consumption, Offset, Offset]:
+    def begun(self, **limits: Any) -> tuple[Consumption, StreamOffset, StreamOffset]:
         """A query that has planned its first batch, and where that begins and ends."""
         query = self.query(**limits)
         start = query.initial()
@@ -55,15 +57,13 @@ class Reading:
         query.planned(start, end)
         return query, start, end
 
-    def consumers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = call(self.bare, "describe", path=X)["consumers"]
-        return found
+    def consumers(self) -> tuple[ConsumerState, ...]:
+        return self.client.call(DESCRIBE, Target(X)).consumers or ()
 
-    def position(self) -> dict[str, int]:
+    def position(self) -> Position:
         """The one consumer's."""
         (consumer,) = self.consumers()
-        position: dict[str, int] = consumer["position"]
-        return position
+        return consumer.position
 
     @property
     def desk(self) -> Consumers:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.client.put import Writer
 from penstock.errors import AlreadyExists, LimitExceeded, StoreFull, WriteEnded
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import REPEATED
@@ -34,7 +35,7 @@ def test_an_attempt_named_as_a_part_of_a_topic_takes_none_of_its_rows(server: Pe
         attempts = []
         for name in names:  # as whoever holds a read ticket knows them
             command = PutCommand(str(uuid.UUID(name[:32])), ticket=opened["ticket"])
-            with client._writer(command, ROWS.schema) as writer:
+            with Writer(client.connection, command, ROWS.schema) as writer:
                 writer.write(ROWS.slice(0, 1))
             attempts.append(writer.close().attempt)
         client.call("write.finish", {"ticket": opened["ticket"], "attempts": attempts})
@@ -50,7 +51,7 @@ def test_a_large_put_that_comes_again_moves_no_row_and_adds_none(server: Penstoc
     with penstock.connect(str(server.url)) as client:
         receipts = []
         for _ in range(2):
-            with client._writer(command, LARGE.schema) as writer:
+            with Writer(client.connection, command, LARGE.schema) as writer:
                 for batch in LARGE.to_batches(max_chunksize=200_000):
                     writer.write(batch)
             receipts.append(writer.close())
@@ -59,7 +60,7 @@ def test_a_large_put_that_comes_again_moves_no_row_and_adds_none(server: Penstoc
         assert client.info("topic/x").rows == LARGE.num_rows
         with (
             pytest.raises(AlreadyExists, match="1,200,000 rows; the 1,400,000 rows"),
-            client._writer(command, LARGE.schema) as writer,
+            Writer(client.connection, command, LARGE.schema) as writer,
         ):
             for batch in [*LARGE.to_batches(max_chunksize=200_000), LARGE.to_batches()[0].slice(0, 200_000)]:
                 writer.write(batch)

@@ -92,10 +92,6 @@ class TestWhereAQueryStarts:
         topic.query().initial()
         assert topic.consumers() == ()
 
-    def test_an_offset_of_another_version_is_refused_with_the_cure(self) -> None:
-        with pytest.raises(InvalidRequest, match="of version 2, this penstock reads 1: take a new checkpoint"):
-            StreamOffset.from_json({"v": 2, "journal": "j"})
-
 
 class TestHowMuchABatchHas:
     def test_without_limits_it_is_all_there_is(self, topic: Reading) -> None:

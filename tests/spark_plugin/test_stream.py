@@ -394,7 +394,7 @@ def test_a_range_is_read_at_once(options: dict[str, str], ids: Any, streams: Str
         ({"startingOffsets": '{"0": 5}', "endingOffsets": '{"0": 3}'}, "has no offsets 5 to 3"),
         ({"endingOffsets": '{"0": 11}'}, "has no offsets 0 to 11"),
         ({"endingOffsets": '{"3": 1}'}, "topic/in has no shard 3"),
-        ({"endingOffsets": "earliest"}, "nothing comes before that"),
+        ({"endingOffsets": "earliest"}, "no rows lie before it"),
         ({"endingOffsets": "soon"}, "endingOffsets='soon': expected"),
         ({"startingOffsets": "earliest", "path": "store/x"}, "store/x has no offsets: expected topic/"),
     ],

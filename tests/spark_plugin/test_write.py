@@ -26,7 +26,6 @@ from penstock.errors import (
     WriteEnded,
 )  # fmt: skip
 from penstock.flight_server.server import PenstockServer
-from penstock.spark_plugin.worker.writes import run_name
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
@@ -186,17 +185,6 @@ def test_two_drivers_of_one_run_write_it_once_and_both_are_told(spark: SparkSess
 
     assert (first.rows, second.rows, second.seconds) == (10, 10, None)
     assert ids(client, "store/x") == list(range(10))
-
-
-@pytest.mark.parametrize("run", ["", (), ("orders", None), ("orders", ""), 1.5, ("orders", 1.5)])
-def test_a_run_that_names_nothing_is_refused(server: PenstockServer, run: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"run=.*expected a text such as"):
-        penstock.do_put("store/x", run=run)
-
-
-def test_a_slash_in_a_part_makes_no_other_run() -> None:
-    assert run_name(("q/1", 2)) != run_name(("q", "1/2")) != run_name(("q%2F1", 2)) != run_name(("q/1", 2))
-    assert run_name(("orders", 7)) == run_name("orders/7") == "orders/7"
 
 
 def test_what_cannot_be_written_is_refused_with_its_cure(spark: SparkSession, server: PenstockServer) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 
 from penstock.errors import InvalidRequest
 from penstock.wire.position import Position
+
+Start = Mapping[int, int] | datetime
+"""Where to start in a topic: the first offset of each shard, or a time at which rows were appended."""
 
 
 def check_path(path: object) -> None:
@@ -14,19 +18,21 @@ def check_path(path: object) -> None:
         raise InvalidRequest(f"path={path!r:.80}: expected text such as 'store/demo/trips', a path at the server")
 
 
-def check_columns(columns: object) -> None:
-    """Reject columns that are no list of names: one text, Spark's own columns."""
+def check_read(path: object, columns: object, filter: object) -> None:
+    """Reject a path, columns or a filter that are no text, such as Spark's own columns."""
+    check_path(path)
     if isinstance(columns, str):
         raise InvalidRequest(f"columns={columns!r:.80}: expected a list of names: columns=[{columns!r:.80}]")
     names = isinstance(columns, Collection) and all(isinstance(name, str) for name in columns)
     if columns is not None and not names:
         raise InvalidRequest(f"columns={columns!r:.80}: expected a list of names, such as ['id', 'fare']")
-
-
-def check_filter(filter: object) -> None:
-    """Reject a filter that is no text, such as a Spark column."""
     if filter is not None and not isinstance(filter, str):
         raise InvalidRequest(f"filter={filter!r:.80}: expected text such as \"fare > 10 and city = 'Oslo'\"")
+
+
+def to_start(start: Start | None) -> tuple[Position | None, float | None]:
+    """Return a start as a position or as a time."""
+    return (None, start.timestamp()) if isinstance(start, datetime) else (to_position(start, "start"), None)
 
 
 def to_position(offsets: object, argument: str) -> Position | None:

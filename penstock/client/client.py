@@ -10,10 +10,10 @@ from typing import Any, Self, overload
 import pyarrow as pa
 
 from penstock.client import put
-from penstock.client.arguments import check_path
+from penstock.client.arguments import Start, check_path, check_read, to_position, to_start
 from penstock.client.connection import Connection
 from penstock.client.follow import Follower
-from penstock.client.get import Start, fetch, read_command, read_endpoints, read_info
+from penstock.client.get import fetch, read_info, read_tickets
 from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.views import Info, Listing
@@ -21,7 +21,7 @@ from penstock.rows.slices import first_rows
 from penstock.wire.actions import Action, AnswerT, RequestT
 from penstock.wire.paths import is_topic
 from penstock.wire.put import Mode, PutCommand, Receipt
-from penstock.wire.read import Entry, ListCommand
+from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
 
@@ -129,7 +129,8 @@ class Client:
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
         local = info.local if filter is None else None  # mapped parts would have to be filtered here
         names = info.schema.names if is_topic(path) else columns  # a topic's parts may have more columns than it shows
-        batches = read_endpoints(self.fetch, info.endpoints, local=local, columns=names, parallel=parallel)
+        tickets = ((each.ticket.ticket, EndpointNote.decode(each.app_metadata).rows) for each in info.endpoints)
+        batches = read_tickets(self.connection, tickets, local=local, columns=names, parallel=parallel)
         if filter is not None and limit is not None:
             batches = first_rows(batches, limit)
         return pa.RecordBatchReader.from_batches(info.schema, batches)
@@ -173,9 +174,10 @@ class Client:
         """Return a dataset's schema, size, and endpoints with tickets; of a topic those of a range, and `journal`
         names the journal of its offsets. How many rows a filter keeps is known only after reading.
         """
-        command = read_command(
-            path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end, journal=journal
-        )
+        check_read(path, columns, filter)
+        position, since = to_start(start)
+        names = None if columns is None else tuple(columns)
+        command = ReadCommand(path, names, limit, part, filter, position, to_position(end, "end"), since, journal)
         return Info.of(self.connection.retry(lambda: read_info(self.connection, command)))
 
     def list(self, path: str = "store/", *, recursive: bool = False) -> Listing:

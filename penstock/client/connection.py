@@ -101,13 +101,8 @@ class Connection:
                 spread = (1 + os.urandom(1)[0] / 256) / 2  # clients that failed together shouldn't retry together
                 wait = max(error.retry_after or 0, pause) * spread
                 if time.monotonic() + wait > give_up:
-                    raise self._gave_up(error, retry_for, refused=refused) from error
+                    url, cure = self.settings.url, "Is the server running? (penstock serve; penstock doctor)"
+                    unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
+                    text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
+                    raise Unavailable(text, request=error.request) from error
                 time.sleep(wait)
-
-    def _gave_up(self, error: Unavailable, retry_for: float, *, refused: bool) -> Unavailable:
-        if refused:
-            return Unavailable(f"{self.settings.url} stayed busy for {retry_for:g} s: {error}", request=error.request)
-        return Unavailable(
-            f"could not reach {self.settings.url} within {retry_for:g} s: {error}. "
-            "Is the server running? (penstock serve; penstock doctor)"
-        )

@@ -6,15 +6,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.client.arguments import to_position
+from penstock.client.arguments import Start, check_read, to_start
 from penstock.client.connection import Connection, translate_errors
-from penstock.client.get import Start, open_stream, read_command, read_info
+from penstock.client.get import open_stream, read_info
 from penstock.errors import Expired, TimedOut, Unavailable
 from penstock.rows import slices
 from penstock.wire.actions import ASK_OFFSETS, AskOffsets
@@ -33,20 +32,15 @@ class Follower(Iterator[pa.RecordBatch]):
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        path: str,
-        start: Start | None,
-        columns: Sequence[str] | None,
-        filter: str | None,
+        self, connection: Connection, path: str, start: Start | None, columns: Sequence[str] | None, filter: str | None
     ) -> None:
-        command = read_command(path, columns=columns, filter=filter)
-        since = start.timestamp() if isinstance(start, datetime) else None
-        position = None if isinstance(start, datetime) else to_position(start, "start")
-        offsets = connection.call(ASK_OFFSETS, AskOffsets(path, start=position, since=since))
-        self._position = offsets.next if start is None else offsets.start
+        check_read(path, columns, filter)
+        position, since = to_start(start)
+        topic = connection.call(ASK_OFFSETS, AskOffsets(path, start=position, since=since))
+        self._position = topic.next if start is None else topic.start
         self._connection = connection
-        self._command = replace(command, journal=offsets.journal)
+        names = None if columns is None else tuple(columns)
+        self._command = ReadCommand(path, names, filter=filter, journal=topic.journal)
         self._retry_for = connection.settings.retry_for
         self._endpoints: deque[tuple[EndpointNote, bytes]] = deque()
         self._batches: deque[tuple[pa.RecordBatch, int, int]] = deque()

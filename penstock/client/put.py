@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -133,7 +133,7 @@ def put(
     Each put is a run, so that one whose answer was lost can be sent again. A one-shot source is not consumed before the
     server accepts the put (`ready`), and not sent again afterwards: a retry would send only the rest.
     """
-    source = Source.of(data, schema)
+    source = to_source(data, schema)
     run = run or f"put-{uuid.uuid4().hex}"
     command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not source.repeatable)
     begun = False
@@ -149,8 +149,7 @@ def put(
     return connection.retry(once, safe=lambda refused: source.repeatable or not begun)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """The rows of a put."""
 
     schema: pa.Schema
@@ -158,30 +157,24 @@ class Source:
     repeatable: bool
     """Whether the batches can be read more than once."""
 
-    @classmethod
-    def of(cls, data: Any, schema: pa.Schema | None) -> Source:
-        """Return the rows of anything that holds Arrow data; `schema` is for an iterator without batches."""
-        if isinstance(data, pa.RecordBatch | pa.Table):
-            return cls(data.schema, [data], repeatable=True)
-        if isinstance(data, pa.RecordBatchReader):
-            return cls(data.schema, data, repeatable=False)
-        if hasattr(data, "__arrow_c_stream__"):
-            reader = pa.RecordBatchReader.from_stream(data)
-            return cls(reader.schema, reader, repeatable=False)
-        if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict):
-            return cls._of_iterable(data, schema)
+
+def to_source(data: Any, schema: pa.Schema | None) -> Source:
+    """Return the rows of anything that holds Arrow data; `schema` is for an iterator without batches."""
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        return Source(data.schema, [data], repeatable=True)
+    if hasattr(data, "__arrow_c_stream__"):  # a RecordBatchReader's, too
+        reader = pa.RecordBatchReader.from_stream(data)
+        return Source(reader.schema, reader, repeatable=False)
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | dict):
         raise InvalidRequest(
             f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, or "
             "anything with __arrow_c_stream__ (pandas, polars, DuckDB, …)"
         )
-
-    @classmethod
-    def _of_iterable(cls, data: Iterable[Any], schema: pa.Schema | None) -> Source:
-        batches = iter(data)
-        first = next(batches, None)
-        if first is None and schema is None:
-            raise InvalidRequest("an iterator without batches has no schema: pass schema=")
-        if first is not None and not isinstance(first, pa.RecordBatch):
-            raise InvalidRequest(f"an iterator of {type(first).__name__} can't be put: expected pyarrow.RecordBatch")
-        rows = batches if first is None else chain((first,), batches)
-        return cls(schema or first.schema, rows, repeatable=False)  # type: ignore[union-attr]  # one of them is there
+    batches = iter(data)
+    first = next(batches, None)
+    if first is None and schema is None:
+        raise InvalidRequest("an iterator without batches has no schema: pass schema=")
+    if first is not None and not isinstance(first, pa.RecordBatch):
+        raise InvalidRequest(f"an iterator of {type(first).__name__} can't be put: expected pyarrow.RecordBatch")
+    rows = batches if first is None else chain((first,), batches)
+    return Source(schema or first.schema, rows, repeatable=False)  # type: ignore[union-attr]  # one of them is there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import overload
 
 import pyarrow as pa
@@ -57,27 +57,16 @@ class Info:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WriteSummary:
+class WriteSummary(Summary):
     """A finished write; prints as a line, in a notebook as HTML."""
 
-    path: str
-    write: str
-    mode: str
-    rows: int
-    bytes: int
-    parts: int
-    attempts: int
-    run: str | None = None
     seconds: float | None = None
     """How long the write took; None where an earlier write of the same run had written the rows."""
 
     @classmethod
     def of(cls, summary: Summary, seconds: float | None = None) -> WriteSummary:
         """Return the view of the server's summary."""
-        return cls(
-            summary.path, summary.write, summary.mode, summary.rows, summary.bytes, summary.parts, summary.attempts,
-            summary.run, seconds,
-        )  # fmt: skip
+        return cls(**{field.name: getattr(summary, field.name) for field in fields(summary)}, seconds=seconds)
 
     def __repr__(self) -> str:
         amount = f"{self.rows:,} rows, {format_size(self.bytes)} in {self.parts:,} parts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -11,29 +12,11 @@ from typing import Any
 
 from penstock.client.client import Client
 from penstock.errors import Lost, NotFound, PenstockError, StoreFull
-from penstock.spark_plugin.offsets import (
-    Progress,
-    StreamOffset,
-    StreamOptions,
-    actual_start,
-    beyond_end,
-    check_start,
-    gap,
-    next_batch,
-    remaining,
-    skip_to,
-    waits_for_rows,
-)
+from penstock.spark_plugin import offsets
+from penstock.spark_plugin.offsets import Progress, StreamOffset, StreamOptions
 from penstock.spark_plugin.options import start_request
-from penstock.wire.actions import (  # fmt: skip
-    ASK_OFFSETS,
-    ATTACH_CONSUMER,
-    COMMIT_POSITION,
-    AskOffsets,
-    AttachConsumer,
-    CommitPosition,
-    Offsets,
-)
+from penstock.wire import actions
+from penstock.wire.actions import Offsets
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
@@ -65,9 +48,9 @@ class Consumption:
     def initial(self) -> StreamOffset:
         """Return where a new query starts, with its consumer's name from now on; the same at each call."""
         if self._initial is None:
-            offsets = start_offsets(self._session.client, self.path, self.options.starting)
-            start = offsets.start
-            self._initial = StreamOffset(offsets.journal, offsets.epoch, uuid.uuid4().hex, start, start)
+            topic = start_offsets(self._session.client, self.path, self.options.starting)
+            start = topic.start
+            self._initial = StreamOffset(topic.journal, topic.epoch, uuid.uuid4().hex, start, start)
         return self._initial
 
     def latest(self, start: StreamOffset | None = None, *, everything: bool = False) -> StreamOffset:
@@ -78,17 +61,17 @@ class Consumption:
         if self._progress.is_done(start):
             self._session.commit(start)
         options = StreamOptions() if everything else self.options
-        offsets = self._offsets_from(start, options)
-        self._next, end = next_batch(start, offsets)
+        topic = self._offsets_from(start, options)
+        self._next, end = offsets.next_batch(start, topic)
         since_last = self._now() - self._progress.planned_at
-        if self._pinned is None and waits_for_rows(offsets, options, since_last):
+        if self._pinned is None and offsets.waits_for_rows(topic, options, since_last):
             return start
         self._next = end
         return end
 
     def planned(self, start: StreamOffset, end: StreamOffset) -> tuple[StreamOffset, StreamOffset]:
         """Return the range of a batch that Spark plans, without what is gone of it, if that may be lost."""
-        start = actual_start(self.path, start, end, self._initial)
+        start = offsets.actual_start(self.path, start, end, self._initial)
         if start.position == end.position:  # what a restarted Spark plans first
             self._progress = self._progress.asked(end)
             return start, end
@@ -113,28 +96,28 @@ class Consumption:
         """Return how much lies behind the next batch, for Spark's progress."""
         if self._next is None:
             return None
-        offsets = self._session.offsets(start=self._next.position)
-        age = 0.0 if offsets.oldest is None else max(0.0, time.time() - offsets.oldest)
-        behind = {"rows": offsets.rows, "bytes": offsets.bytes, "oldest_seconds": round(age, 3)}
-        return {"shards": offsets.next.to_json(), "behind": behind}
+        topic = self._session.offsets(start=self._next.position)
+        age = 0.0 if topic.oldest is None else max(0.0, time.time() - topic.oldest)
+        behind = {"rows": topic.rows, "bytes": topic.bytes, "oldest_seconds": round(age, 3)}
+        return {"shards": topic.next.to_json(), "behind": behind}
 
     def _offsets_from(self, start: StreamOffset, options: StreamOptions) -> Offsets:
         """Return where the batch from `start` on ends. Rows that are gone before it are an error, or skipped."""
         limits = {"max_rows": options.max_rows, "max_bytes": options.max_bytes}
         try:
-            offsets = self._session.consumer_offsets(start, start=start.position, until=self._pinned, **limits)
+            topic = self._session.consumer_offsets(start, start=start.position, until=self._pinned, **limits)
         except Lost as lost:  # the topic was created again: its batch is the new one's first
             self._session.report(lost)
             if self._pinned is not None:
                 self.pin()
             return self._session.offsets(until=self._pinned, **limits)
-        if text := beyond_end(self.path, start.position, offsets.next):
+        if text := offsets.beyond_end(self.path, start.position, topic.next):
             self._session.report(Lost(text))
-        if text := gap(self.path, start.position, offsets.first):
+        if text := offsets.gap(self.path, start.position, topic.first):
             self._session.report(Lost(text))
-            behind = skip_to(start.position, offsets.first)
+            behind = offsets.skip_to(start.position, topic.first)
             return self._session.offsets(start=behind, until=self._pinned, **limits)
-        return offsets
+        return topic
 
     def _still_there(self, start: StreamOffset, end: StreamOffset) -> tuple[StreamOffset, StreamOffset]:
         try:
@@ -144,9 +127,9 @@ class Consumption:
             return end, end
         if start.journal != end.journal:  # the topic was created again before this was planned, and that was let pass
             start = replace(end, position=first)
-        if text := gap(self.path, start.position, first, end.position):
+        if text := offsets.gap(self.path, start.position, first, end.position):
             self._session.report(Lost(text))
-        begin, until = remaining(start.position, end.position, first)
+        begin, until = offsets.remaining(start.position, end.position, first)
         return replace(start, position=begin), replace(end, position=until)
 
 
@@ -169,7 +152,7 @@ class ConsumerSession:
 
     def offsets(self, **fields: Any) -> Offsets:
         """Return the topic's offsets."""
-        return self.client.call(ASK_OFFSETS, AskOffsets(self._path, **fields))
+        return self.client.call(actions.ASK_OFFSETS, actions.AskOffsets(self._path, **fields))
 
     def consumer_offsets(self, offset: StreamOffset, **fields: Any) -> Offsets:
         """Return them as the offset's consumer: the session counts as alive, or a newer one has fenced it."""
@@ -196,20 +179,25 @@ class ConsumerSession:
         """
         if self._attached == (offset.consumer, offset.journal):
             return
-        begin = position or offset.position
-        if not self._attach(offset, offset.initial, begin, offset.position):  # an older checkpoint, or an older server
+        about, begin = (self._path, offset.journal, offset.consumer, self._id), position or offset.position
+        request = actions.AttachConsumer(*about, offset.initial, begin, offset.position)
+        try:
+            self.client.call(actions.ATTACH_CONSUMER, request)
+        except Lost as lost:  # the checkpoint is an older copy, or the server's state is older
+            self.report(lost)
             ends = self.offsets().next
-            capped = [Position({s: min(at, ends.get(s, at)) for s, at in p.items()}) for p in (offset.initial, begin)]
-            self._attach(offset, *capped)
+            capped = (offsets.cap(each, ends) for each in (offset.initial, begin))
+            with contextlib.suppress(Lost):
+                self.client.call(actions.ATTACH_CONSUMER, actions.AttachConsumer(*about, *capped))
         self._attached, self._committed = (offset.consumer, offset.journal), None
 
     def commit(self, offset: StreamOffset) -> None:
         """Commit a position, once: each call is an fsync, and an idle query would make a hundred a second."""
         if self._committed == (offset.journal, offset.position):
             return
-        request = CommitPosition(self._path, offset.journal, offset.consumer, self._id, offset.position)
+        request = actions.CommitPosition(self._path, offset.journal, offset.consumer, self._id, offset.position)
         try:
-            self.client.call(COMMIT_POSITION, request)
+            self.client.call(actions.COMMIT_POSITION, request)
         except Lost as lost:
             self.report(lost)
         except NotFound:  # or the consumer had expired, and was forgotten
@@ -231,18 +219,6 @@ class ConsumerSession:
             ) from lost
         self._warn(f"{text}. The query continues behind them, as failOnDataLoss is false")
 
-    def _attach(
-        self, offset: StreamOffset, initial: Position, position: Position, known: Position | None = None
-    ) -> bool:
-        """Attach; return whether the server has what the checkpoint says. What it lost is reported."""
-        about = self._path, offset.journal, offset.consumer, self._id
-        try:
-            self.client.call(ATTACH_CONSUMER, AttachConsumer(*about, initial, position, known))
-        except Lost as lost:
-            self.report(lost)
-            return False
-        return True
-
     def _warn(self, text: str) -> None:
         """Spark asks for the same range more than once."""
         if self._warned != text:
@@ -252,9 +228,9 @@ class ConsumerSession:
 
 def start_offsets(client: Client, path: str, starting: str) -> Offsets:
     """Return the offsets at which a read starts, of an option `startingOffsets`."""
-    offsets = client.call(ASK_OFFSETS, start_request(path, starting))
-    check_start(path, offsets)
-    return offsets
+    topic = client.call(actions.ASK_OFFSETS, start_request(path, starting))
+    offsets.check_start(path, topic)
+    return topic
 
 
 def _without_request(error: PenstockError) -> str:

@@ -155,6 +155,11 @@ def skip_to(position: Position, first: Position) -> Position:
     return Position({shard: max(offset, first[shard]) for shard, offset in position.items()})
 
 
+def cap(position: Position, ends: Position) -> Position:
+    """Return the position, nowhere beyond the end."""
+    return Position({shard: min(offset, ends.get(shard, offset)) for shard, offset in position.items()})
+
+
 def gap(path: str, start: Position, first: Position, end: Position | None = None) -> str | None:
     """Return which rows from `start` on are gone, in words; None if none is. With `end`, in a batch that ends there: a
     shard of which the batch has nothing may have lost what it likes.

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.client import client as clients
-from penstock.client.get import Start
+from penstock.client.arguments import Start
 from penstock.errors import InvalidRequest
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.spark_types import to_spark
@@ -32,18 +32,9 @@ class DoGet:
     Rows that are deleted or overwritten meanwhile stay readable for the life of the tickets, counted from here.
     """
 
-    def __init__(
-        self,
-        client: clients.Client,
-        path: str,
-        columns: Sequence[str] | None,
-        filter: str | None,
-        start: Start | None = None,
-        end: Mapping[int, int] | None = None,
-        journal: str | None = None,
-    ) -> None:
+    def __init__(self, client: clients.Client, path: str, filter: str | None, **options: Any) -> None:
         self.path = path
-        info = client.info(path, columns=columns, filter=filter, start=start, end=end, journal=journal)
+        info = client.info(path, filter=filter, **options)
         self.schema: StructType
         """The schema for mapInArrow; as exact as the dataset's own."""
         self.schema, arrow = to_spark(info.schema)
@@ -107,7 +98,8 @@ def do_get(  # noqa: PLR0913  # as `read`
     from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has,
     names the journal of these offsets: a topic that was deleted and created again is rejected.
     """
-    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter, start, end, journal)
+    client = clients.connect(url, token=token, ca=ca)
+    return DoGet(client, path, filter, columns=columns, start=start, end=end, journal=journal)
 
 
 def read(  # noqa: PLR0913  # two by position, and the options of a read and of a connection

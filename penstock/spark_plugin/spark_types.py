@@ -11,21 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.spark_plugin.worker import types
 from penstock.spark_plugin.worker.casting import child_fields, same_layout
-from penstock.spark_plugin.worker.types import (
-    SPARK_NAMES,
-    check_names_differ,
-    make_field,
-    make_map,
-    unreadable,
-    widen_schema,
-)
 from penstock.text import suggest
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-_ARROW_TYPES: dict[str, pa.DataType] = {name: kind for kind, name in SPARK_NAMES.items()}
+_ARROW_TYPES: dict[str, pa.DataType] = {name: kind for kind, name in types.SPARK_NAMES.items()}
 _SINCE = {"TimeType": (4, 1), "VariantType": (4, 0), "GeometryType": (4, 2), "GeographyType": (4, 2)}
 """The Spark from which on Arrow carries the type."""
 _CURES = {
@@ -37,8 +30,8 @@ _CURES = {
 
 def to_arrow(struct: StructType) -> pa.Schema:
     """Return the schema that is stored of a frame; a column that can't be stored is rejected with its cure."""
-    check_names_differ(struct.names, "")
-    return pa.schema([make_field(each.name, _arrow(each.dataType, each.name), each.nullable) for each in struct])
+    types.check_names_differ(struct.names, "")
+    return pa.schema([types.make_field(each.name, _arrow(each.dataType, each.name), each.nullable) for each in struct])
 
 
 def _arrow(kind: DataType, path: str) -> pa.DataType:
@@ -50,15 +43,18 @@ def _arrow(kind: DataType, path: str) -> pa.DataType:
         case "CharType" | "VarcharType":
             return pa.string()
         case "ArrayType":
-            return pa.list_(make_field("element", _arrow(spark.elementType, f"{path}[]"), spark.containsNull))
+            return pa.list_(types.make_field("element", _arrow(spark.elementType, f"{path}[]"), spark.containsNull))
         case "MapType":
             key, value = _arrow(spark.keyType, f"{path}.key"), _arrow(spark.valueType, f"{path}.value")
-            item = make_field("value", value, spark.valueContainsNull)
-            return make_map(make_field("key", key, nullable=False), item, path)
+            item = types.make_field("value", value, spark.valueContainsNull)
+            return types.make_map(types.make_field("key", key, nullable=False), item, path)
         case "StructType":
-            check_names_differ(spark.names, path)
+            types.check_names_differ(spark.names, path)
             return pa.struct(
-                [make_field(each.name, _arrow(each.dataType, f"{path}.{each.name}"), each.nullable) for each in spark]
+                [
+                    types.make_field(each.name, _arrow(each.dataType, f"{path}.{each.name}"), each.nullable)
+                    for each in spark
+                ]
             )
         case "VariantType":
             return _marked(("value", pa.binary()), ("metadata", pa.binary()), {b"variant": b"true"})
@@ -80,8 +76,8 @@ def to_spark(schema: pa.Schema) -> tuple[StructType, pa.Schema]:
     """Return a dataset's schema as Spark's, with exact nullability, and Arrow's for the batches that Spark takes."""
     from pyspark.sql.types import StructField, StructType
 
-    check_names_differ(schema.names, "")
-    arrow = widen_schema(schema)
+    types.check_names_differ(schema.names, "")
+    arrow = types.widen_schema(schema)
     return StructType([StructField(each.name, _spark(each.type, each.name), each.nullable) for each in arrow]), arrow
 
 
@@ -99,9 +95,9 @@ def _spark(kind: pa.DataType, path: str) -> DataType:
     if pa.types.is_struct(kind):
         fields = [sql.StructField(f.name, _spark(f.type, f"{path}.{f.name}"), f.nullable) for f in kind]
         return _marked_type(kind) or sql.StructType(fields)
-    name = SPARK_NAMES[kind]
+    name = types.SPARK_NAMES[kind]
     if not _has(name):
-        raise unreadable(kind, path, f", or read it with Spark {'.'.join(map(str, _SINCE[name]))} or newer")
+        raise types.unreadable(kind, path, f", or read it with Spark {'.'.join(map(str, _SINCE[name]))} or newer")
     spark: DataType = getattr(sql, name)()
     return spark
 

@@ -81,24 +81,12 @@ class DoPut:
         self._client, self._schema = client, schema
         self._began = time.monotonic()
         self._put = open_put(client, path, mode, run, schema)
+        self.path = path
+        self.write = self._put.write
+        """The write's id: `penstock show write/ID`."""
         self._receipts: object = None
         """The receipts, or the frame of them, of the last finish: the same frame isn't evaluated again."""
         self.finished = WriteSummary.of(self._put.summary) if self._put.summary is not None else None
-
-    @property
-    def path(self) -> str:
-        """The dataset or topic."""
-        return self._put.path
-
-    @property
-    def write(self) -> str:
-        """The write's id: `penstock show write/ID`."""
-        return self._put.write
-
-    @property
-    def repeated(self) -> bool:
-        """Whether an earlier write of this run has its rows; then this one adds nothing."""
-        return self._put.repeated
 
     @property
     def task(self) -> PutPartition:
@@ -128,7 +116,7 @@ class DoPut:
         return self._put.tasks_part(writes.describe(self._client.connection, self._put))
 
     def _rows(self, receipts: Any) -> Iterable[Any]:
-        if self.repeated:
+        if self._put.repeated:
             return ()
         if isinstance(receipts, pa.Table):
             return list(receipts.to_pylist())
@@ -208,7 +196,7 @@ def write(
             with show_progress(path, put.progress, wanted=progress):
                 put.finish(df.mapInArrow(put, put.schema))
         assert put.finished is not None
-        if put.repeated:
+        if put.finished.seconds is None:
             log.info("%s: nothing more was written", put.finished)
         return put.finished
 

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.client import local
+from penstock.client import get, local
 from penstock.client.client import Client, connect
-from penstock.client.connection import _KEEPALIVE
+from penstock.client.connection import _KEEPALIVE, Connection
 from penstock.errors import (
     AlreadyExists,
     Denied,
@@ -147,13 +147,13 @@ def test_parts_that_are_sent_come_side_by_side_if_that_is_asked_for(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local.LocalParts, "__init__", lambda self, name: setattr(self, "_socket", None))
-    both, fetch = threading.Barrier(2, timeout=30), Client.fetch
+    both, fetch = threading.Barrier(2, timeout=30), get.fetch
 
-    def met(self: Client, ticket: bytes) -> Iterator[pa.RecordBatch]:
+    def met(connection: Connection, ticket: bytes) -> Iterator[pa.RecordBatch]:
         both.wait()
-        return fetch(self, ticket)
+        return fetch(connection, ticket)
 
-    monkeypatch.setattr(Client, "fetch", met)
+    monkeypatch.setattr(get, "fetch", met)
     with connect(make_server().url) as client:
         client.put("store/t", pa.table({"n": [1]}))
         client.put("store/t", pa.table({"n": [2], "more": ["x"]}), mode="append")  # another schema: another endpoint

@@ -129,8 +129,9 @@ class SparkModel(RuleBasedStateMachine):
         self.count(last, self.progress.is_done(offset(last)))
         assert self.done == last or not self.sync, "what has landed is done"
         self.progress = self.progress.asked(offset(last))
-        if self.landed == len(self.ends) - 1:
-            self.progress = self.progress.committed_to(offset(last))
+        committed = self.landed if self.sync else self.landed - 1  # async: a batch once a later one has landed
+        if committed > 0:
+            self.progress = self.progress.committed_to(offset(self.ends[committed]))
         self.ends.append(last + rows)
         for _ in range(scans):
             self.plan(len(self.ends) - 1)

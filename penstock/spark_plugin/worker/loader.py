@@ -55,14 +55,14 @@ def unpack(package: str, version: str, driver: str, bundles: Bundles, value: byt
         carried = None
     if carried is None:
         installed = importlib.util.find_spec(package)
-        if installed is not None and installed.origin is not None:  # a folder of that name is no package
-            if (other := importlib.import_module(package).__version__) != version:
-                raise ImportError(
-                    f"{installed.origin} in this worker is {package} {other}, the driver has {version}: install that "
-                    "for Spark's workers too, or none at all, as the driver's travels with its tasks"
-                )
-            return pickle.loads(value)  # noqa: S301  # packed by the driver, which has sent this very function
-        carried = CarriedModules(driver)
-        sys.meta_path.insert(0, carried)
-    carried.add(bundles)
-    return pickle.loads(value)  # noqa: S301
+        if installed is None or installed.origin is None:  # a folder of that name is no package
+            carried = CarriedModules(driver)
+            sys.meta_path.insert(0, carried)
+        elif (other := importlib.import_module(package).__version__) != version:
+            raise ImportError(
+                f"{installed.origin} in this worker is {package} {other}, the driver has {version}: install that for "
+                "Spark's workers too, or none at all, as the driver's travels with its tasks"
+            )
+    if carried is not None:
+        carried.add(bundles)
+    return pickle.loads(value)  # noqa: S301  # packed by the driver, which has sent this very function

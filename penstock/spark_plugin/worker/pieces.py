@@ -61,9 +61,7 @@ class PartitionReader(sql.DataSourceReader):
 class StreamPartitionReader(sql.DataSourceStreamReader):
     """The same for a batch of a stream."""
 
-    def read(self, partition: sql.InputPartition) -> Iterator[pa.RecordBatch]:
-        get, tickets = partition.value
-        yield from get([tickets])
+    read = PartitionReader.read
 
 
 class PartitionWriter(sql.DataSourceArrowWriter):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import accumulate, chain
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.client.get import fetch
-from penstock.client.local import LocalParts
+from penstock.client.get import read_tickets
 from penstock.client.put import open_attempt
 from penstock.client.settings import ConnectSettings
 from penstock.spark_plugin.worker.connections import CONNECTIONS
@@ -88,13 +86,11 @@ class GetTickets:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of each ticket. An expired ticket raises, it never reads as fewer rows."""
-        with ExitStack() as stack:
-            connection = stack.enter_context(CONNECTIONS.connect(self.settings))
-            parts = stack.enter_context(LocalParts(self.local)) if self.local else None
-            for batch in batches:
-                for ticket, rows in zip(batch["ticket"].to_pylist(), batch["rows"].to_pylist(), strict=True):
-                    mapped = parts.batches(ticket, self.schema.names or None, rows) if parts else None
-                    yield from fit_batches(fetch(connection, ticket) if mapped is None else mapped, self.schema)
+        columns = ((each["ticket"].to_pylist(), each["rows"].to_pylist()) for each in batches)
+        tickets = (pair for each in columns for pair in zip(*each, strict=True))
+        with CONNECTIONS.connect(self.settings) as connection:
+            rows = read_tickets(connection, tickets, local=self.local, columns=self.schema.names or None)
+            yield from fit_batches(rows, self.schema)
 
 
 class NumberedTickets:

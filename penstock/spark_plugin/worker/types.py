@@ -9,41 +9,20 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest
 
 SPARK_NAMES: dict[pa.DataType, str] = {
-    pa.bool_(): "BooleanType",
-    pa.int8(): "ByteType",
-    pa.int16(): "ShortType",
-    pa.int32(): "IntegerType",
-    pa.int64(): "LongType",
-    pa.float32(): "FloatType",
-    pa.float64(): "DoubleType",
-    pa.string(): "StringType",
-    pa.binary(): "BinaryType",
-    pa.date32(): "DateType",
-    pa.timestamp("us", "UTC"): "TimestampType",
-    pa.timestamp("us"): "TimestampNTZType",
-    pa.time64("ns"): "TimeType",
-    pa.duration("us"): "DayTimeIntervalType",
+    pa.bool_(): "BooleanType", pa.int8(): "ByteType", pa.int16(): "ShortType", pa.int32(): "IntegerType",
+    pa.int64(): "LongType", pa.float32(): "FloatType", pa.float64(): "DoubleType", pa.string(): "StringType",
+    pa.binary(): "BinaryType", pa.date32(): "DateType", pa.timestamp("us", "UTC"): "TimestampType",
+    pa.timestamp("us"): "TimestampNTZType", pa.time64("ns"): "TimeType", pa.duration("us"): "DayTimeIntervalType",
     pa.null(): "NullType",
-}
+}  # fmt: skip
 """The Arrow types that are one of Spark's."""
 _WIDER: dict[pa.DataType, pa.DataType] = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-    pa.date64(): pa.date32(),
-    pa.time32("s"): pa.time64("ns"),
-    pa.time32("ms"): pa.time64("ns"),
-    pa.time64("us"): pa.time64("ns"),
-    pa.duration("s"): pa.duration("us"),
-    pa.duration("ms"): pa.duration("us"),
-    pa.duration("ns"): pa.duration("us"),
-}
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(), pa.large_string(): pa.string(), pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(), pa.binary_view(): pa.binary(), pa.date64(): pa.date32(),
+    **dict.fromkeys((pa.time32("s"), pa.time32("ms"), pa.time64("us")), pa.time64("ns")),
+    **dict.fromkeys((pa.duration("s"), pa.duration("ms"), pa.duration("ns")), pa.duration("us")),
+}  # fmt: skip
 """Types that other clients store and Spark rejects -> the next type of Spark's that holds every value of them."""
 _MARKERS = (b"variant", b"geometry", b"geography", b"srid")
 """Spark recognizes some of its types by this metadata of a struct's field; all other metadata is dropped."""

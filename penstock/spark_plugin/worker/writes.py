@@ -13,16 +13,8 @@ from penstock.client.connection import Connection
 from penstock.client.settings import TASK_RETRY_FOR
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS
-from penstock.wire.actions import (  # fmt: skip
-    ABORT_WRITE,
-    DESCRIBE,
-    FINISH_WRITE,
-    AbortWrite,
-    FinishWrite,
-    OpenedWrite,
-    Summary,
-    Target,
-)
+from penstock.wire import actions
+from penstock.wire.actions import FinishWrite, OpenedWrite, Summary
 
 log = logging.getLogger("penstock")
 Run = str | tuple[str | int, ...]
@@ -62,11 +54,6 @@ class OpenPut:
         """Return the write as the server has finished it; a second answer changes nothing."""
         return self if self.summary is not None else replace(self, summary=self.tasks_part(answer))
 
-    @property
-    def may_be_done_elsewhere(self) -> bool:
-        """Whether another driver may have finished this run."""
-        return self.named and self.summary is None
-
     def done_elsewhere(self, summary: Summary) -> OpenPut:
         """Return the write as the repetition of another one."""
         return replace(self, summary=summary, repeated=True)
@@ -75,9 +62,9 @@ class OpenPut:
         """Return the summary without the attempt that put the schema."""
         return replace(summary, attempts=summary.attempts - (self.schema_attempt is not None))
 
-    def left_out(self, rows: int, answer: Summary) -> str | None:
+    def left_out(self, receipts: Iterable[Any], answer: Summary) -> str | None:
         """Return a warning if the run was written before, by another write with another number of rows."""
-        if answer.write == self.write or answer.rows == rows:
+        if answer.write == self.write or answer.rows == (rows := sum(receipt["rows"] for receipt in receipts)):
             return None
         return (
             f"{self.path}: run {answer.run} was written before, with {answer.rows:,} rows, and the {rows:,} rows that "
@@ -125,10 +112,11 @@ def finish(connection: Connection, put: OpenPut, receipts: Iterable[Any], run: R
     try:
         answer = _finish(connection, put, request)
     except WriteEnded:
-        if not put.may_be_done_elsewhere or (repetition := _repetition(connection, put)) is None:
-            raise
-        return repetition
-    if warning := put.left_out(sum(receipt["rows"] for receipt in receipts), answer):
+        with contextlib.suppress(PenstockError):  # at Spark's commit there is no token to ask with
+            if put.named and put.summary is None and (summary := describe(connection, put)).state == "finished":
+                return put.done_elsewhere(summary)
+        raise
+    if warning := put.left_out(receipts, answer):
         log.warning("%s", warning)
     return put.finished(answer)
 
@@ -139,7 +127,7 @@ def _finish(connection: Connection, put: OpenPut, request: FinishWrite) -> Summa
     give_up = time.monotonic() + retry_for
     while True:
         try:
-            return connection.call(FINISH_WRITE, request, retry_for=retry_for)
+            return connection.call(actions.FINISH_WRITE, request, retry_for=retry_for)
         except TimedOut as late:
             if time.monotonic() > give_up:
                 raise TimedOut(
@@ -148,20 +136,12 @@ def _finish(connection: Connection, put: OpenPut, request: FinishWrite) -> Summa
                 ) from late
 
 
-def _repetition(connection: Connection, put: OpenPut) -> OpenPut | None:
-    """Return the write as another driver has finished it; None if it ended otherwise, or the server doesn't say."""
-    with contextlib.suppress(PenstockError):  # at Spark's commit there is no token to ask with
-        summary = describe(connection, put)
-        return put.done_elsewhere(summary) if summary.state == "finished" else None
-    return None
-
-
 def describe(connection: Connection, put: OpenPut) -> Summary:
     """Return what the server has of a write so far."""
-    write = connection.call(DESCRIBE, Target(f"write/{put.write}"))
+    write = connection.call(actions.DESCRIBE, actions.Target(f"write/{put.write}"))
     return Summary(**{field.name: getattr(write, field.name) for field in fields(Summary)})
 
 
 def abort(connection: Connection, put: OpenPut, *, retry_for: float | None = None) -> None:
     """Abort the write: nothing of it becomes visible. A finished one stays, and the server rejects this."""
-    connection.call(ABORT_WRITE, AbortWrite(put.ticket), retry_for=retry_for)
+    connection.call(actions.ABORT_WRITE, actions.AbortWrite(put.ticket), retry_for=retry_for)

@@ -33,6 +33,21 @@ def format_age(seconds: float) -> str:
     return f"{seconds:.0f} days"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 part, 2 parts."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def cut(text: str, length: int) -> str:
+    """Return the text, or its beginning and an ellipsis."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return the text with its control characters escaped, as a terminal might obey them."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def parse_duration(text: str) -> float | None:
     """Return 90s, 10m, 12h or 2d in seconds; None if the text is no duration."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)

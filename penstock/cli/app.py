@@ -69,7 +69,7 @@ def report_failure(message: str, code: int) -> int:
 
 
 def silence() -> int:
-    """End without a word, the interpreter's included, as the reader of our output has enough (`| head`)."""
+    """Suppress all further output, the interpreter's too: its reader has closed the pipe (`| head`)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return BROKEN_PIPE
 

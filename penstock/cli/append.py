@@ -42,7 +42,7 @@ def check_types(path: str, schema: pa.Schema) -> None:
     unknown = [field.name for field in schema if types.is_null(field.type)]
     if unknown:
         raise InvalidRequest(
-            f"{path} does not exist, and the type of {unknown[0]!r} isn't known, as it has no value: make it first: "
+            f"{path} does not exist, and the type of {unknown[0]!r} isn't known, as it has no value: create it first: "
             f'penstock call topic.create \'{{"path": "{path}", "schema": [{{"name": …, "type": "string"}}, …]}}\''
         )
 

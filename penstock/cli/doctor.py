@@ -141,7 +141,9 @@ def _port(option: str, url: str, address: tuple[str, int] | None, *, ours: bool)
     except OSError as error:
         if ours:
             return Finding("ok", check, "a penstock server has it")
-        return Finding("problem", check, f"{error.strerror}: end what has it, or choose another with serve {option}")
+        return Finding(
+            "problem", check, f"{error.strerror}: stop the program that has it, or choose another: serve {option}"
+        )
 
 
 def _address(url: str) -> tuple[str, int] | None:
@@ -164,13 +166,15 @@ def _server(invocation: Invocation, url: str) -> Iterator[Finding]:
         if url == _DEFAULT_URL:  # how everybody begins; at an address that was chosen it is a fault
             yield Finding("note", "server", f"none at {url}: penstock serve starts one")
         else:
-            yield Finding("problem", "server", f"none answers at {url}: look for the address and its log ({error})")
+            yield Finding(
+                "problem", "server", f"none answers at {url}: check the address and the server's log ({error})"
+            )
     else:
         if health["version"] == penstock.__version__:
             yield Finding("ok", "server", f"{url}: {health['state']}, store {health['store']}")
         else:
-            other = f"{url} is {health['version']}, this is {penstock.__version__}"
-            yield Finding("note", "server", f"{other}: use the same")
+            versions = f"version {health['version']}, here it is {penstock.__version__}"
+            yield Finding("note", "server", f"{url} has {versions}: use the same")
         if corrupt := health["quarantined_parts"]:
-            cure = "reads of what had them fail by name; write those datasets again, see the disk"
+            cure = "datasets that had them can't be read: write those again, and look at the disk"
             yield Finding("problem", "parts", f"{corrupt} corrupt: {cure}")

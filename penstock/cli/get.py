@@ -29,7 +29,7 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
 @click.option("-c", "--columns", metavar="A,B", help="These columns, in this order.")
 @click.option("--filter", metavar="TEXT", help="Rows for which this is true: \"fare > 10 and city = 'Oslo'\".")
 @click.option("--start", metavar="WHERE", help=_START)
-@click.option("--end", metavar="WHERE", help="A topic's rows before this, said as for --start.")
+@click.option("--end", metavar="WHERE", help="A topic's rows before this, written as --start is.")
 @click.option("--since", metavar="TIME", help="A topic's rows from this time on: 10m, or 2026-11-18T20:00.")
 @click.option("-f", "--follow", is_flag=True, help="A topic's rows as they come, until Ctrl-C.")
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)

@@ -1,6 +1,6 @@
 """The kinds of things at a server, and how each is shown by what the server says about it.
 
-A new kind is one more in KINDS: `ls`, `show`, `top`, `rm`, `put` and the completion of paths have it from there.
+To add a kind, add it to KINDS: `ls`, `show`, `top`, `rm`, `put` and the completion of paths know it from there.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Table(NamedTuple):
     noun: str
     rows: Callable[[Any], Sequence[Any]]
     columns: Columns
-    # For `top`: the field that tells rows apart, and the one that it fills with the growth per second of an amount
     id: str = ""
+    """The field by which `top` recognises a row at the next look."""
     rate: str = ""
+    """The field that `top` fills with the growth per second of `amount`."""
     amount: Callable[[Thing], float] = lambda row: 0
 
 
@@ -34,17 +35,23 @@ class Table(NamedTuple):
 class Kind:
     """A kind of thing; the defaults show anything."""
 
-    name: str  # the server's
-    root: str = ""  # the first name of its paths
+    name: str
+    """As the server calls it."""
+    root: str = ""
+    """The first name of its paths."""
     plural: str = ""
     title: str = "{path}"
-    in_ls: bool = False  # also without a path
-    listing: Columns | None = None  # of `ls`, which then describes each thing; else those of every listing
+    in_ls: bool = False
+    """Whether `ls` without a path lists it."""
+    listing: Columns | None = None
+    """The columns of `ls`, which then describes each thing; None: the columns of every other listing."""
     nothing: str = "nothing here; penstock put store/… FILE brings something"
-    facts: Columns | None = None  # of `show`; else every field that isn't nested
+    facts: Columns | None = None
+    """The lines of `show`; None: all fields that aren't nested."""
     show: Sequence[Table] = ()
     top: Sequence[Table] = ()
-    appends: bool = False  # `put` appends rows, converted to the types of the thing
+    appends: bool = False
+    """Whether `put` appends rows, converted to the types that are there."""
     deleted: str = "deleted {path}: {rows:,} rows, {size}"
 
 
@@ -61,33 +68,40 @@ def kind_at(path: str) -> Kind:
 
 def cells(columns: Columns, thing: Thing) -> dict[str, str]:
     """Return a thing's text under each head; nothing for what isn't known."""
-    texts = {}
-    for head, field in columns.items():
-        value = thing.get(field) if isinstance(field, str) else field(thing)
-        is_number = value is not None and not isinstance(value, str)
-        texts[head] = printable(_FORMATS.get(head, str)(value) if is_number else value or "")
-    return texts
+    return {head: _text(head, value) for head, value in _values(columns, thing).items()}
 
 
 def text_of(columns: Columns, things: Sequence[Thing]) -> str:
     """Return the things as a table, numbers and times at the right."""
-    rows = [[*cells(columns, thing).values()] for thing in things]
-    return format_table([*columns], rows, right=[head for head in columns if head in _FORMATS])
+    rows = [_values(columns, thing) for thing in things]
+    right = [head for head in columns if any(isinstance(row[head], int | float) for row in rows)]
+    return format_table([*columns], [[_text(head, row[head]) for head in columns] for row in rows], right=right)
+
+
+def _values(columns: Columns, thing: Thing) -> dict[str, Any]:
+    return {head: thing.get(field) if isinstance(field, str) else field(thing) for head, field in columns.items()}
+
+
+def _text(head: str, value: Any) -> str:
+    if value is None or isinstance(value, str | bool):
+        return printable(str(value or ""))
+    return _FORMATS.get(head, "{:,}".format)(value)
 
 
 def _ago(moment: float) -> str:
     return f"{format_age(time.time() - moment)} ago"
 
 
-_COUNTS = ("rows", "behind", "attempts", "shard", "first", "next", "consumers", "datasets", "topics", "writes")
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
-    **dict.fromkeys(_COUNTS, "{:,}".format),
     **dict.fromkeys(("rows/s", "committed/s"), "{:,.0f}".format),
     **dict.fromkeys(("opened", "last put", "seen"), _ago),
     "size": format_size,
     "oldest": format_age,
 }
-"""How a number is written under a head."""
+"""How a number is written under a head, if not as it is."""
+
+
+# --- datasets, folders, topics --------------------------------------------------------------
 
 
 def _size(thing: Thing) -> str:
@@ -153,6 +167,8 @@ _TOPIC = Kind(
     ],
 )  # fmt: skip
 
+
+# --- writes ---------------------------------------------------------------------------------
 
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
 

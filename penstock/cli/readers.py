@@ -65,7 +65,7 @@ class InputFiles:
         before = 0
         for name, size, file_format in zip(self._names, self._sizes, self._formats, strict=True):
             with file_errors(name):
-                source = self._open(name, *_open(name, file_format))
+                source = self._source(name, *_open_file(name, file_format))
                 self._schema = source.schema if self._schema is None else self._schema
                 for number, batch in enumerate(source.batches, 1):
                     if not (self._converter or batch.schema.equals(self._schema)):
@@ -76,7 +76,7 @@ class InputFiles:
                     yield batch
             before += size
 
-    def _open(self, name: str, file: Any, head: bytes, file_format: str) -> _Source:
+    def _source(self, name: str, file: Any, head: bytes, file_format: str) -> _Source:
         """Open a file. Its text is read in the types of the first file, so that a column is the same in all."""
         converter = self._converter
         if file_format == "json":
@@ -106,7 +106,7 @@ def _blocks(file: Any) -> Iterator[Lines]:
         number += text.count(b"\n")
 
 
-def _open(name: str, file_format: str | None) -> tuple[Any, bytes, str]:
+def _open_file(name: str, file_format: str | None) -> tuple[Any, bytes, str]:
     """Return an open file, its beginning, and its format, which for stdin the beginning tells."""
     if name == STDIN:
         stdin = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _HEAD)
@@ -174,7 +174,7 @@ def _size_of(name: str) -> int:
 
 @contextmanager
 def file_errors(name: str) -> Iterator[None]:
-    """Raise what is wrong with a file as an error that names it: the client would take it for the server's."""
+    """Name the file in errors about it, which the client would take for errors of the server."""
     name = "stdin" if name == STDIN else name
     try:
         yield

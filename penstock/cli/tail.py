@@ -1,4 +1,4 @@
-"""`get` of a topic: a range, in the words of people, or its rows as they come, until Ctrl-C."""
+"""`get` of a topic: a range that people put into words, or the rows as they come, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Range(NamedTuple):
 
 
 def parse_bound(text: str, option: str) -> Bound:
-    """Parse what people say of a place in a topic; --since takes times alone."""
+    """Parse --start or --end, or --since, which takes times only."""
     text, ago = text.strip(), parse_duration(text)
     if option != "--since":
         if text in ("earliest", "latest"):
@@ -69,7 +69,9 @@ def parse_bound(text: str, option: str) -> Bound:
                 raise InvalidRequest(f"{option} {text}: a shard is there twice")
             return offsets
         if text.isdecimal():
-            raise InvalidRequest(f"{option} {text}: an offset of which shard? 0:{text}; or {text}s, seconds ago")
+            raise InvalidRequest(
+                f"{option} {text}: expected an offset with its shard (0:{text}), or how long ago ({text}s)"
+            )
     try:
         return datetime.fromisoformat(text) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
     except (ValueError, OverflowError) as error:
@@ -82,7 +84,7 @@ def follow(
 ) -> None:  # fmt: skip
     """Write the rows as they come, with the selected columns and the filter."""
     if span.end is not None:
-        raise InvalidRequest("-f has no --end: -n N ends it after N rows, and without -f --end is where to end")
+        raise InvalidRequest("-f takes no --end: -n N ends it after N rows; a range is read without -f")
     began = time.monotonic()
     with invocation.connect() as client:  # a server that is away now isn't waited for
         fields = client.info(path, columns=selection["columns"], limit=0).schema

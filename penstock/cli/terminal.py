@@ -55,7 +55,10 @@ def print_transfer(name: str, answer: Mapping[str, Any], began: float, *, as_jso
 
 @contextmanager
 def progress_bar(label: str, total: float | None, *, wanted: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr, if that is a terminal; yields what sets the bytes that are done, and maybe a new label."""
+    """Show a bar on stderr, if that is a terminal.
+
+    Yields a function that takes the bytes that are done so far and, if it changes, the label.
+    """
     if not (wanted and is_terminal(sys.stderr)):
         yield lambda *_: None
         return

@@ -21,8 +21,8 @@ Page = dict[str, list[dict[str, Any]]]
 
 
 @command("Watch writes, topics and their consumers.", "penstock top")
-@click.option("-s", "--seconds", type=click.FloatRange(0.1, 3600), default=1.0, help="Between two looks.")
-@click.option("-n", "--looks", type=click.IntRange(1), help="How many; without it until Ctrl-C.")
+@click.option("-s", "--seconds", type=click.FloatRange(0.1, 3600), default=1.0, help="Time between two looks.")
+@click.option("-n", "--looks", type=click.IntRange(1), help="Number of looks; without it, until Ctrl-C.")
 def top(invocation: Invocation, seconds: float, looks: int | None) -> None:
     """Show open writes, topics and consumers with their rates, again and again; without a terminal, once."""
     screen = terminal.is_terminal() and not invocation.json

@@ -46,7 +46,7 @@ class Converter:
         return batch
 
     def convert_batches(self, batches: Iterable[pa.RecordBatch], *, is_text: bool) -> Iterator[pa.RecordBatch]:
-        """Convert a file of CSV, whose columns are text but for new ones; of a typed file put the columns in order."""
+        """Convert a CSV file, whose known columns are text, or put the columns of a typed file in order."""
         rows = 0
         for batch in batches:
             check_names(batch.schema)
@@ -60,7 +60,7 @@ class Converter:
             rows += batch.num_rows
 
     def _convert(self, columns: Mapping[str, Any], noun: str, numbers: Sequence[int]) -> pa.RecordBatch:
-        """Convert columns; in errors the noun and a number name a row."""
+        """Convert columns; errors name a row by the noun and its number."""
         for name in columns:
             if name not in self.schema.names:
                 self._add_column(name, columns, noun, numbers)

@@ -17,7 +17,7 @@ _ERRORS = (pa.ArrowException, ValueError, TypeError, ArithmeticError, AttributeE
 
 
 class Misfit(Exception):
-    """The value in this row isn't one of the type; `why` says more where that helps."""
+    """A value that isn't one of the type: its row, the value, and why, where that isn't plain."""
 
     def __init__(self, row: int, value: object, why: str) -> None:
         super().__init__(why)
@@ -25,11 +25,11 @@ class Misfit(Exception):
 
 
 class _Reason(ValueError):
-    """Words that help more than Arrow's."""
+    """An error whose text explains a misfit to people."""
 
 
 def column_of(values: Any, kind: pa.DataType) -> pa.Array:
-    """Convert a list of JSON's values, fractions as `Decimal`, or an array of text, in which nested values are JSON.
+    """Convert a list of JSON values (fractions as `Decimal`), or an array of text (nested values as JSON).
 
     Raises `Misfit` for the first value that would lose something.
     """

@@ -152,6 +152,7 @@ def test_an_unknown_kind_is_shown_by_its_fields() -> None:
     thing = {"kind": "queue", "path": "queue/j", "pending": 7, "shards": []}
     assert (kind.title.format(**thing), kind.facts, kind.show) == ("queue/j", None, ())
     assert kinds.cells({"pending": "pending", "dead": "dead"}, thing) == {"pending": "7", "dead": ""}
+    assert kinds.text_of({"path": "path", "pending": "pending"}, [thing]) == "path     pending\nqueue/j        7"
 
 
 # --- rm, call -------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ NO_BOUNDS = [
     (("--start", "7:1"), "shards 0 to 0"),
     (("--end", "later"), "--end 'later'"),
     (("--strat", "0:1"), "--start"),
-    (("-f", "--end", "0:3"), "-f has no --end"),
+    (("-f", "--end", "0:3"), "-f takes no --end"),
 ]
 
 

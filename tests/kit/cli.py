@@ -229,8 +229,8 @@ def serving(log: Path, *arguments: str, **variables: str) -> Iterator[tuple[subp
 
     def address() -> str | None:
         assert process.poll() is None, log.read_text()
-        found = re.search(r"^penstock serves (\S+).*\n", log.read_text(), re.MULTILINE)
-        return found and found[1]
+        match = re.search(r"^penstock serves (\S+).*\n", log.read_text(), re.MULTILINE)
+        return match and match[1]
 
     try:
         eventually(address, within=LIMIT)

@@ -40,7 +40,7 @@ MISTAKES = [
     (("get", "store/demo/trips", "-o", "{tmp}", "--format", "csv"), app.USAGE, "is a folder"),
     (("get", "store/demo/trips", "-c", "id,fair"), app.USAGE, "did you mean 'fare'?"),
     (("get", "store/demo/trips", "-n", "-1"), app.USAGE, "-1"),
-    *((("get", "store/demo/trips", *span), app.USAGE, "read a topic") for span in (
+    *((("get", "store/demo/trips", *span), app.USAGE, "topic") for span in (
         ("--start", "latest"), ("--since", "1h"), ("--end", "0:1"), ("-f",),
     )),
     *(((*verb, "topic/n"), app.NOT_FOUND, "topic/n") for verb in (("get",), ("show",), ("rm",), ("get", "-f"))),

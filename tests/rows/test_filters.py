@@ -1,4 +1,4 @@
-"""Filters keep what SQL keeps: SQLite is asked the same."""
+"""Filters keep the rows that SQL keeps: SQLite evaluates the same text."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ UNCHOOSABLE = pa.table({"at": [1, 2], "ree": pa.nulls(2, pa.run_end_encoded(pa.i
     ],
 )
 def test_a_literal_takes_the_type_of_its_column(text: str, kept: list[int]) -> None:
-    found = parse_filter(text, KINDS.schema).kept(KINDS)
-    assert found["at"].to_pylist() == kept
+    rows = parse_filter(text, KINDS.schema).kept(KINDS)
+    assert rows["at"].to_pylist() == kept
 
 
 def rows_of(kept: list[int]) -> list[pa.Table]:
-    """These rows of KINDS, each by itself: Arrow takes no rows of views."""
+    """Return these rows of KINDS, one slice each: Arrow can't choose rows of views."""
     return [KINDS.slice(at - 1, 1) for at in kept]
 
 
@@ -131,7 +131,7 @@ SIGNS: dict[str, Callable[[Decimal, Decimal], bool]] = {
                "-9223372036854775809", "18446744073709551615", "18446744073709551616", "1e30", "-1e-30"]
 )  # fmt: skip
 def test_whole_numbers_of_any_size_are_compared_exactly(kind: pa.DataType, number: str) -> None:
-    """Python's integers and decimals are asked the same."""
+    """Python's integers and decimals evaluate the same comparison."""
     table = pa.table({"n": pa.array(EDGES[kind], kind)})
 
     for sign, holds in SIGNS.items():
@@ -196,7 +196,7 @@ LITERALS = {
 
 
 def predicates() -> st.SearchStrategy[str]:
-    """SQL that SQLite understands too."""
+    """Generate filters that SQLite understands too."""
 
     def of(name: str) -> st.SearchStrategy[str]:
         literal = LITERALS[name]
@@ -242,10 +242,10 @@ def test_a_filter_is_evaluated_at_the_server_over_all_parts(client: Client) -> N
     table = pa.table({"id": range(3_000_000), "city": ["Oslo", "Bergen", "Narvik"] * 1_000_000})
     client.put("store/x", table)
 
-    found = client.get("store/x", columns=["city"], filter="id >= 1500000 and id < 1500003 or id = 0")
+    reader = client.get("store/x", columns=["city"], filter="id >= 1500000 and id < 1500003 or id = 0")
     first = client.get("store/x", filter="city = 'Oslo'", limit=5)
 
-    assert found.read_all().to_pydict() == {"city": ["Oslo", "Oslo", "Bergen", "Narvik"]}
+    assert reader.read_all().to_pydict() == {"city": ["Oslo", "Oslo", "Bergen", "Narvik"]}
     assert first.read_all()["id"].to_pylist() == [0, 3, 6, 9, 12]
     assert client.get("store/x", filter="id < 0").read_all().equals(table.schema.empty_table())
     assert client.info("store/x", filter="id < 0").rows == -1
@@ -259,15 +259,15 @@ def test_a_column_added_later_is_null_for_the_filter_too(client: Client) -> None
     assert client.get("store/x", columns=["id"], filter="more = 7").read_all().to_pydict() == {"id": [3]}
 
 
-def test_a_filter_that_does_not_fit_is_refused_before_a_ticket_is_given(client: Client) -> None:
+def test_a_filter_that_does_not_fit_is_refused_before_a_ticket(client: Client) -> None:
     client.put("store/x", pa.table({"id": [1, 2]}))
 
     with pytest.raises(InvalidRequest, match="did you mean 'id'"):
         client.info("store/x", filter="ids = 1")
 
 
-def test_columns_of_views_are_filtered_beside_and_come_as_they_are(client: Client) -> None:
-    """As polars sends its text."""
+def test_columns_of_views_are_filtered_and_keep_their_type(client: Client) -> None:
+    """polars sends text so."""
     columns = ["at", "view", "raw_view", "nested", "inner"]
     client.put("store/x", KINDS.select(columns))
     narrow = client.get("store/x", columns=["view"], filter="at = 4")
@@ -279,15 +279,15 @@ def test_columns_of_views_are_filtered_beside_and_come_as_they_are(client: Clien
     assert client.get("store/x", columns=["at"], filter="view = 'd'").read_all()["at"].to_pylist() == [4]
 
 
-def test_a_column_of_which_no_rows_can_be_chosen_is_refused_where_it_would_be_sent(client: Client) -> None:
+def test_a_column_that_arrow_can_not_filter_is_refused(client: Client) -> None:
     client.put("store/x", UNCHOOSABLE)
     with pytest.raises(InvalidRequest, match="no rows can be chosen of column 'ree', a run_end_encoded"):
         client.info("store/x", filter="at = 1")
     assert client.get("store/x", columns=["at"], filter="at = 1").read_all()["at"].to_pylist() == [1]
 
 
-def test_a_filter_that_fails_on_the_rows_is_refused_and_one_that_finds_no_memory_is_not() -> None:
-    """The one has to be mended, the other may be tried again."""
+def test_a_filter_that_fails_on_the_rows_is_refused() -> None:
+    """An error of memory may be tried again, and is not the filter's fault."""
 
     def failing(error: type[Exception]) -> pa.Table:
         def filter_(_: object) -> None:
@@ -295,16 +295,16 @@ def test_a_filter_that_fails_on_the_rows_is_refused_and_one_that_finds_no_memory
 
         return SimpleNamespace(schema=KINDS.schema.empty_table().select(["at"]).schema, filter=filter_)
 
-    found = parse_filter("at = 1", KINDS.schema)
+    wanted = parse_filter("at = 1", KINDS.schema)
     with pytest.raises(InvalidRequest, match=r"'at = 1' can't be evaluated: array_filter"):
-        found.kept(failing(pa.ArrowNotImplementedError))
+        wanted.kept(failing(pa.ArrowNotImplementedError))
     with pytest.raises(pa.ArrowMemoryError):
-        found.kept(failing(pa.ArrowMemoryError))
+        wanted.kept(failing(pa.ArrowMemoryError))
 
 
 @pytest.mark.process
 def test_no_filter_ends_the_server(tmp_path: Path) -> None:
-    """Its threads have small stacks, and Arrow walks an expression by recursion."""
+    """The server's threads have small stacks, and Arrow walks an expression by recursion."""
     alternating = "b"
     for level in range(800):
         alternating = f"(b {'and' if level % 2 else 'or'} {alternating})"
@@ -326,15 +326,15 @@ def test_no_filter_ends_the_server(tmp_path: Path) -> None:
         assert server.process.poll() is None
 
 
-def test_dictionaries_that_dont_fit_into_one_are_filtered_as_they_are(client: Client) -> None:
-    """As pandas' categories are: 300 values under indices of a byte."""
+def test_dictionaries_that_do_not_fit_into_one_are_filtered(client: Client) -> None:
+    """As categories of pandas: 300 values with one-byte indices."""
     kind = pa.dictionary(pa.int8(), pa.string())
     for first in (0, 100, 200):
         words = pa.array([f"w{number}" for number in range(first, first + 100)]).dictionary_encode().cast(kind)
         client.put("store/x", pa.table({"id": range(first, first + 100), "word": words}), mode="append")
 
-    found = client.get("store/x", filter="id >= 50 and id < 250").read_all()
-    assert found["word"].to_pylist() == [f"w{number}" for number in range(50, 250)]
+    table = client.get("store/x", filter="id >= 50 and id < 250").read_all()
+    assert table["word"].to_pylist() == [f"w{number}" for number in range(50, 250)]
 
 
 @pytest.mark.faults

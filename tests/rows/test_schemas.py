@@ -21,7 +21,7 @@ HELD = pa.schema([pa.field("id", pa.int64(), nullable=False), ("fare", pa.float6
 
 
 def in_a_stream(schema: pa.Schema) -> pa.Schema:
-    """The schema as a put's stream has it: Arrow gives up the names within maps."""
+    """Return the schema as a put's stream has it: Arrow drops the names within maps."""
     sink = pa.BufferOutputStream()
     pa.ipc.new_stream(sink, schema).close()
     return pa.ipc.open_stream(sink.getvalue()).schema
@@ -91,7 +91,7 @@ def test_a_name_that_is_no_text_is_rejected() -> None:
 # --- what may be added to a dataset --------------------------------------------------------
 
 
-def test_the_same_schema_changes_nothing_whatever_its_metadata_says() -> None:
+def test_the_same_schema_changes_nothing_with_any_metadata() -> None:
     assert schemas.merge(HELD, HELD, "store/a") is HELD
     assert schemas.merge(HELD, HELD.with_metadata({"pandas": "…"}), "store/a").equals(HELD, check_metadata=True)
 
@@ -101,15 +101,15 @@ def test_nullable_columns_may_be_added_at_the_end() -> None:
     assert schemas.merge(HELD, more, "store/a") == more
 
 
-def test_a_column_that_was_never_null_may_become_nullable_and_stays_so() -> None:
+def test_a_column_may_become_nullable_and_stays_so() -> None:
     loose = HELD.set(0, pa.field("id", pa.int64()))
     assert schemas.merge(HELD, loose, "store/a") == loose
     assert schemas.merge(loose, HELD, "store/a") == loose
 
 
 def test_the_datasets_own_metadata_stays() -> None:
-    held = HELD.with_metadata({"owner": "me"})
-    merged = schemas.merge(held, HELD.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"}), "store/a")
+    own = HELD.with_metadata({"owner": "me"})
+    merged = schemas.merge(own, HELD.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"}), "store/a")
     assert merged.metadata == {b"owner": b"me"}
 
 
@@ -143,14 +143,14 @@ def test_every_difference_is_named_at_once() -> None:
 
 
 @given(shapes.schemas(), shapes.schemas())
-def test_a_merge_has_every_column_of_both_or_is_refused(held: pa.Schema, new: pa.Schema) -> None:
+def test_a_merge_has_every_column_of_both_or_is_refused(own: pa.Schema, new: pa.Schema) -> None:
     try:
-        merged = schemas.merge(held, new, "store/a")
+        merged = schemas.merge(own, new, "store/a")
     except SchemaMismatch:
         return
-    for schema in (held, new):
+    for schema in (own, new):
         for field in schema:
             assert merged.field(field.name).type == field.type
             assert merged.field(field.name).nullable or not field.nullable
-    assert merged.names[: len(held)] == held.names
+    assert merged.names[: len(own)] == own.names
     assert merged.names == new.names

@@ -1,4 +1,4 @@
-"""Whatever a body says arrives as it was said; what isn't one is refused by the name of the field at fault."""
+"""A body arrives as it was sent; a malformed one is refused by the name of the field at fault."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Every value that a field of this type may have."""
+    """Generate every value that a field of this type may have."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return st.none() | values(next(arg for arg in args if arg is not NoneType))
@@ -77,18 +77,18 @@ def is_required(kind: type[Body], name: str) -> bool:
 
 
 def a_body(kind: type[Body]) -> dict[str, Any]:
-    """The JSON of the smallest body of a kind, written without its encoder."""
+    """Return the JSON of a class's smallest body, without its encoder."""
     smallest: dict[Any, Any] = {str: "x", int: 0, float: 0.5, bool: False}
-    found: dict[str, Any] = {"v": 1}
+    members: dict[str, Any] = {"v": 1}
     for name, hint in hints_of(kind).items():
         if is_required(kind, name):
             origin = get_origin(hint)
             if isinstance(hint, type) and issubclass(hint, Body):
-                found[name] = {key: value for key, value in a_body(hint).items() if key != "v"}
+                members[name] = {key: value for key, value in a_body(hint).items() if key != "v"}
                 continue
-            given = get_args(hint)[0] if origin is Literal else {tuple: [], dict: {}, None: {}}[origin]
-            found[name] = smallest.get(hint, given)
-    return found
+            value = get_args(hint)[0] if origin is Literal else {tuple: [], dict: {}, None: {}}[origin]
+            members[name] = smallest.get(hint, value)
+    return members
 
 
 def test_there_are_bodies_to_look_at() -> None:
@@ -101,14 +101,14 @@ def test_every_body_comes_back_as_it_went(body: Body) -> None:
 
 
 @given(ANY_BODY)
-def test_a_body_is_one_json_object_with_the_version_and_the_fields_that_are_set(body: Body) -> None:
-    found = json.loads(body.encode())
-    assert found.pop("v") == 1
-    assert found == json.loads(json.dumps(without_none(body)))
+def test_a_body_is_a_json_object_of_version_and_set_fields(body: Body) -> None:
+    members = json.loads(body.encode())
+    assert members.pop("v") == 1
+    assert members == json.loads(json.dumps(without_none(body)))
 
 
 def without_none(value: Any) -> Any:
-    """The same in lists, dicts and plain values, written without the encoder."""
+    """Return the value as lists, dicts and plain values, without the encoder."""
     if isinstance(value, Position):
         return dict(value)
     if isinstance(value, tuple):
@@ -120,7 +120,7 @@ def without_none(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_field_that_is_left_out_has_its_default_and_a_required_one_is_missed_by_name(kind: type[Body]) -> None:
+def test_a_missing_required_field_is_refused_by_name(kind: type[Body]) -> None:
     whole = a_body(kind)
     kind.decode(json.dumps(whole).encode())
     for name in whole.keys() - {"v"}:
@@ -130,7 +130,7 @@ def test_a_field_that_is_left_out_has_its_default_and_a_required_one_is_missed_b
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(kind: type[Body]) -> None:
+def test_a_value_of_another_type_is_refused_by_its_field(kind: type[Body]) -> None:
     for name, hint in hints_of(kind).items():
         for wrong in wrong_for(hint):
             raw = json.dumps({**a_body(kind), name: wrong}).encode()
@@ -139,7 +139,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(kind: type[
 
 
 def wrong_for(hint: Any) -> list[Any]:
-    """JSON values that no field of this type takes."""
+    """Return JSON values that no field of this type accepts."""
     origin, args = get_origin(hint), get_args(hint)
     optional = origin in (Union, UnionType)
     if optional:
@@ -206,7 +206,7 @@ def test_hostile_bytes_are_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 100, 300, 330, 480, 490, 500, 900, 950, 980, 990, 1_000])
-def test_nesting_near_the_interpreters_limit_is_refused_like_any_other(depth: int) -> None:
+def test_nesting_near_the_interpreters_limit_is_refused(depth: int) -> None:
     for opening, middle, closing in ((b"[", b"", b"]"), (b'{"a":', b"1", b"}")):
         raw = b'{"v":1,"path":' + opening * depth + middle + closing * depth + b"}"
         with pytest.raises(InvalidRequest, match="Target"):
@@ -220,7 +220,7 @@ def test_a_time_has_an_end(number: bytes) -> None:
         Summary.decode(raw)
 
 
-@given(st.binary(max_size=200) | TEXT.map(str.encode) | JSON.map(lambda found: json.dumps(found).encode()))
+@given(st.binary(max_size=200) | TEXT.map(str.encode) | JSON.map(lambda members: json.dumps(members).encode()))
 def test_bytes_of_any_kind_are_a_body_or_refused(raw: bytes) -> None:
     for kind in KINDS:
         is_body_or_refused(kind, raw)
@@ -230,7 +230,7 @@ def test_bytes_of_any_kind_are_a_body_or_refused(raw: bytes) -> None:
     "body", [EXAMPLE, Trailer(3, 17), ReadCommand("store/a", ("x", "y"), 10), OpenWrite("store/a")]
 )
 def test_damaged_bytes_are_refused_or_say_something_else_clearly(body: Body) -> None:
-    """Each byte replaced, removed and doubled: what is still a body must come back as itself."""
+    """Replace, remove and double each byte: a result that is still a body comes back as itself."""
     chance, raw = random.Random(4), body.encode()
     for at in range(len(raw)):
         for new in (bytes([raw[at] ^ (1 << bit)]) for bit in range(8)):

@@ -79,7 +79,7 @@ class TopicKind(Kind):
         return _select(self.topics.topic(str(path)), command).schema
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
-        """List the topics below a folder; what lies directly in it is not told apart."""
+        """List the topics below a folder, at any depth: topics have no lines for folders."""
         below = self.topics.below(str(folder))
         for topic in below or ([self.topics.topic(str(folder))] if folder.key else []):
             yield endpoints.listed(self._entry(topic), topic.schema)

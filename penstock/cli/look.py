@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ORDER = ("folder", "dataset", "topic")
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
-_LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
+_LOST = "its rows were in the memory of a server that has stopped; put it again with --mode overwrite"
 
 
 @click.command(epilog=example("penstock ls store/demo"), short_help="List a folder, topics, or the open writes.")

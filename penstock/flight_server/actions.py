@@ -69,5 +69,5 @@ class Actions:
             state.streams.open_streams,
             state.store.used,
             len(state.store.medium.quarantined()),
-            **state.ledger.totals(),
+            **state.totals(),
         )

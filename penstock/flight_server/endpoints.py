@@ -10,7 +10,7 @@ import pyarrow.flight as flight
 from penstock.flight_server.selection import Selection
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
-from penstock.ledger.writes import Laid
+from penstock.ledger.parts import Slice
 from penstock.rows import schemas
 from penstock.wire.read import EndpointNote, Entry
 
@@ -30,7 +30,7 @@ def readable(
     state: State,
     descriptor: flight.FlightDescriptor,
     selection: Selection,
-    laid: Iterable[Laid],
+    pieces: Iterable[Slice],
     entry: Entry,
     expires: float,
 ) -> flight.FlightInfo:
@@ -39,7 +39,7 @@ def readable(
     A limit is applied here, unless a filter decides which rows come: then their number is -1, and do_get applies it.
     """
     filtered = selection.filter is not None
-    runs = list(_runs(laid if filtered or selection.limit is None else _first_rows(laid, selection.limit)))
+    runs = list(_runs(pieces if filtered or selection.limit is None else _first_rows(pieces, selection.limit)))
     return flight.FlightInfo(
         selection.schema,
         descriptor,
@@ -51,7 +51,7 @@ def readable(
     )
 
 
-def _endpoint(state: State, run: list[Laid], selection: Selection, expires: float) -> flight.FlightEndpoint:
+def _endpoint(state: State, run: list[Slice], selection: Selection, expires: float) -> flight.FlightEndpoint:
     first, last = run[0], run[-1]
     rows, size = sum(each.rows for each in run), sum(each.bytes for each in run)
     start = None if first.shard is None else first.first + first.skip
@@ -62,7 +62,7 @@ def _endpoint(state: State, run: list[Laid], selection: Selection, expires: floa
         round(expires, 3),
         selection.columns,
         skip=first.skip or None,
-        rows=None if last.to_its_end else rows,
+        rows=None if last.reaches_end else rows,
         filter=selection.filter,
         limit=None if selection.filter is None else selection.limit,
         schema=None if first.schema.equals(selection.stored) else schemas.encode(selection.stored),
@@ -78,10 +78,10 @@ def _endpoint(state: State, run: list[Laid], selection: Selection, expires: floa
     )
 
 
-def _first_rows(laid: Iterable[Laid], limit: int) -> Iterator[Laid]:
+def _first_rows(pieces: Iterable[Slice], limit: int) -> Iterator[Slice]:
     """Cut the rows after `limit`, without touching their bytes."""
     left = limit
-    for each in laid:
+    for each in pieces:
         if not each.rows:
             yield each
         elif left <= 0:
@@ -91,12 +91,12 @@ def _first_rows(laid: Iterable[Laid], limit: int) -> Iterator[Laid]:
             left -= min(left, each.rows)
 
 
-def _runs(laid: Iterable[Laid]) -> Iterator[list[Laid]]:
+def _runs(pieces: Iterable[Slice]) -> Iterator[list[Slice]]:
     """Group parts to endpoints: 16 streams of 8 MiB had 0.87 of the speed of one of 128, four of 32 all of it."""
-    run: list[Laid] = []
+    run: list[Slice] = []
     size = 0
-    for each in laid:
-        if run and not (size + each.bytes <= RUN_BYTES and len(run) < RUN_PARTS and each.goes_with(run[0])):
+    for each in pieces:
+        if run and not (size + each.bytes <= RUN_BYTES and len(run) < RUN_PARTS and each.fits_one_stream(run[0])):
             yield run
             run, size = [], 0
         run.append(each)

@@ -21,9 +21,11 @@ from penstock.errors import Internal, InvalidRequest, Unavailable
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger.catalog import TABLES
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
+from penstock.ledger.tables import TABLES
+from penstock.queue.topics import journal
+from penstock.queue.topics.retention import drop_lost
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.open import open_medium
@@ -58,14 +60,15 @@ def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStor
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(folder):  # 1.
         medium = open_medium(config.store, folder)
-        database = Database(folder / "ledger.db", TABLES, PAYLOAD_TABLES)  # 2.
-        ledger = Ledger(database, incarnation=medium.incarnation)
+        database = Database(folder / "ledger.db", TABLES, journal.TABLES, PAYLOAD_TABLES)  # 2.
+        ledger = Ledger(database, {"topic": journal}, incarnation=medium.incarnation, most_paths=config.limits.datasets)
         store = SplitPayloadStore(medium, database, url=config.store, quota=config.quota)
         try:
             key = _ticket_key(folder)
             if isinstance(medium, DiskMedium):
                 _claim(medium, store, ledger)
                 medium.drop_temporaries(before=float("inf"))
+            drop_lost(ledger)
             removed = recover(ledger, store) + free(ledger, store)  # 3.
             if removed:
                 log.info("removed %d parts that no dataset has", removed)

@@ -20,7 +20,8 @@ from penstock.errors import InvalidRequest, PenstockError, StoreFull, WriteEnded
 from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Upload
-from penstock.ledger.writes import Attempt, Write
+from penstock.ledger.attempts import Attempt
+from penstock.ledger.writes import Write
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.text import format_age, format_size
@@ -98,7 +99,7 @@ def own_write(state: State, path: str, mode: Mode, run: str | None) -> Iterator[
 
     The write is aborted if the block fails, unless another put of the same run has finished it or goes on with it.
     """
-    write = state.ledger.open_write(path, mode=mode, run=run, own=True, most_datasets=state.limits.datasets)
+    write = state.ledger.open_write(path, mode=mode, run=run, own=True)
     try:
         yield write
     except BaseException:
@@ -126,7 +127,7 @@ def keep(
     """
     if own and write.state == "finished":  # its run is done: a repeat changes nothing
         upload.drain(pieces)
-        return state.ledger.finished_receipt(write)
+        return state.ledger.finished_receipt(write.id)
     parts, shards = _store(state, write, upload, pieces, schema)
     steps.passed("put.durable")
     attempt = Attempt(upload.attempt, schema, upload.rows, tuple(parts), tuple(shards), journal)
@@ -172,7 +173,7 @@ def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Recei
         if isinstance(error, WriteEnded) and own and write.run is not None:
             now = ledger.write(write.id)
             if now.state == "finished":  # the same run, put twice at the same time
-                return ledger.finished_receipt(now)
+                return ledger.finished_receipt(now.id)
         raise
     steps.passed("put.recorded")
     if attempt.parts and not ledger.names(attempt.parts[0].name):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
-from penstock.queue.topics.journal import META
+from penstock.queue.topics.journal import ADDED
 from penstock.rows import slices
 from penstock.rows.filter.parse import parse_filter
 from penstock.text import suggest
 from penstock.wire.read import ReadCommand
 
-_META = frozenset(META.names)
+_META = frozenset(ADDED.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,4 @@ def _check_names(columns: tuple[str, ...], path: str, offered: pa.Schema) -> Non
 def with_meta(schema: pa.Schema) -> pa.Schema:
     """Return a topic's columns, followed by those that the server adds for readers who name them."""
     own = [field for field in schema if field.name not in _META]  # a part that was compacted holds `_time`
-    return pa.schema([*own, *META], metadata=schema.metadata)
+    return pa.schema([*own, *ADDED], metadata=schema.metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,7 +41,7 @@ class PenstockServer(flight.FlightServerBase):
         self.state = State(
             config, self.url, ledger, store, signer, metrics, streams,
             watch=Watch(config.limits, every=config.watch_every),
-            sweeper=Sweeper(ledger, store),
+            sweeper=Sweeper(ledger, store, self._tend),
             pool=ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store"),
             local=local.name,
         )  # fmt: skip
@@ -130,13 +130,17 @@ class PenstockServer(flight.FlightServerBase):
         self.state.pool.shutdown(wait=not left)
         return left
 
+    def _tend(self, stop: Callable[[], bool]) -> None:
+        for kind in self.state.kinds.values():
+            kind.tend(stop)
+
     def _gauges(self) -> Iterator[Gauge]:
         state = self.state
         yield Gauge("penstock_open_streams", "Open do_get and do_put calls.", state.streams.open_streams)
         yield Gauge("penstock_store_bytes", "Bytes of all parts in the store, visible or not.", state.store.used)
         corrupt = len(state.store.medium.quarantined())
         yield Gauge("penstock_quarantined_parts", "Parts found corrupt and kept in quarantine/.", corrupt)
-        for name, value in state.ledger.totals().items():
+        for name, value in state.totals().items():
             yield Gauge("penstock_ledger", "Figures of the ledger.", value, {"of": name})
 
 

@@ -63,6 +63,12 @@ class State:
             raise InvalidRequest(f"path {str(path)[:80]!r}: expected one that begins with {names}")
         return kind
 
+    def totals(self) -> dict[str, int]:
+        """Return the counts of the ledger and of every kind."""
+        return {name: count for kind in self.kinds.values() for name, count in kind.totals().items()} | (
+            self.ledger.totals()
+        )
+
     def ticket_expiry(self) -> float:
         """Return when a read ticket expires that is issued now."""
         return time.time() + self.config.ticket_life

@@ -16,14 +16,14 @@ from penstock.cli.group import cli
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
 from penstock.store.open import parse_bytes
-from tests.kit.cli import NOWHERE, TRIPS, Run, open_write
+from tests.kit.cli import NOWHERE, TRIP_TABLE, Run, open_write
 
 # --- ls, show, rm, call --------------------------------------------------------------------
 
 
 def test_ls_shows_folders_first_with_sizes_and_ages(here: Run, client: Client) -> None:
     for path in ("store/b/one", "store/b/two", "store/a"):
-        client.put(path, TRIPS)
+        client.put(path, TRIP_TABLE)
     heads, first, second = here("ls").text.splitlines()
     assert heads.split() == ["path", "rows", "size", "parts", "changed"]
     assert re.match(r"store/b/ +200 +[\d.]+ kB +2 +\d+ s ago", first)
@@ -75,8 +75,8 @@ def test_show_describes_a_folder_and_a_write(here: Run, client: Client, trips: s
 @pytest.mark.parametrize("root", ["store", "store/"])
 def test_show_describes_the_folder_of_everything(here: Run, client: Client, root: str) -> None:
     assert re.search(r"^store/\n +datasets +0\n +rows +0\n", here("show", root).text)
-    client.put("store/a", TRIPS)
-    client.put("store/b/c", TRIPS)
+    client.put("store/a", TRIP_TABLE)
+    client.put("store/b/c", TRIP_TABLE)
     assert re.search(r"^store/\n +datasets +2\n +rows +200\n", here("show", root).text)
     assert here("show", root, "--json").json[0]["kind"] == "folder"
 
@@ -89,7 +89,7 @@ def test_ls_of_a_write_that_is_not_there_is_not_found(here: Run) -> None:
 
 def test_rm_deletes_datasets_and_goes_on_past_what_it_cannot(here: Run, client: Client) -> None:
     for path in ("store/a", "store/b"):
-        client.put(path, TRIPS)
+        client.put(path, TRIP_TABLE)
     done = here("rm", "store/a", "store/nothing", "store/b")
     assert (done.code, len(client.list())) == (app.NOT_FOUND, 0)
     assert re.findall(r"deleted (\S+): 100 rows", done.text) == ["store/a", "store/b"]

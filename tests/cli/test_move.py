@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,46 +18,24 @@ import pytest
 
 from penstock.cli import app
 from penstock.client.client import Client
-from tests.kit.cli import TRIPS, Run
+from tests.kit.cli import READERS, TRIP_TABLE, WRITERS, Run, write_arrows
 
 # --- put and get ---------------------------------------------------------------------------
 
 
-def write_arrow(table: pa.Table, file: str) -> None:
-    with pa.ipc.new_file(file, table.schema) as out:
-        out.write_table(table)
-
-
-def write_arrows(table: pa.Table, file: str) -> None:
-    with pa.ipc.new_stream(file, table.schema) as out:
-        out.write_table(table)
-
-
-WRITE: dict[str, Callable[[pa.Table, str], None]] = {
-    ".arrow": write_arrow,
-    ".feather": lambda table, file: pyarrow.feather.write_feather(table, file, compression="uncompressed"),
-    ".arrows": write_arrows,
-    ".parquet": pq.write_table,
-}
-READ: dict[str, Callable[[str], pa.Table]] = {
-    ".arrow": lambda file: pa.ipc.open_file(pa.memory_map(file)).read_all(),
-    ".feather": pyarrow.feather.read_table,
-    ".arrows": lambda file: pa.ipc.open_stream(pa.memory_map(file)).read_all(),
-    ".parquet": pq.read_table,
-}
-EXACT = list(WRITE)
+EXACT = list(WRITERS)
 
 
 @pytest.mark.parametrize("extension", EXACT)
 def test_a_file_goes_in_and_comes_out_the_same(here: Run, client: Client, tmp_path: Path, extension: str) -> None:
     source, target = str(tmp_path / f"in{extension}"), str(tmp_path / f"out{extension}")
-    WRITE[extension](TRIPS, source)
+    WRITERS[extension](TRIP_TABLE, source)
     done = here("put", "store/a", source)
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(r"store/a: 100 rows, [\d.]+ k?B in [\d.]+ s \(.*B/s\)\n", done.text)
-    assert client.get("store/a").read_all().equals(TRIPS)
+    assert client.get("store/a").read_all().equals(TRIP_TABLE)
     assert here("get", "store/a", "-o", target).code == 0
-    assert READ[extension](target).equals(TRIPS)
+    assert READERS[extension](target).equals(TRIP_TABLE)
 
 
 TEXT = pa.table(
@@ -142,7 +120,7 @@ def test_csv_holds_every_type(here: Run, client: Client) -> None:
 @pytest.mark.parametrize("format_", ["arrow", "arrows", "parquet", "csv", "json"])
 def test_stdout_of_one_is_stdin_of_another(here: Run, client: Client, format_: str) -> None:
     """stdin's format is found out by its beginning."""
-    table = TRIPS.select(["id", "to", "fare"])
+    table = TRIP_TABLE.select(["id", "to", "fare"])
     client.put("store/a", table)
     piped = here("get", "store/a", "-o", "-", "--format", format_)
     assert here("put", "store/b", "-", stdin=piped.out).code == 0
@@ -166,10 +144,10 @@ def test_stdin_is_recognised_however_slowly_it_comes(monkeypatch: pytest.MonkeyP
     from penstock.cli.reading import Files
 
     data = pa.BufferOutputStream()
-    pq.write_table(TRIPS, data)
+    pq.write_table(TRIP_TABLE, data)
     dribble = io.BufferedReader(Dribble(data.getvalue().to_pybytes()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(dribble))
-    assert pa.Table.from_batches(Files(["-"])).equals(TRIPS)
+    assert pa.Table.from_batches(Files(["-"])).equals(TRIP_TABLE)
 
 
 def test_into_a_pipe_go_all_rows_as_csv(here: Run, trips: str) -> None:
@@ -181,29 +159,34 @@ def test_rows_and_columns_are_chosen(here: Run, trips: str, tmp_path: Path) -> N
     assert here("get", trips, "-n", "2", "-c", "fare,id").text == '"fare","id"\n0,0\n0.25,1\n'
     assert here("get", trips, "-n", "0", "-c", "id").text == '"id"\n'
     assert here("get", trips, "-n", "3", "-c", "to, id", "-o", str(tmp_path / "a.parquet")).code == 0
-    assert pq.read_table(tmp_path / "a.parquet").equals(TRIPS.select(["to", "id"]).slice(0, 3))
+    assert pq.read_table(tmp_path / "a.parquet").equals(TRIP_TABLE.select(["to", "id"]).slice(0, 3))
 
 
 def test_format_rules_over_the_extension(here: Run, trips: str, client: Client, tmp_path: Path) -> None:
     assert here("get", trips, "-o", str(tmp_path / "a.txt"), "--format", "arrows").code == 0
-    assert READ[".arrows"](str(tmp_path / "a.txt")).equals(TRIPS)
+    assert READERS[".arrows"](str(tmp_path / "a.txt")).equals(TRIP_TABLE)
     assert here("put", "store/b", str(tmp_path / "a.txt"), "--format", "arrows").code == 0
-    assert client.get("store/b").read_all().equals(TRIPS)
+    assert client.get("store/b").read_all().equals(TRIP_TABLE)
 
 
 @pytest.mark.parametrize(("extension", "other"), [(".arrow", ".arrows"), (".arrows", ".arrow")])
 def test_an_arrow_file_named_a_stream_is_read_all_the_same(
     here: Run, client: Client, tmp_path: Path, extension: str, other: str
 ) -> None:
-    WRITE[extension](TRIPS, str(tmp_path / f"a{other}"))
+    WRITERS[extension](TRIP_TABLE, str(tmp_path / f"a{other}"))
     assert here("put", "store/a", str(tmp_path / f"a{other}")).code == 0
-    assert client.get("store/a").read_all().equals(TRIPS)
+    assert client.get("store/a").read_all().equals(TRIP_TABLE)
 
 
 def test_several_files_are_one_write(here: Run, client: Client, parquet: str, tmp_path: Path) -> None:
-    write_arrows(TRIPS, str(tmp_path / "b.arrows"))
+    write_arrows(TRIP_TABLE, str(tmp_path / "b.arrows"))
     assert here("put", "store/a", parquet, str(tmp_path / "b.arrows")).code == 0
-    assert client.get("store/a").read_all().combine_chunks().equals(pa.concat_tables([TRIPS, TRIPS]).combine_chunks())
+    assert (
+        client.get("store/a")
+        .read_all()
+        .combine_chunks()
+        .equals(pa.concat_tables([TRIP_TABLE, TRIP_TABLE]).combine_chunks())
+    )
 
 
 def test_a_later_text_file_is_read_with_the_first_ones_types(here: Run, client: Client, tmp_path: Path) -> None:
@@ -218,7 +201,7 @@ def test_a_later_text_file_is_read_with_the_first_ones_types(here: Run, client: 
 def test_a_second_file_with_other_columns_leaves_nothing(
     here: Run, client: Client, parquet: str, tmp_path: Path
 ) -> None:
-    pq.write_table(TRIPS.select(["id"]), tmp_path / "b.parquet")
+    pq.write_table(TRIP_TABLE.select(["id"]), tmp_path / "b.parquet")
     done = here("put", "store/a", parquet, str(tmp_path / "b.parquet"))
     assert (done.code, len(client.list()), len(client.list("write/"))) == (app.CONFLICT, 0, 0)
     assert "b.parquet has other columns than" in done.err
@@ -315,14 +298,16 @@ def test_a_preview_is_as_long_as_it_is_told(here: Run, trips: str) -> None:
 
 
 def test_a_preview_of_nothing_shows_the_heads(here: Run, client: Client) -> None:
-    client.put("store/empty", TRIPS.slice(0, 0))
+    client.put("store/empty", TRIP_TABLE.slice(0, 0))
     shown = here("get", "store/empty", terminal=True)
     assert (shown.text.split()[:4], shown.err.strip()) == (["id", "at", "to", "fare"], "0 of 0 rows")
 
 
 def test_a_preview_of_many_small_batches_is_one_table(here: Run, client: Client) -> None:
     client.put(
-        "store/small", (batch for _ in range(9) for batch in TRIPS.slice(0, 1).to_batches()), schema=TRIPS.schema
+        "store/small",
+        (batch for _ in range(9) for batch in TRIP_TABLE.slice(0, 1).to_batches()),
+        schema=TRIP_TABLE.schema,
     )
     assert len(here("get", "store/small", terminal=True).text.splitlines()) == 2 + 9
 

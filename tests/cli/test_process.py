@@ -24,23 +24,17 @@ import pytest
 from penstock.cli import app
 from penstock.client.client import connect
 from penstock.flight_server.server import PenstockServer
+from tests.kit.cli import COMMAND, ROOT, environment
 from tests.kit.server import free_port
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[2]
-PENSTOCK = [sys.executable, "-m", "penstock.cli.app"]
 LIMIT = 30.0  # seconds for anything that is waited for
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """This process's variables without penstock's, with these."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | variables
 
 
 def run(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
     """A command line, to its end."""
-    command = [*PENSTOCK, *arguments]
+    command = [*COMMAND, *arguments]
     return subprocess.run(
         command, input=stdin, capture_output=True, env=environment(**variables), cwd=ROOT, timeout=60, check=False
     )
@@ -50,9 +44,7 @@ def run(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.Com
 def serving(log: Path, *arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
     """`penstock serve`, once it says where; its process, its address, what it has said."""
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*PENSTOCK, "serve", *arguments], stderr=file, env=environment(**variables), cwd=ROOT
-        )
+        process = subprocess.Popen([*COMMAND, "serve", *arguments], stderr=file, env=environment(**variables), cwd=ROOT)
     try:
         yield process, wait_for(r"^penstock serves (\S+)", log, process), log.read_text()
     finally:
@@ -134,7 +126,7 @@ def test_a_reader_that_has_enough_is_no_fault(server: PenstockServer) -> None:
     with connect(url) as client:
         client.put("store/long", pa.table({"x": range(1_000_000)}))
     process = subprocess.Popen(
-        [*PENSTOCK, "--url", url, "get", "store/long"],
+        [*COMMAND, "--url", url, "get", "store/long"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT,
     )  # fmt: skip
     assert process.stdout
@@ -154,7 +146,7 @@ def test_get_writes_to_a_pipe_by_its_name(server: PenstockServer) -> None:
     assert (done.returncode, done.stdout) == (0, b'"x"\n1\n2\n'), done.stderr
     source, target = os.pipe()
     with open(source, "rb") as pipe:
-        command = [*PENSTOCK, "--url", url, "get", "store/a", "-o", f"/dev/fd/{target}", "--format", "csv"]
+        command = [*COMMAND, "--url", url, "get", "store/a", "-o", f"/dev/fd/{target}", "--format", "csv"]
         code = subprocess.run(
             command, pass_fds=[target], env=environment(), cwd=ROOT, timeout=60, stdout=subprocess.PIPE, check=False
         ).returncode
@@ -165,7 +157,7 @@ def test_get_writes_to_a_pipe_by_its_name(server: PenstockServer) -> None:
 def test_ctrl_c_ends_a_put_with_130_and_leaves_nothing(server: PenstockServer) -> None:
     url = str(server.url)
     process = subprocess.Popen(
-        [*PENSTOCK, "--url", url, "put", "store/a", "-"],
+        [*COMMAND, "--url", url, "put", "store/a", "-"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT,
     )  # fmt: skip
     assert process.stdin
@@ -192,7 +184,7 @@ def on_a_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
     parent, child = pty.openpty()
     os.set_inheritable(child, True)
     process = subprocess.Popen(
-        [*PENSTOCK, *arguments], stdin=child, stdout=child, stderr=child, cwd=ROOT,
+        [*COMMAND, *arguments], stdin=child, stdout=child, stderr=child, cwd=ROOT,
         env=environment(TERM="xterm-256color", **variables),
     )  # fmt: skip
     os.close(child)

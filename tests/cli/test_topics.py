@@ -25,9 +25,7 @@ import pytest
 from penstock.cli import app, look, publish
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from tests.cli.test_move import WRITE
-from tests.cli.test_process import PENSTOCK, ROOT, environment
-from tests.kit.cli import TRIPS, Run
+from tests.kit.cli import COMMAND, ROOT, TRIP_TABLE, WRITERS, Run, environment
 from tests.kit.server import process_server
 
 LIMIT = 30.0
@@ -63,16 +61,16 @@ def wait(condition: Callable[[], Any], what: str) -> Any:
 # --- put: files ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extension", list(WRITE))
+@pytest.mark.parametrize("extension", list(WRITERS))
 def test_a_file_of_every_format_makes_a_topic_and_is_appended_to_it(
     here: Run, client: Client, tmp_path: Path, extension: str
 ) -> None:
-    WRITE[extension](TRIPS, str(tmp_path / f"a{extension}"))
+    WRITERS[extension](TRIP_TABLE, str(tmp_path / f"a{extension}"))
     for _ in range(2):
         done = here("put", "topic/x", str(tmp_path / f"a{extension}"))
         assert (done.code, done.err) == (0, "")
         assert re.fullmatch(r"topic/x: 100 rows, [\d.]+ k?B in [\d.]+ s \(.*B/s\)\n", done.text)
-    assert client.get("topic/x").read_all().equals(pa.concat_tables([TRIPS, TRIPS]).combine_chunks())
+    assert client.get("topic/x").read_all().equals(pa.concat_tables([TRIP_TABLE, TRIP_TABLE]).combine_chunks())
 
 
 def test_json_is_read_as_the_topics_types_whatever_its_own_would_be(here: Run, client: Client, tmp_path: Path) -> None:
@@ -324,7 +322,7 @@ def test_a_column_that_is_there_twice_is_refused_and_not_read_as_null(
     if extension == "csv":
         file_of(tmp_path, "id,city,city", "2,b,c", name="a.csv")
     else:
-        WRITE[".arrows"](pa.table([[2], ["b"], ["c"]], names=["id", "city", "city"]), file)
+        WRITERS[".arrows"](pa.table([[2], ["b"], ["c"]], names=["id", "city", "city"]), file)
     done = here("put", "topic/x", file)
     assert (done.code, client.info("topic/x").rows) == (app.USAGE, 1)
     assert "'city' is there more than once" in done.err
@@ -450,7 +448,7 @@ def test_a_mistake_is_one_clear_line(
 @pytest.mark.faults
 @pytest.mark.process
 def test_what_comes_slowly_is_there_before_stdin_ends(server: PenstockServer, client: Client) -> None:
-    command = [*PENSTOCK, "--url", str(server.url), "put", "topic/x", "-"]
+    command = [*COMMAND, "--url", str(server.url), "put", "topic/x", "-"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
     assert process.stdin is not None
     try:
@@ -470,7 +468,7 @@ def test_what_comes_slowly_is_there_before_stdin_ends(server: PenstockServer, cl
 
 @pytest.mark.process
 def test_ctrl_c_says_how_many_rows_are_in_and_those_are(server: PenstockServer, client: Client) -> None:
-    command = [*PENSTOCK, "--url", str(server.url), "put", "topic/x", "-"]
+    command = [*COMMAND, "--url", str(server.url), "put", "topic/x", "-"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT)
     assert process.stdin is not None
     try:
@@ -522,8 +520,8 @@ def test_a_terminal_sees_how_much_is_durable(here: Run, client: Client, monkeypa
 
 
 def test_ls_shows_datasets_and_topics(here: Run, client: Client) -> None:
-    client.put("topic/a", TRIPS)
-    client.put("store/z", TRIPS)
+    client.put("topic/a", TRIP_TABLE)
+    client.put("store/z", TRIP_TABLE)
     create(client, ORDERS, "topic/k", key="city", shards=3)
     assert [line["path"] for line in here("ls", "--json").json] == ["store/z", "topic/a", "topic/k"]
     assert [line.split()[0] for line in here("ls").text.splitlines()[1:]] == ["store/z", "topic/a", "topic/k"]
@@ -549,7 +547,7 @@ def test_show_tells_all_of_a_topic(here: Run, client: Client) -> None:
 
 
 def test_show_of_a_topic_that_keeps_no_number_of_bytes(here: Run, client: Client) -> None:
-    client.put("topic/x", TRIPS)
+    client.put("topic/x", TRIP_TABLE)
     assert re.search(r"^  kept +24 h$", here("show", "topic/x").text, re.MULTILINE)
 
 
@@ -567,7 +565,7 @@ def test_show_lists_consumers_with_their_lag_the_last_one_first(capsys: pytest.C
 
 
 def test_show_tells_how_far_a_consumer_is_behind(here: Run, client: Client) -> None:
-    client.put("topic/x", TRIPS)
+    client.put("topic/x", TRIP_TABLE)
     journal = client.call("describe", {"path": "topic/x"})["journal"]
     reader = {"path": "topic/x", "journal": journal, "consumer": "reader-of-orders", "session": "one"}
     client.call("consumer.attach", {**reader, "initial": {"0": 0}})
@@ -579,14 +577,14 @@ def test_show_tells_how_far_a_consumer_is_behind(here: Run, client: Client) -> N
 
 
 def test_show_describes_the_folder_of_all_topics(here: Run, client: Client) -> None:
-    client.put("topic/a/b", TRIPS)
+    client.put("topic/a/b", TRIP_TABLE)
     for path in ("topic", "topic/", "topic/a"):
         assert re.search(r"^topic/(a/)?\n +topics +1\n +rows +100\n", here("show", path).text)
 
 
 def test_rm_deletes_a_topic_and_folders_of_them_only_with_r(here: Run, client: Client) -> None:
     for path in ("topic/x", "topic/f/a", "topic/f/b"):
-        client.put(path, TRIPS)
+        client.put(path, TRIP_TABLE)
     assert here("rm", "topic/x").text.startswith("deleted topic/x: 100 rows, ")
     refused = here("rm", "topic/f")
     assert (refused.code, "topic/f/ is a folder with 2 topics" in refused.err) == (app.USAGE, True)
@@ -759,7 +757,7 @@ class Tail:
     """`penstock get -f` in a process of its own."""
 
     def __init__(self, url: str, *arguments: str) -> None:
-        command = [*PENSTOCK, "--url", url, "get", "-f", *arguments]
+        command = [*COMMAND, "--url", url, "get", "-f", *arguments]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(PYTHONUNBUFFERED=""), cwd=ROOT
         )

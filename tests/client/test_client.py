@@ -37,7 +37,7 @@ from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
-from tests.kit.cut_wire import wire
+from tests.kit.proxy import open_proxy
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually
 
@@ -458,7 +458,7 @@ def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.client.client._ALIVE", [(name, 500) for name, _ in _ALIVE])
-    with wire() as proxy:
+    with open_proxy() as proxy:
         proxy.target = make_server(advertise=proxy.url).port
         with connect(proxy.url, retry_for=0) as client:
             writer = client.writer("store/x", TABLE.schema)

@@ -13,15 +13,15 @@ import pytest
 
 import penstock
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import (
+from tests.kit.wire import (
     at,
     attempt_of,
     call,
     create_topic,
+    error_details,
     info,
-    names,
+    list_paths,
     new_attempt,
-    noted,
     put,
     refused,
     trailer,
@@ -92,7 +92,7 @@ def test_delete_removes_a_dataset_and_tells_its_size(bare: flight.FlightClient) 
     gone = call(bare, "delete", path="store/x")
 
     assert (gone["path"], gone["rows"], gone["parts"]) == ("store/x", 2, 1)
-    assert names(bare) == []
+    assert list_paths(bare) == []
     with refused("not-found"):
         call(bare, "delete", path="store/x")
     put(bare, at("store/x"), [trips(3)])
@@ -102,7 +102,7 @@ def test_delete_of_a_write_aborts_it(bare: flight.FlightClient) -> None:
     opened = call(bare, "write.open", path="store/x")
 
     assert call(bare, "delete", path=f"write/{opened['write']}")["state"] == "aborted"
-    assert names(bare, b"write/") == []
+    assert list_paths(bare, b"write/") == []
     with refused("write-ended"):
         put(bare, attempt_of(opened["ticket"], new_attempt()), [trips(1)])
 
@@ -141,7 +141,7 @@ BAD: dict[str, Callable[[flight.FlightClient], object]] = {
     "a long value": lambda c: call(c, "write.open", path="store/x", mode="m" * 5_000),
     "a long type": lambda c: call(c, "write.open", path="store/x", schema=[{"name": "a", "type": "t" * 5_000}]),
     "get_flight_info": lambda c: info(c, "store/nope"),
-    "list_flights": lambda c: names(c, b"store/nope"),
+    "list_flights": lambda c: list_paths(c, b"store/nope"),
     "do_get": lambda c: c.do_get(flight.Ticket(b"no")).read_all(),
     "do_put": lambda c: put(c, at("store/x"), [trips(1)], end=trailer(2, 2)),
     "do_put of twins": lambda c: put(
@@ -162,7 +162,7 @@ def test_an_error_is_short_and_clean_and_its_id_is_in_the_log(
         bad(bare)
 
     assert_clean(caught.value, tmp_path)
-    assert noted(caught.value)["request"] in caplog.text
+    assert error_details(caught.value)["request"] in caplog.text
 
 
 def test_an_error_of_get_schema_is_clean_but_has_no_code(
@@ -192,24 +192,24 @@ def test_an_internal_error_shows_nothing_but_its_request_id(
     monkeypatch.setattr(server.state.ledger, "snapshot", broken)
     monkeypatch.setattr(server.state.ledger, "open_write", broken)
     monkeypatch.setattr(server.state.ledger, "datasets", broken)
-    for ask in (lambda: info(bare, "store/x"), lambda: put(bare, at("store/x"), [trips(1)]), lambda: names(bare)):
+    for ask in (lambda: info(bare, "store/x"), lambda: put(bare, at("store/x"), [trips(1)]), lambda: list_paths(bare)):
         caplog.clear()
         with pytest.raises(flight.FlightInternalError, match="the server's log has the cause") as caught:
             ask()
         assert_clean(caught.value, tmp_path)
         assert "canary" not in str(caught.value)
-        assert noted(caught.value)["request"] in caplog.text
+        assert error_details(caught.value)["request"] in caplog.text
         assert "canary" in caplog.text
 
 
 def assert_clean(error: BaseException, folder: Path) -> None:
     """The error is one short sentence, and shows nothing of the machine that the server runs on."""
-    whole = f"{error} {noted(error)}"
+    whole = f"{error} {error_details(error)}"
     assert "Traceback" not in whole
     assert ".py" not in whole
     assert str(folder) not in whole
     assert len(own_words(error)) <= 1_000
-    assert f"[request {noted(error)['request']}]" in str(error)
+    assert f"[request {error_details(error)['request']}]" in str(error)
 
 
 def own_words(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.config import ServerConfig
-from tests.flight_server.test_gate import TOKEN, token_file
+from tests.kit.server import TOKEN, token_file
 
 
 def config(folder: Path, **options: Any) -> ServerConfig:

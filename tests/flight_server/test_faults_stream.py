@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from tests.kit.damage import ROWS, framed, mutated, varied
-from tests.kit.plain import TRIPS, at, call, ids, names, put, read, refused, trailer, trips
+from tests.kit.faults import ROWS, framed, mutated, varied
 from tests.kit.raw_flight import RawFlight, flight_data, ipc_messages
 from tests.kit.server import ProcessServer, process_server
 from tests.kit.wait import eventually, files, peak_memory, threads
+from tests.kit.wire import TRIPS, at, call, ids, list_paths, put, read, refused, trailer, trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -84,7 +84,7 @@ def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer,
             else:
                 refusals += 1
 
-        kept = {path for path in names(bare) if path not in ("store/whole", "store/kept")}
+        kept = {path for path in list_paths(bare) if path not in ("store/whole", "store/kept")}
         assert len(accepted) + refusals == MUTATIONS
         # A damaged descriptor may name another path, and what was accepted there is there
         assert len(kept) == len(accepted)
@@ -92,7 +92,7 @@ def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer,
         assert min(refusals, len(accepted)) > 100, "the damage is too small, or too large, to tell anything"
         for path in sorted(kept):
             assert read(bare, path).num_rows == 2 * ROWS
-        assert names(bare, b"write/") == []
+        assert list_paths(bare, b"write/") == []
     assert_unharmed(victim)
 
 
@@ -122,8 +122,8 @@ def test_a_bomb_fails_its_own_call_and_others_are_answered(victim: ProcessServer
             with refused("limit", "memory"):
                 put(bare, at("store/bomb"), [batch], options=packed)
             assert ids(other, "store/kept") == [1, 2, 3]
-        assert names(other) == ["store/kept"]
-        assert names(other, b"write/") == []
+        assert list_paths(other) == ["store/kept"]
+        assert list_paths(other, b"write/") == []
     assert peak_memory(victim.pid) < 400 * MIB
     assert_unharmed(victim)
 
@@ -134,7 +134,7 @@ def test_a_bomb_fails_its_own_call_and_others_are_answered(victim: ProcessServer
 def killed(server: ProcessServer, count: int) -> None:
     """Kill the client's process with SIGKILL."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.kit.faults_child", server.url, str(count)],
+        [sys.executable, "-m", "tests.kit.programs.clients", "begin_puts", server.url, str(count)],
         stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert child.stdout is not None
@@ -183,8 +183,8 @@ def test_fifty_abandoned_puts_leave_nothing(victim: ProcessServer, way: Any) -> 
         way(victim, 50)
 
         eventually(lambda: call(bare, "health")["open_streams"] == 0)
-        assert names(bare) == ["store/kept"]
-        eventually(lambda: names(bare, b"write/") == [])
+        assert list_paths(bare) == ["store/kept"]
+        eventually(lambda: list_paths(bare, b"write/") == [])
         assert len(files(victim.data / "parts")) == 1
         assert files(victim.data / "tmp") == set()
         eventually(lambda: threads(victim.pid) <= base + 8, what=f"threads back to {base}")

@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, attempt_of, call, info, names, new_attempt, put, read, refused, trips
+from tests.kit.wire import TRIPS, at, attempt_of, call, info, list_paths, new_attempt, put, read, refused, trips
 
 
 @pytest.fixture
@@ -27,20 +27,28 @@ def entries(client: flight.FlightClient, criteria: bytes) -> dict[str, Any]:
 
 
 def test_an_empty_server_lists_nothing(bare: flight.FlightClient) -> None:
-    assert names(bare) == names(bare, b"store/") == names(bare, b"store") == names(bare, b"write/") == []
+    assert (
+        list_paths(bare)
+        == list_paths(bare, b"store/")
+        == list_paths(bare, b"store")
+        == list_paths(bare, b"write/")
+        == []
+    )
 
 
 def test_a_list_without_criteria_has_every_dataset(filled: flight.FlightClient) -> None:
     everything = ["store/a.four", "store/a/b/one", "store/a/b/two", "store/a/three", "store/z"]
-    assert names(filled) == names(filled, b"store/") == everything
+    assert list_paths(filled) == list_paths(filled, b"store/") == everything
 
 
 def test_a_list_of_a_folder_has_the_datasets_below_it(filled: flight.FlightClient) -> None:
     assert (
-        names(filled, b"store/a/") == names(filled, b"store/a") == ["store/a/b/one", "store/a/b/two", "store/a/three"]
+        list_paths(filled, b"store/a/")
+        == list_paths(filled, b"store/a")
+        == ["store/a/b/one", "store/a/b/two", "store/a/three"]
     )
-    assert names(filled, b"store/a/b") == ["store/a/b/one", "store/a/b/two"]
-    assert names(filled, b"store/z") == ["store/z"]
+    assert list_paths(filled, b"store/a/b") == ["store/a/b/one", "store/a/b/two"]
+    assert list_paths(filled, b"store/z") == ["store/z"]
 
 
 def test_a_list_in_json_shows_folders_with_their_sums(filled: flight.FlightClient) -> None:
@@ -75,7 +83,7 @@ def test_open_writes_are_listed_with_what_they_write(bare: flight.FlightClient) 
 
 def test_an_unknown_write_is_not_found(bare: flight.FlightClient) -> None:
     with refused("not-found", "no write/abc"):
-        names(bare, b"write/abc")
+        list_paths(bare, b"write/abc")
 
 
 def test_an_open_write_counts_the_attempts_that_are_whole_so_far(bare: flight.FlightClient) -> None:
@@ -112,12 +120,16 @@ def test_an_ended_write_has_no_rows(bare: flight.FlightClient) -> None:
 )  # fmt: skip
 def test_malformed_criteria_are_refused(bare: flight.FlightClient, criteria: bytes) -> None:
     with refused("invalid"):
-        names(bare, criteria)
+        list_paths(bare, criteria)
 
 
 @pytest.mark.parametrize("path", ["store/nope", "store/nope/deeper"])
 def test_an_unknown_path_is_not_found(bare: flight.FlightClient, path: str) -> None:
-    for ask in (lambda: info(bare, path), lambda: names(bare, path.encode()), lambda: call(bare, "delete", path=path)):
+    for ask in (
+        lambda: info(bare, path),
+        lambda: list_paths(bare, path.encode()),
+        lambda: call(bare, "delete", path=path),
+    ):
         with refused("not-found", path):
             ask()
 
@@ -186,12 +198,12 @@ def test_topics_are_listed_apart_from_datasets(filled: flight.FlightClient) -> N
     for path in ("topic/b", "topic/a/x", "topic/a.x"):
         put(filled, at(path), [trips(1, 2)])
 
-    assert names(filled, b"topic/") == names(filled, b"topic") == ["topic/a.x", "topic/a/x", "topic/b"]
-    assert names(filled, b"topic/a") == ["topic/a/x"]
-    assert names(filled, b"topic/b") == ["topic/b"]
-    assert not [path for path in names(filled) if path.startswith("topic/")]
+    assert list_paths(filled, b"topic/") == list_paths(filled, b"topic") == ["topic/a.x", "topic/a/x", "topic/b"]
+    assert list_paths(filled, b"topic/a") == ["topic/a/x"]
+    assert list_paths(filled, b"topic/b") == ["topic/b"]
+    assert not [path for path in list_paths(filled) if path.startswith("topic/")]
     with refused("not-found", "topic/none"):
-        names(filled, b"topic/none")
+        list_paths(filled, b"topic/none")
 
 
 def test_a_listed_topic_tells_its_size_schema_and_shards(bare: flight.FlightClient) -> None:

@@ -15,9 +15,8 @@ import pytest
 import trustme
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import at, attempt_of, call, code_of, info, names, new_attempt, put, read, refused, trips
-
-TOKEN = "canary-0123456789abcdef"
+from tests.kit.server import TOKEN, token_file
+from tests.kit.wire import at, attempt_of, call, error_code, info, list_paths, new_attempt, put, read, refused, trips
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,6 @@ def known() -> flight.FlightCallOptions:
 def there(guarded: Guarded) -> Iterator[flight.FlightClient]:
     with guarded.connect() as client:
         yield client
-
-
-def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
-    path = folder / "token"
-    path.write_text(text)
-    path.chmod(mode)
-    return path
 
 
 def bearer(token: str) -> flight.FlightCallOptions:
@@ -215,8 +207,8 @@ def test_the_token_is_in_no_log_and_no_error(
 
 def test_without_a_token_configured_everybody_is_known(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1)], options=bearer("whatever"))
-    assert names(bare) == ["store/x"]
+    assert list_paths(bare) == ["store/x"]
     assert read(bare, "store/x").num_rows == 1
     with pytest.raises(flight.FlightError) as caught:
         info(bare, "store/y")
-    assert code_of(caught.value) == "not-found"
+    assert error_code(caught.value) == "not-found"

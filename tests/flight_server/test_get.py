@@ -15,8 +15,22 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, attempt_of, call, fetch, ids, info, names, new_attempt, put, read, refused, trips
 from tests.kit.wait import eventually, files
+from tests.kit.wire import (
+    TRIPS,
+    at,
+    attempt_of,
+    call,
+    fetch,
+    ids,
+    info,
+    list_paths,
+    new_attempt,
+    put,
+    read,
+    refused,
+    trips,
+)
 
 Make = Callable[..., PenstockServer]
 
@@ -209,7 +223,7 @@ def test_bytes_stay_for_a_tickets_life_and_no_longer(
 
     if way == "delete":
         assert call(bare, "delete", path="store/x")["rows"] == 3
-        assert names(bare) == []
+        assert list_paths(bare) == []
     else:
         put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(9)])
         assert ids(bare, "store/x") == [9]
@@ -252,7 +266,7 @@ def test_rows_in_the_memory_of_a_stopped_server_are_lost_by_name(make_server: Ma
     with flight.connect(restarted.url) as bare:
         with refused("lost", "store/x is lost", "2 rows", "overwrite"):
             info(bare, "store/x")
-        with refused("lost", "server that has ended"):
+        with refused("lost", "server that has stopped"):
             bare.do_get(ticket).read_all()
         (entry,) = (json.loads(listed.app_metadata) for listed in bare.list_flights())
         assert (entry["path"], entry["state"], entry["rows"]) == ("store/x", "lost", 2)

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
-from tests.kit.consumption import Reading, X
-from tests.kit.plain import at, call, new_attempt, put, read, refused, trips
+from tests.kit.streams import Reading, X
 from tests.kit.wait import eventually
+from tests.kit.wire import at, call, new_attempt, put, read, refused, trips
 
 _LINE = re.compile(
     r'(?P<name>[a-z_]+)(?:\{(?P<labels>[a-z]+="[^"\n]*"(?:,[a-z]+="[^"\n]*")*)\})? (?P<value>[0-9.e+-]+)'

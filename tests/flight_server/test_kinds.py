@@ -17,13 +17,13 @@ from penstock.flight_server.selection import select
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit
-from penstock.ledger.writes import Laid
+from penstock.ledger.parts import Slice
 from penstock.wire.actions import ACTIONS, Action, Deleted, Description
 from penstock.wire.body import Body
 from penstock.wire.paths import Path
 from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import Entry, ReadCommand
-from tests.kit.plain import TRIPS, at, attempt_of, call, ids, info, names, new_attempt, put, refused, trips
+from tests.kit.wire import TRIPS, at, attempt_of, call, ids, info, list_paths, new_attempt, put, refused, trips
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ShelfKind(Kind):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self.parts: dict[str, Laid] = {}
+        self.parts: dict[str, Slice] = {}
         self.running = False
 
     def start(self) -> None:
@@ -83,10 +83,10 @@ class ShelfKind(Kind):
             batches = [batch for part in upload.parts() for batch in part]
             upload.check_whole()
         part = self.state.store.write(upload.attempt, upload.schema, batches)
-        self.parts[str(path)] = Laid(part.name, part.rows, part.bytes, upload.schema, part.rows)
+        self.parts[str(path)] = Slice(part.name, part.rows, part.bytes, upload.schema, part.rows)
         return Receipt("", upload.attempt, part.rows, part.bytes, 1, part.digest)
 
-    def part(self, path: Path) -> Laid:
+    def part(self, path: Path) -> Slice:
         if str(path) not in self.parts:
             raise NotFound(f"the shelf has no {path}")
         return self.parts[str(path)]
@@ -115,7 +115,7 @@ def test_a_new_kind_answers_every_verb_that_it_has(client: flight.FlightClient) 
     assert (receipt["rows"], receipt["parts"]) == (3, 1)
     assert ids(client, "shelf/a") == [1, 2, 3]
     assert info(client, "shelf/a", columns=["city"]).schema == pa.schema([TRIPS.field("city")])
-    assert names(client, b"shelf/") == ["shelf/a", "shelf/b"]
+    assert list_paths(client, b"shelf/") == ["shelf/a", "shelf/b"]
     assert call(client, "describe", path="shelf/b") == {
         "kind": "shelf", "path": "shelf/b", "rows": 1, "bytes": 0, "parts": 0,
     }  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_new_kind_answers_every_verb_that_it_has(client: flight.FlightClient) 
     assert call(client, "delete", path="shelf/a")["rows"] == 3
     with refused("not-found", "the shelf has no shelf/a"):
         info(client, "shelf/a")
-    assert names(client) == names(client, b"topic/") == []
+    assert list_paths(client) == list_paths(client, b"topic/") == []
 
 
 def test_an_action_of_a_kind_is_checked_like_any(client: flight.FlightClient) -> None:
@@ -153,7 +153,7 @@ def test_a_verb_that_a_kind_lacks_names_the_kinds_with_it(client: flight.FlightC
 
 ASKED: dict[str, Callable[[flight.FlightClient], object]] = {
     "get_flight_info": lambda client: info(client, "queue/a"),
-    "list_flights": lambda client: names(client, b"queue/"),
+    "list_flights": lambda client: list_paths(client, b"queue/"),
     "do_put": lambda client: put(client, at("queue/a"), [trips(1)]),
     "describe": lambda client: call(client, "describe", path="queue/a"),
     "delete": lambda client: call(client, "delete", path="queue/a"),

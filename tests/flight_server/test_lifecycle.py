@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,38 +17,30 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import CUT, data_folder, serving
-from tests.kit.plain import (
+from tests.kit.server import ANY_PORT, ProcessServer, free_port, named_parts, process_server
+from tests.kit.wait import eventually, files
+from tests.kit.wire import (
     TRIPS,
     at,
     attempt_of,
     call,
+    error_details,
     fetch,
     ids,
     info,
-    names,
+    list_paths,
     new_attempt,
-    noted,
     put,
     trailer,
     trips,
 )
-from tests.kit.server import ANY_PORT, ProcessServer, free_port, process_server
-from tests.kit.wait import eventually, files
-
-
-def named_parts(data: Path) -> set[str]:
-    """Return the parts that the ledger has rows for, read with SQLite."""
-    ledger = sqlite3.connect(data / "ledger.db")
-    try:
-        return {name for (name,) in ledger.execute("SELECT name FROM parts")}
-    finally:
-        ledger.close()
 
 
 def begun_put(client: flight.FlightClient, path: str = "store/slow") -> tuple[Any, Any]:
+    others = set(list_paths(client, b"write/"))
     writer, reader = client.do_put(at(path), TRIPS)
     writer.write_batch(trips(1))
-    eventually(lambda: names(client, b"write/"), what="the put has reached the server")
+    eventually(lambda: set(list_paths(client, b"write/")) - others, what="the put has reached the server")
     return writer, reader
 
 
@@ -59,7 +50,7 @@ def wait_for_the_drain(client: flight.FlightClient) -> flight.FlightUnavailableE
 
     def is_refused() -> bool:
         try:
-            names(client)
+            list_paths(client)
         except flight.FlightUnavailableError as error:
             refusals.append(error)
         return bool(refusals)
@@ -83,8 +74,8 @@ def test_a_drain_refuses_new_work_and_lets_streams_end(tmp_path: Path, number: i
         server.process.send_signal(number)
         refusal = wait_for_the_drain(bare)
 
-        assert noted(refusal)["code"] == "unavailable"
-        assert noted(refusal)["retry_after"] > 0
+        assert error_details(refusal)["code"] == "unavailable"
+        assert error_details(refusal)["retry_after"] > 0
         with pytest.raises(flight.FlightUnavailableError, match="shutting down"):
             call(bare, "write.open", path="store/new")
         with pytest.raises(flight.FlightUnavailableError, match="shutting down"):
@@ -98,7 +89,7 @@ def test_a_drain_refuses_new_work_and_lets_streams_end(tmp_path: Path, number: i
         assert server.process.wait(20) == 0
 
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
-        assert names(bare) == ["store/open", "store/slow"]
+        assert list_paths(bare) == ["store/open", "store/slow"]
         assert ids(bare, "store/slow") == [1, 2]
 
 
@@ -162,7 +153,7 @@ def test_after_a_kill_datasets_are_whole_and_orphans_are_swept(tmp_path: Path) -
     assert files(data / "parts") > named_parts(data)
 
     with process_server(data) as server, flight.connect(server.url) as bare:
-        assert names(bare) == ["store/kept"]
+        assert list_paths(bare) == ["store/kept"]
         assert ids(bare, "store/kept") == [1, 2, 3]
         assert files(data / "parts") == named_parts(data)
         assert files(data / "tmp") == set()

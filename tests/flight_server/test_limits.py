@@ -17,10 +17,24 @@ import pytest
 
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, call, code_of, ids, info, names, new_attempt, noted, put, refused, trailer, trips
 from tests.kit.raw_flight import RawFlight, flight_data
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually, files, peak_memory, threads
+from tests.kit.wire import (
+    TRIPS,
+    at,
+    call,
+    error_code,
+    error_details,
+    ids,
+    info,
+    list_paths,
+    new_attempt,
+    put,
+    refused,
+    trailer,
+    trips,
+)
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -43,7 +57,7 @@ def test_more_than_a_limit_is_refused_by_the_limits_name(
     with flight.connect(server.url) as bare:
         with refused("limit", f"--limit {limit}=", f"{amount}"):
             put(bare, at("store/x"), batches)
-        assert names(bare) == names(bare, b"write/") == []
+        assert list_paths(bare) == list_paths(bare, b"write/") == []
         put(bare, at("store/x"), [trips(1).select(["id"])])
         assert ids(bare, "store/x") == [1]
     assert len(files(tmp_path / "data" / "parts")) == 1
@@ -72,7 +86,7 @@ def test_datasets_are_limited(make_server: Make) -> None:
         put(bare, at("store/b", attempt=new_attempt(), mode="append"), [trips(2)])
         call(bare, "delete", path="store/a")
         put(bare, at("store/c"), [trips(1)])
-        assert names(bare) == ["store/b", "store/c"]
+        assert list_paths(bare) == ["store/b", "store/c"]
 
 
 def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make, tmp_path: Path) -> None:
@@ -81,13 +95,13 @@ def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make
         put(bare, at("store/a"), table.to_batches())
         with refused("full", "quota", "penstock rm"):
             put(bare, at("store/b"), table.to_batches())
-        assert names(bare) == ["store/a"]
+        assert list_paths(bare) == ["store/a"]
         assert len(files(tmp_path / "data" / "parts")) == 1
 
         call(bare, "delete", path="store/a")
         eventually(lambda: call(bare, "health")["store_bytes"] == 0)
         put(bare, at("store/b"), table.to_batches())
-        assert names(bare) == ["store/b"]
+        assert list_paths(bare) == ["store/b"]
 
 
 def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
@@ -135,20 +149,20 @@ def test_a_refusal_at_the_gate_has_a_retry_time_and_a_request_id(
     with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=ServerLimits(streams=0)).url) as bare:
         with pytest.raises(flight.FlightUnavailableError) as caught:
             put(bare, at("store/x"), [trips(1)])
-        assert noted(caught.value)["retry_after"] > 0
-        assert noted(caught.value)["request"] in caplog.text
+        assert error_details(caught.value)["retry_after"] > 0
+        assert error_details(caught.value)["request"] in caplog.text
 
 
 def test_a_silent_put_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
     server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as silent, flight.connect(server.url) as other:
-        assert names(other) == []
+        assert list_paths(other) == []
         with idle_put(silent) as ended:
-            eventually(lambda: names(other, b"write/"), what="the put is open")
+            eventually(lambda: list_paths(other, b"write/"), what="the put is open")
             eventually(lambda: server.state.streams.open_streams == 0, what="it was cut")
         assert ended.type is flight.FlightUnavailableError
 
-        assert names(other) == names(other, b"write/") == []
+        assert list_paths(other) == list_paths(other, b"write/") == []
         assert files(tmp_path / "data" / "parts") == files(tmp_path / "data" / "tmp") == set()
         put(other, at("store/idle"), [trips(2)])
         assert ids(other, "store/idle") == [2]
@@ -164,7 +178,7 @@ def test_a_put_that_takes_too_long_is_cut(make_server: Make) -> None:
                 writer.write_batch(trips(1))
                 time.sleep(0.01)
         eventually(lambda: server.state.streams.open_streams == 0)
-        assert names(other) == names(other, b"write/") == []
+        assert list_paths(other) == list_paths(other, b"write/") == []
 
 
 def test_a_put_that_goes_on_sending_is_not_cut(make_server: Make) -> None:
@@ -225,7 +239,7 @@ def outcomes(puts: list[tuple[flight.FlightClient, list[Any]]]) -> list[str]:
         for writer in writers:
             with pytest.raises(flight.FlightError) as caught:
                 writer.close()
-            codes.append(code_of(caught.value))
+            codes.append(error_code(caught.value))
         client.close()
     return codes
 
@@ -246,7 +260,7 @@ def test_of_three_hundred_idle_puts_only_the_limit_is_admitted(tmp_path: Path, s
         puts = stalled(server.url, 300)
         eventually(lambda: call(bare, "health")["open_streams"] == admitted)
 
-        assert len(names(bare)) == 1
+        assert len(list_paths(bare)) == 1
         if admitted < streams:
             assert bare.do_get(ticket).read_all().num_rows == 2
             put(bare, at("store/y"), [trips(1)])
@@ -255,7 +269,7 @@ def test_of_three_hundred_idle_puts_only_the_limit_is_admitted(tmp_path: Path, s
         assert (codes.count("invalid"), codes.count("unavailable")) == (admitted, 300 - admitted)
         eventually(lambda: call(bare, "health")["open_streams"] == 0)
         assert ids(bare, "store/x") == [1, 2]
-        assert names(bare, b"write/") == []
+        assert list_paths(bare, b"write/") == []
         eventually(lambda: threads(server.pid) <= base[0] + 8, what=f"threads back to {base[0]}")
         eventually(lambda: descriptors(server.pid) <= base[1] + 4, what=f"descriptors back to {base[1]}")
         assert peak_memory(server.pid) < 600 << 20

@@ -15,8 +15,8 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server import local
-from tests.kit.plain import at, info, put, trips
 from tests.kit.wait import eventually
+from tests.kit.wire import at, info, put, trips
 
 Knock = Callable[[], socket.socket]
 

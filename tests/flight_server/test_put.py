@@ -14,9 +14,9 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit import plain
-from tests.kit.plain import TRIPS, at, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit import wire
 from tests.kit.wait import files
+from tests.kit.wire import TRIPS, at, call, ids, new_attempt, put, refused, trailer, trips
 
 MIB = 1 << 20
 
@@ -40,8 +40,8 @@ def test_a_put_without_its_trailer_is_refused_and_leaves_nothing(bare: flight.Fl
     with refused("invalid", "trailer", '{"v":1,"batches":', "write_metadata", "done_writing"):
         writer.close()
 
-    assert plain.names(bare) == []
-    assert plain.names(bare, b"write/") == []
+    assert wire.list_paths(bare) == []
+    assert wire.list_paths(bare, b"write/") == []
     assert parts(tmp_path) == set()
 
 
@@ -61,7 +61,7 @@ def test_no_batch_at_all_makes_an_empty_dataset_with_its_columns(bare: flight.Fl
     receipt = put(bare, at("store/empty"), [], schema=TRIPS)
 
     assert (receipt["rows"], receipt["parts"]) == (0, 0)
-    table = plain.read(bare, "store/empty")
+    table = wire.read(bare, "store/empty")
     assert (table.schema, table.num_rows) == (TRIPS, 0)
 
 
@@ -72,7 +72,7 @@ def test_a_trailer_with_other_counts_is_refused(
     with refused("invalid", "2 with 3 came"):
         put(bare, at("store/x"), [trips(1, 2), trips(3)], end=trailer(*end))
 
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
     assert parts(tmp_path) == set()
 
 
@@ -88,7 +88,7 @@ def test_a_malformed_trailer_is_refused(bare: flight.FlightClient, end: bytes) -
     with refused("invalid"):
         reader.read()
         writer.close()
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
 
 # --- what comes back -----------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_large_batch_comes_back_in_slices_of_at_most_8_mib(bare: flight.Flight
     assert large.nbytes > 38 * MIB
 
     put(bare, at("store/large"), [large])
-    flight_info = plain.info(bare, "store/large")
+    flight_info = wire.info(bare, "store/large")
     chunks = [chunk.data for endpoint in flight_info.endpoints for chunk in bare.do_get(endpoint.ticket)]
 
     assert max(chunk.nbytes for chunk in chunks) <= 8 * MIB
@@ -137,7 +137,7 @@ def test_dictionaries_nested_columns_and_nulls_come_back(bare: flight.FlightClie
     table = awkward()
     put(bare, at("store/x"), table.to_batches())
 
-    answer = plain.read(bare, "store/x", **options)
+    answer = wire.read(bare, "store/x", **options)
 
     wanted = table.select(options.get("columns") or table.column_names).slice(0, options.get("limit"))
     assert answer.schema == wanted.schema
@@ -158,7 +158,7 @@ def test_a_put_has_a_ticket_or_a_path_and_a_uuid(bare: flight.FlightClient, serv
         where = flight.FlightDescriptor.for_command(json.dumps({"v": 1, **command}).encode())
         with refused("invalid", words):
             put(bare, where, [trips(1)])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
     assert server.state.store.used == 0
 
 
@@ -185,4 +185,4 @@ def test_a_batch_that_lies_about_its_insides_is_refused(
     batch.validate()
     with refused("invalid", "malformed"):
         put(bare, at("store/lie"), [batch])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []

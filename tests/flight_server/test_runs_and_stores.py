@@ -19,7 +19,7 @@ from penstock.flight_server.lifecycle import data_folder, serving
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
-from tests.kit.doubles import Crash
+from tests.kit.faults import Crash
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -96,7 +96,7 @@ def test_parts_in_quarantine_show_in_health_and_metrics(server: PenstockServer, 
     client.put("store/t", TABLE)
     (name,) = server.state.ledger.part_names()
     assert isinstance(server.state.store.medium, DiskMedium)
-    server.state.store.medium._place(name).write_bytes(b"rot")
+    server.state.store.medium._path_of(name).write_bytes(b"rot")
     with pytest.raises(Lost):
         client.get("store/t").read_all()
     assert client.call("health")["quarantined_parts"] == 1

@@ -12,10 +12,10 @@ from penstock.flight_server.gate import Gate, Streams
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, attempt_of, call, new_attempt, put, refused, trailer, trips
 from tests.kit.raw_flight import RawFlight
 from tests.kit.server import process_server
 from tests.kit.wait import eventually
+from tests.kit.wire import TRIPS, at, attempt_of, call, new_attempt, put, refused, trailer, trips
 
 TOKEN = "canary-0123456789abcdef"
 KNOWN = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())], timeout=60)

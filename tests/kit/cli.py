@@ -1,10 +1,11 @@
-"""The command line in this process, against the test's server."""
+"""The command line: in this process against the test's server, or as a process; and files of each format."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -22,8 +24,12 @@ from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
 from penstock.wire.put import PutCommand
 
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "penstock.cli.app"]
+"""The command line as a process of its own."""
+
 NOWHERE = "grpc://127.0.0.1:1"
-TRIPS = pa.table(
+TRIP_TABLE = pa.table(
     {
         "id": pa.array(range(100), pa.int64()),
         "at": pa.array(
@@ -35,9 +41,38 @@ TRIPS = pa.table(
 )
 
 
+def write_arrow(table: pa.Table, file: str) -> None:
+    with pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+
+
+def write_arrows(table: pa.Table, file: str) -> None:
+    with pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+
+
+WRITERS: dict[str, Callable[[pa.Table, str], None]] = {
+    ".arrow": write_arrow,
+    ".feather": lambda table, file: pyarrow.feather.write_feather(table, file, compression="uncompressed"),
+    ".arrows": write_arrows,
+    ".parquet": pq.write_table,
+}
+READERS: dict[str, Callable[[str], pa.Table]] = {
+    ".arrow": lambda file: pa.ipc.open_file(pa.memory_map(file)).read_all(),
+    ".feather": pyarrow.feather.read_table,
+    ".arrows": lambda file: pa.ipc.open_stream(pa.memory_map(file)).read_all(),
+    ".parquet": pq.read_table,
+}
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's variables without penstock's, with these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | variables
+
+
 @dataclass
 class Ran:
-    """A command line that has run."""
+    """The end of a command line."""
 
     code: int
     out: bytes
@@ -57,7 +92,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def penstock(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line as `main` does. `terminal` makes it believe that a person looks on, 100 columns wide."""
+    """Run a command line as `main` does; with `terminal` as on a terminal of 100 columns."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         monkeypatch.delenv(name)
 
@@ -75,7 +110,7 @@ def penstock(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def here(server: PenstockServer, penstock: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same, with `server` as its server."""
+    """Run a command line against `server`."""
     assert server.url
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     return penstock
@@ -83,23 +118,23 @@ def here(server: PenstockServer, penstock: Run, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def trips(client: Client) -> str:
-    """A dataset with TRIPS in it."""
-    client.put("store/demo/trips", TRIPS)
+    """A dataset of TRIP_TABLE."""
+    client.put("store/demo/trips", TRIP_TABLE)
     return "store/demo/trips"
 
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> str:
-    """TRIPS as a file."""
-    pq.write_table(TRIPS, tmp_path / "trips.parquet")
+    """TRIP_TABLE as a file."""
+    pq.write_table(TRIP_TABLE, tmp_path / "trips.parquet")
     return str(tmp_path / "trips.parquet")
 
 
 def open_write(client: Client, path: str, *, whole: bool, **options: str) -> str:
-    """An open write, with or without a whole attempt; its id."""
+    """Open a write, with or without a whole attempt, and return its id."""
     opened = client.call("write.open", {"path": path, **options})
     if whole:
         command = PutCommand(uuid.uuid4().hex, ticket=opened["ticket"])
-        with client._writer(command, TRIPS.schema) as writer:
-            writer.write(TRIPS)
+        with client._writer(command, TRIP_TABLE.schema) as writer:
+            writer.write(TRIP_TABLE)
     return str(opened["write"])

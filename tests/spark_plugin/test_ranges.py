@@ -15,7 +15,7 @@ from penstock.client.client import Client
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics.retention import retain
-from tests.docs.test_docs import blocks
+from tests.kit.pages import blocks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,9 @@ import pytest
 
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from tests.docs.test_docs import run_all
-from tests.kit.consumption import Reading
-from tests.kit.cut_wire import wire
-from tests.kit.streams import IN, LIMIT, Streams, ended
+from tests.kit.pages import run_all
+from tests.kit.proxy import open_proxy
+from tests.kit.streams import IN, LIMIT, Reading, Streams, ended
 from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
@@ -232,8 +231,7 @@ def test_an_idle_query_that_starts_again_brings_it_along(streams: Streams, serve
     """Here the server has forgotten the consumer, which is the hard case."""
     streams.put(0, 10)
     streams.run(streams.stream(), "noop")
-    with server.state.ledger.transaction() as t:
-        t.sql.execute("DELETE FROM consumers")
+    server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
     query = streams.start(streams.stream(), "noop", now=False)
     eventually(lambda: streams.consumers() and streams.position() == {"0": 10}, within=60)
     query.stop()
@@ -330,7 +328,7 @@ def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
 ) -> None:
     """And its checkpoint goes on where it was, by another address."""
     streams.put(0, 3)
-    with wire() as between:
+    with open_proxy() as between:
         between.target = int(str(server.url).rpartition(":")[2])
         reader = streams.stream(schema="id long", url=between.url, retry_for="0.5")
         query = streams.start(reader, "store/out", now=False)
@@ -348,10 +346,7 @@ def test_rows_that_are_gone_fail_the_query_with_the_cure_or_are_let_pass(
     streams.put(0, 10)
     streams.run(streams.stream(), "store/out")
     streams.put(10, 10)
-    retention = Reading(server, client, bare)
-    with pytest.MonkeyPatch.context() as here:
-        here.setattr("tests.kit.consumption.X", IN)
-        retention.purge()
+    Reading(server, client, bare).purge()
     streams.put(20, 5)
 
     said = r"10 rows are gone that this query hasn't read \(shard 0: offsets 10 to 20\).*failOnDataLoss=false; to start"

@@ -16,9 +16,9 @@ import penstock
 from penstock.client.client import connect
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from tests.kit.plain import read
 from tests.kit.server import ANY_PORT
 from tests.kit.streams import IN, Streams, ended
+from tests.kit.wire import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

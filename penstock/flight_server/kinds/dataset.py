@@ -13,7 +13,8 @@ from penstock.flight_server.kinds.kind import Kind
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import select
 from penstock.flight_server.upload import Admit, Upload
-from penstock.ledger.writes import Dataset, Folder, Write
+from penstock.ledger.datasets import Dataset, Folder
+from penstock.ledger.writes import Write
 from penstock.rows import schemas
 from penstock.wire.actions import Deleted, Description
 from penstock.wire.paths import Path
@@ -70,9 +71,7 @@ class DatasetKind(Kind):
         return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count)
 
     def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
-        return self.state.ledger.open_write(
-            str(path), mode=mode, run=run, schema=schema, most_datasets=self.state.limits.datasets
-        )
+        return self.state.ledger.open_write(str(path), mode=mode, run=run, schema=schema)
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload, own=False)

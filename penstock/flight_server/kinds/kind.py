@@ -53,6 +53,13 @@ class Kind:
     def close(self) -> None:
         """Stop them, once no call is left or the drain's deadline has passed."""
 
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """Do the regular work of this kind, about once a minute, until it is done or `stop` says so."""
+
+    def totals(self) -> dict[str, int]:
+        """Return this kind's counts for health and metrics, besides the ledger's own."""
+        return {}
+
     def actions(self) -> Iterable[Handler]:
         """Return the actions of this kind alone."""
         return ()

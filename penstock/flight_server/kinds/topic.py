@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import pyarrow as pa
@@ -19,16 +20,20 @@ from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
 from penstock.queue.topics import keys
-from penstock.queue.topics.append import Appender, SmallPut, check_again
+from penstock.queue.topics.append import Appender, SmallPut
+from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.rows import schemas
 from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffsets
 from penstock.wire.paths import Path
-from penstock.wire.position import Position
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import Entry, ReadCommand
+
+_RETRIED = re.compile("put-[0-9a-f]{32}")
+"""A run that the client has made so that it can retry: nobody asks for it after that."""
 
 
 class TopicKind(Kind):
@@ -49,13 +54,23 @@ class TopicKind(Kind):
         metrics.gauges(self._gauges)
         self.topics = Topics(state.ledger, state.store)
         self.consumers = Consumers(state.ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows))
-        self._appender = Appender(state.ledger, state.store, self._count_group, state.limits.datasets)
+        self._appender = Appender(state.ledger, state.store, self._count_group)
+        self._compactor = Compactor(state.ledger, state.store)
 
     def start(self) -> None:
         self._appender.start()
 
     def close(self) -> None:
         self._appender.close()
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """Expire consumers, remove rows, make large parts of small ones."""
+        self.consumers.expire()
+        retain(self.state.ledger)
+        self._compactor.compact(stop)
+
+    def totals(self) -> dict[str, int]:
+        return {"topics": self.topics.count()}
 
     def actions(self) -> Iterable[Handler]:
         return ConsumerActions(self.name, self.topics, self.consumers).handlers()
@@ -72,8 +87,8 @@ class TopicKind(Kind):
         start = complete_position(topic, command.start, begin)
         end = complete_position(topic, command.end, topic.latest())
         expires = self.state.ticket_expiry()
-        laid = self.topics.range(topic, start, end, ticketed_until=expires)
-        return endpoints.readable(self.state, descriptor, selection, laid, self._entry(topic), expires)
+        pieces = self.topics.range(topic, start, end, ticketed_until=expires)
+        return endpoints.readable(self.state, descriptor, selection, pieces, self._entry(topic), expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         return _select(self.topics.topic(str(path)), command).schema
@@ -94,7 +109,7 @@ class TopicKind(Kind):
             oldest=self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None,
             consumers=tuple(
                 ConsumerState(
-                    each.consumer, each.state, Position(each.position), each.seen,
+                    each.consumer, each.state, each.position, each.seen,
                     each.lag_rows, each.lag_bytes, each.lag_seconds,
                 )
                 for each in self.consumers.of(topic)
@@ -117,9 +132,7 @@ class TopicKind(Kind):
     def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
         _check_mode(path, mode)
         plain = None if schema is None else schema.remove_metadata()
-        return self.state.ledger.open_write(
-            str(path), mode="append", run=run, schema=plain, most_datasets=self.state.limits.datasets
-        )
+        return self.state.ledger.open_write(str(path), mode="append", run=run, schema=plain)
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload, upload.parts(), own=False)
@@ -133,21 +146,10 @@ class TopicKind(Kind):
             parts = upload.parts()
             first, second = next(parts, []), next(parts, None)
             if second is not None:
-                return self._put_large(path, command, upload, chain([first, second], parts))
+                with own_write(self.state, str(path), "append", command.run) as write:
+                    return self._keep(write, upload, chain([first, second], parts), own=True)
             upload.check_whole()
             return self._appender.append(_small_put(path, command, upload, first))
-
-    def _put_large(
-        self, path: Path, command: PutCommand, upload: Upload, parts: Iterator[list[pa.RecordBatch]]
-    ) -> Receipt:
-        ledger = self.state.ledger
-        receipt = ledger.published(str(path), None, command.attempt)
-        if receipt is not None:
-            upload.drain(parts)
-            check_again(ledger, receipt, str(path), upload.rows)
-            return receipt
-        with own_write(self.state, str(path), "append", command.run) as write:
-            return self._keep(write, upload, parts, own=True)
 
     def _keep(self, write: Write, upload: Upload, parts: Iterator[list[pa.RecordBatch]], *, own: bool) -> Receipt:
         layout = self.topics.layout(write.path)
@@ -167,7 +169,7 @@ class TopicKind(Kind):
         upload.check_whole()
         self.topics.create(
             str(path), upload.schema.remove_metadata(), key=options.key, shards=options.shards,
-            keep_seconds=options.keep_seconds, keep_bytes=options.keep_bytes, most_datasets=self.state.limits.datasets,
+            keep_seconds=options.keep_seconds, keep_bytes=options.keep_bytes,
         )  # fmt: skip
         return Receipt("", upload.attempt, 0, 0, 0, "")
 
@@ -208,4 +210,8 @@ def _small_put(path: Path, command: PutCommand, upload: Upload, batches: list[pa
     """Return a put that came whole and fits a part, without metadata: pandas notes its index there, each time anew."""
     size = sum(batch.nbytes for batch in batches)
     batches = [batch.replace_schema_metadata(None) for batch in batches]
-    return SmallPut(str(path), command.run, upload.attempt, upload.schema.remove_metadata(), batches, upload.rows, size)
+    schema, unnamed = (
+        upload.schema.remove_metadata(),
+        command.run is None or _RETRIED.fullmatch(command.run) is not None,
+    )
+    return SmallPut(str(path), command.run, upload.attempt, schema, batches, upload.rows, size, unnamed)

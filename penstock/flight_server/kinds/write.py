@@ -30,7 +30,7 @@ class WriteKind(Kind):
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
         ledger = self.state.ledger
-        for write in [ledger.summary(folder.key)] if folder.key else ledger.writes():
+        for write in [ledger.summary(folder.key)] if folder.key else ledger.open_writes():
             state = f"{write.state}, {write.mode} to {write.path}"
             yield endpoints.listed(
                 Entry(f"write/{write.write}", "write", write.rows, write.bytes, write.parts, write.touched, state)

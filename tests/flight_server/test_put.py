@@ -16,7 +16,7 @@ import pytest
 from penstock.flight_server.server import PenstockServer
 from tests.kit import wire
 from tests.kit.wait import files
-from tests.kit.wire import TRIPS, at, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit.wire import TRIPS, at, call, create_topic, ids, list_paths, new_attempt, put, refused, trailer, trips
 
 MIB = 1 << 20
 
@@ -186,3 +186,39 @@ def test_a_batch_that_lies_about_its_insides_is_refused(
     with refused("invalid", "malformed"):
         put(bare, at("store/lie"), [batch])
     assert wire.list_paths(bare) == []
+
+
+# --- making a topic --------------------------------------------------------------------------
+
+
+def test_a_topic_is_made_of_the_streams_exact_schema(bare: flight.FlightClient) -> None:
+    """Also of types that have no name of their own, and without pandas' notes."""
+    inner = pa.struct([pa.field("of <a, b>", pa.int8(), nullable=False)])
+    schema = pa.schema([("id", pa.int64()), ("x", inner), ("day", pa.timestamp("ns", "Europe/Oslo"))])
+    create_topic(bare, "topic/x", schema.with_metadata({"pandas": "{}"}), key="id")
+    assert wire.info(bare, "topic/x").schema.equals(schema, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ({"path": "topic/x", "create": {"key": "id"}}, "takes no rows: put them afterwards"),
+        ({"path": "store/x", "create": {}}, "store/x is a dataset: `create` makes a topic"),
+        ({"path": "topic/x", "create": {"shards": -1}}, "TopicOptions.shards: expected a number"),
+        ({"path": "topic/x", "create": {"shard": 1}}, "did you mean 'shards'"),
+        ({"path": "topic/x", "create": [1]}, "PutCommand.create: expected an object"),
+    ],
+)
+def test_a_put_that_can_not_make_a_topic_is_refused(
+    bare: flight.FlightClient, command: dict[str, Any], words: str
+) -> None:
+    with refused("invalid", words):
+        put(bare, at(attempt=new_attempt(), **command), [trips(1)])
+    assert list_paths(bare) == list_paths(bare, b"topic/") == []
+
+
+def test_a_stream_without_its_trailer_makes_no_topic(bare: flight.FlightClient) -> None:
+    writer, _ = bare.do_put(at("topic/x", attempt=new_attempt(), create={}), TRIPS)
+    with refused("invalid", "trailer"):
+        writer.close()
+    assert list_paths(bare, b"topic/") == []

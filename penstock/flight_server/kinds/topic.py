@@ -163,9 +163,7 @@ class TopicKind(Kind):
         """Make a topic of the stream's schema, or change what an existing one keeps."""
         for _ in upload.parts():
             if upload.rows:
-                raise InvalidRequest(
-                    f"{path}: a put with `create` makes the topic only, and has no rows: put them next"
-                )
+                raise InvalidRequest(f"{path}: a put with `create` takes no rows: put them afterwards, without it")
         upload.check_whole()
         self.topics.create(
             str(path), upload.schema.remove_metadata(), key=options.key, shards=options.shards,

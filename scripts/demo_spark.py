@@ -23,7 +23,7 @@ from scripts.demo import ZONES, paint, say
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.client.views import Written
+    from penstock.client.views import WriteSummary
 
 ROWS = 2_000_000
 PARTITIONS = 8
@@ -109,7 +109,7 @@ def summed(frame: DataFrame) -> tuple[tuple[Any, ...], float]:
     return sums, time.perf_counter() - began
 
 
-def shown(spark: SparkSession) -> tuple[Written, list[tuple[str, int, float]]]:
+def shown(spark: SparkSession) -> tuple[WriteSummary, list[tuple[str, int, float]]]:
     """Write, read, read filtered; for each its rows and seconds. Ends the demo where a row isn't Spark's own."""
     df = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(*(f"{made} AS {name}" for name, made in TRIPS.items()))
     columns = ", ".join(f'"… AS {name}"' for name in TRIPS if name != "id")
@@ -135,7 +135,7 @@ def shown(spark: SparkSession) -> tuple[Written, list[tuple[str, int, float]]]:
     return written, found
 
 
-def figures(written: Written, found: list[tuple[str, int, float]]) -> str:
+def figures(written: WriteSummary, found: list[tuple[str, int, float]]) -> str:
     """The three ways, as a table. What a filter leaves at the server counts as worked through, not as moved."""
     lines = [
         (

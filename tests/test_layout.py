@@ -129,7 +129,9 @@ print(penstock.__file__)
 
 def importable() -> list[str]:
     """The modules that need no extra, by their dotted names. Spark's workers import them, too."""
-    of_spark = {Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py")}  # its base classes
+    of_spark = {
+        Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py", "worker/pieces.py")
+    }  # its base classes
     files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_spark]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]

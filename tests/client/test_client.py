@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.client import local
-from penstock.client.client import _ALIVE, Client, connect
+from penstock.client import get, local
+from penstock.client.client import Client, connect
+from penstock.client.connection import _KEEPALIVE, Connection
 from penstock.errors import (
     AlreadyExists,
     Denied,
@@ -145,13 +146,13 @@ def test_parts_that_are_sent_come_side_by_side_if_that_is_asked_for(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local.LocalParts, "__init__", lambda self, name: setattr(self, "_socket", None))
-    both, fetch = threading.Barrier(2, timeout=30), Client.fetch
+    both, fetch = threading.Barrier(2, timeout=30), get.fetch
 
-    def met(self: Client, ticket: bytes) -> Iterator[pa.RecordBatch]:
+    def met(connection: Connection, ticket: bytes) -> Iterator[pa.RecordBatch]:
         both.wait()
-        return fetch(self, ticket)
+        return fetch(connection, ticket)
 
-    monkeypatch.setattr(Client, "fetch", met)
+    monkeypatch.setattr(get, "fetch", met)
     with connect(make_server().url) as client:
         client.put("store/t", pa.table({"n": [1]}))
         client.put("store/t", pa.table({"n": [2], "more": ["x"]}), mode="append")  # another schema: another endpoint
@@ -176,7 +177,7 @@ def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.Monk
         shut.wait(20)
         return open_for(*given)
 
-    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    monkeypatch.setattr(local, "_TIMEOUT", 0.1)
     monkeypatch.setattr(LocalDoor, "_opened", late)
     assert client.get("store/t").read_all() == TABLE
     shut.set()
@@ -184,7 +185,7 @@ def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.Monk
 
 def test_a_reader_out_of_descriptors_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put("store/t", TABLE)
-    monkeypatch.setattr(local, "_mapped", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(local, "_map", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
     assert client.get("store/t").read_all() == TABLE
 
 
@@ -457,7 +458,7 @@ def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[...
 def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.client._ALIVE", [(name, 500) for name, _ in _ALIVE])
+    monkeypatch.setattr("penstock.client.connection._KEEPALIVE", [(name, 500) for name, _ in _KEEPALIVE])
     with open_proxy() as proxy:
         proxy.target = make_server(advertise=proxy.url).port
         with connect(proxy.url, retry_for=0) as client:

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from penstock.cli import app, tables
 from penstock.client.client import Client
+from penstock.client.put import Writer
 from penstock.flight_server.server import PenstockServer
 from penstock.wire.put import PutCommand
 
@@ -135,6 +136,6 @@ def open_write(client: Client, path: str, *, whole: bool, **options: str) -> str
     opened = client.call("write.open", {"path": path, **options})
     if whole:
         command = PutCommand(uuid.uuid4().hex, ticket=opened["ticket"])
-        with client._writer(command, TRIP_TABLE.schema) as writer:
+        with Writer(client.connection, command, TRIP_TABLE.schema) as writer:
             writer.write(TRIP_TABLE)
     return str(opened["write"])

@@ -57,7 +57,7 @@ def test_a_sort_evaluates_everything_twice_in_one_action(spark: SparkSession) ->
 
     row_frame(spark, 800, 8).mapInArrow(put, put.schema).orderBy("attempt").collect()
 
-    assert put.so_far()["attempts"] > 8, "or the test before this one proves nothing"
+    assert put.progress().attempts > 8, "or the test before this one proves nothing"
 
 
 def test_two_actions_on_one_frame_and_one_finish(spark: SparkSession) -> None:
@@ -80,7 +80,7 @@ def test_a_frame_without_finish_leaves_nothing_visible_and_ls_write_says_why(
     assert "only showing top 20 rows" in capsys.readouterr().out
     with pytest.raises(NotFound):
         client.info("store/x")
-    assert 20 < put.so_far()["attempts"] < 40, "show evaluates a part"
+    assert 20 < put.progress().attempts < 40, "show evaluates a part"
     listed = here("ls", "write", terminal=True).text
     assert f"write/{put.write}" in listed
     assert "until finish" in listed
@@ -152,7 +152,7 @@ def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
     ):
         put.finish(row_frame(spark, 800, 4).mapInArrow(FaultyPut(put, always), put.schema))
 
-    assert put.so_far()["state"] == "aborted"
+    assert put.progress().state == "aborted"
     assert stored_rows("store/x") == expected_rows(3, 1)
     eventually(lambda: files(tmp_path / "data" / "parts") == kept, what="what was aborted is swept")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,11 +176,11 @@ def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSess
 
 def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer) -> None:
     put = penstock.do_put("store/x", url=server.url)
-    own = put._opened
+    own = put._put
     read = Signer(b"another key of thirty-two bytes!").sign(ReadTicket(("x",), "store/x", time.time() + 60)).decode()
 
     for ticket in (own.ticket[:-4] + "AAAA", read):
-        object.__setattr__(put, "_opened", type(own)(own.write, ticket, own.state, own.summary))
+        put._put = dataclasses.replace(own, ticket=ticket)
         with pytest.raises(Exception, match="Denied"):
             row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect()
 

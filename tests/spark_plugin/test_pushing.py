@@ -19,7 +19,7 @@ import penstock
 from penstock.flight_server import selection
 from penstock.flight_server.server import PenstockServer
 from penstock.rows.filter.parse import Filter, parse_filter
-from penstock.spark_plugin.pushing import Pushed
+from penstock.spark_plugin.pushing import PushedFilters
 
 sql = pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 if not hasattr(sql, "EqualTo"):
@@ -118,7 +118,7 @@ def holds(one: Any, row: dict[str, Any]) -> bool | None:
 def agrees(wanted: list[Any]) -> None:
     """What is taken of them keeps the rows that Spark would keep."""
     rows = table()
-    pushed = Pushed(rows.schema, {name: kind for name, (kind, _, _) in KINDS.items()}, "id >= 0")
+    pushed = PushedFilters(rows.schema, {name: kind for name, (kind, _, _) in KINDS.items()}, "id >= 0")
     back = list(pushed.take(wanted))
     assert not [one for one in back if isinstance(one, sql.IsNull | sql.IsNotNull)], "these can always be taken"
     taken = [one for one in wanted if all(one is not other for other in back)]
@@ -159,7 +159,7 @@ def test_what_is_taken_keeps_what_spark_would_keep(wanted: list[Any]) -> None:
 )
 def test_what_comes_out_exactly_is_taken(one: Any, text: str) -> None:
     """Else all tests here would pass with nothing taken at all."""
-    pushed = Pushed(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()})
+    pushed = PushedFilters(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()})
     assert list(pushed.take([one])) == []
     assert f"({pushed.text()})" == text
 
@@ -193,7 +193,7 @@ def test_what_doesnt_goes_back(one: Any) -> None:
         "st": "struct<i:int>",
     }
     more = [pa.field("lower", pa.string()), pa.field("st", pa.struct({"i": pa.int32()}))]
-    pushed = Pushed(pa.schema([*SCHEMA, *more]), kinds, "i > 0")
+    pushed = PushedFilters(pa.schema([*SCHEMA, *more]), kinds, "i > 0")
     assert list(pushed.take([one])) == [one]
     assert pushed.text() == "i > 0"
 
@@ -201,7 +201,7 @@ def test_what_doesnt_goes_back(one: Any) -> None:
 def test_what_would_be_too_much_beside_the_users_own_goes_back() -> None:
     own = " or ".join(f"i = {number}" for number in range(90))
     many = [sql.EqualTo(("i",), number) for number in range(40)]
-    pushed = Pushed(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()}, own)
+    pushed = PushedFilters(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()}, own)
     back = list(pushed.take(many))
     assert 0 < len(back) < 40
     parse_filter(str(pushed.text()), SCHEMA)

@@ -189,18 +189,18 @@ def test_a_schema_of_ones_own_picks_columns(people: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("id int", "id is bigint, asked for int"),
+        ("id int", "id is bigint, requested as int"),
         ("id long, nme string", "no column 'nme', did you mean 'name'"),
         ("zzz long", "no column 'zzz', it has id, name, st"),
-        ("st array<struct<y: bigint>>", "st is array<struct<x:bigint>>, asked for array<struct<y:bigint>>"),
-        ("st array<struct<x: bigint not null>>", "st may hold nulls, asked for not null"),
-        ("id timestamp", "id is bigint, asked for timestamp"),
+        ("st array<struct<y: bigint>>", "st is array<struct<x:bigint>>, requested as array<struct<y:bigint>>"),
+        ("st array<struct<x: bigint not null>>", "st may hold nulls, requested as not null"),
+        ("id timestamp", "id is bigint, requested as timestamp"),
     ],
 )
 def test_a_schema_that_isnt_the_datasets_is_refused_with_the_difference(
     schema: str, said: str, people: SparkSession
 ) -> None:
-    with pytest.raises(Exception, match=f"penstock.errors.SchemaMismatch: store/p hasn't the schema.*{said}"):
+    with pytest.raises(Exception, match=f"penstock.errors.SchemaMismatch: store/p has another schema.*{said}"):
         people.read.format("penstock").schema(schema).load("store/p").collect()
 
 
@@ -220,7 +220,10 @@ def test_rows_that_dont_fit_the_dataset_are_refused_before_a_task_runs(people: S
         ({"path": "store/p", "columns": "ide"}, "no column 'ide'; did you mean 'id'"),
         ({"path": "store/none"}, "no dataset at store/none"),
         ({}, "'path' is missing: say .load"),
-        ({"path": "store/p", "url": "grpc://127.0.0.1:1", "retry_for": "0"}, "127.0.0.1:1 was not to be had.*running"),
+        (
+            {"path": "store/p", "url": "grpc://127.0.0.1:1", "retry_for": "0"},
+            "could not reach grpc://.*running",
+        ),
         ({"path": "store/p", "url": "127.0.0.1"}, "expected grpc://host:port"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock.client.client import Client
+from penstock.client.connection import Connection
 from penstock.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -25,7 +26,6 @@ from penstock.errors import (
     WriteEnded,
 )  # fmt: skip
 from penstock.flight_server.server import PenstockServer
-from penstock.spark_plugin.opened import run_name
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
@@ -150,21 +150,21 @@ def test_a_put_is_for_one_frame_and_refuses_a_second_ones_rows(spark: SparkSessi
 def test_an_answer_to_finish_that_comes_too_late_is_asked_for_again(
     spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    real = Client.call
+    called: list[str] = []
+    call = Connection.call_raw
 
-    def late(self: Client, name: str, body: Any = None) -> dict[str, Any]:
-        answer = real(self, name, body)
-        asked.append(name)
-        if asked.count("write.finish") == 1 and name == "write.finish":
+    def late(self: Connection, name: str, fields: Any, **options: Any) -> dict[str, Any]:
+        answer = call(self, name, fields, **options)
+        called.append(name)
+        if called.count("write.finish") == 1 and name == "write.finish":
             raise TimedOut("planted: the answer is late")
         return answer
 
-    monkeypatch.setattr(Client, "call", late)
+    monkeypatch.setattr(Connection, "call_raw", late)
     written = penstock.write(spark.range(10), "store/x", mode="append")
 
-    assert asked.count("write.finish") == 2
-    assert "write.abort" not in asked
+    assert called.count("write.finish") == 2
+    assert "write.abort" not in called
     assert written.rows == 10
     assert ids(client, "store/x") == list(range(10))
 
@@ -174,7 +174,7 @@ def test_a_block_whose_finish_had_no_answer_is_not_aborted(client: Client, error
     with pytest.raises(error, match="planted"), penstock.do_put("store/x") as put:
         raise error("planted: no answer")
 
-    assert put.so_far()["state"] == "open"
+    assert put.progress().state == "open"
 
 
 def test_two_drivers_of_one_run_write_it_once_and_both_are_told(spark: SparkSession, client: Client) -> None:
@@ -185,17 +185,6 @@ def test_two_drivers_of_one_run_write_it_once_and_both_are_told(spark: SparkSess
 
     assert (first.rows, second.rows, second.seconds) == (10, 10, None)
     assert ids(client, "store/x") == list(range(10))
-
-
-@pytest.mark.parametrize("run", ["", (), ("orders", None), ("orders", ""), 1.5, ("orders", 1.5)])
-def test_a_run_that_names_nothing_is_refused(server: PenstockServer, run: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"run=.*expected a text such as"):
-        penstock.do_put("store/x", run=run)
-
-
-def test_a_slash_in_a_part_makes_no_other_run() -> None:
-    assert run_name(("q/1", 2)) != run_name(("q", "1/2")) != run_name(("q%2F1", 2)) != run_name(("q/1", 2))
-    assert run_name(("orders", 7)) == run_name("orders/7") == "orders/7"
 
 
 def test_what_cannot_be_written_is_refused_with_its_cure(spark: SparkSession, server: PenstockServer) -> None:

@@ -131,10 +131,10 @@ def _put_at_the_driver(frame: DataFrame, url: str) -> None:
 
 def _tuned(frame: DataFrame) -> AbstractContextManager[None]:
     """Set the confs that `penstock.write` sets."""
+    from penstock.spark_plugin.spark_types import to_arrow
     from penstock.spark_plugin.tuning import tuned
-    from penstock.spark_plugin.worker.types import stored
 
-    return tuned(frame.sparkSession, stored(frame.schema))
+    return tuned(frame.sparkSession, to_arrow(frame.schema))
 
 
 def _reading(

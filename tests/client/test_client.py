@@ -293,7 +293,7 @@ class TestTryingAgain:
             eventually(lambda: server.state.streams.open_streams == 1)
             with ThreadPoolExecutor(1) as pool:
                 second = pool.submit(client.put, "store/b", data)
-                eventually(lambda: 'verb="do_put",code="unavailable"' in server.state.metrics.text())
+                eventually(lambda: 'code="unavailable",verb="do_put"' in server.state.metrics.text())
                 holding.close()
                 assert second.result(20).rows == 3
 

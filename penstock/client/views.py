@@ -109,13 +109,7 @@ class Listing(Sequence[Entry]):
     def _rows(self) -> list[tuple[str, ...]]:
         now = time.time()
         return [
-            (
-                entry.path,
-                f"{entry.rows:,}",
-                format_size(entry.bytes),
-                f"{entry.parts:,}",
-                "" if entry.changed is None else f"{format_age(now - entry.changed)} ago",
-                entry.state or "",
-            )
+            (entry.path, f"{entry.rows:,}", format_size(entry.bytes), f"{entry.parts:,}",
+             "" if entry.changed is None else f"{format_age(now - entry.changed)} ago", entry.state or "")
             for entry in self._entries
-        ]
+        ]  # fmt: skip

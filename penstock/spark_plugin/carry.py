@@ -1,8 +1,8 @@
-"""What travels to Spark's processes: a value, and the text of the modules that it needs; they needn't have penstock.
+"""What travels to Spark's processes: a value, and the text of its modules, so that workers need no penstock.
 
-A task brings `worker/` and what it imports, 22 kB; only the processes at the driver that plan for the data source get
-the rest as well. Pickling the modules by value would break on what Python keeps by name (caches, type hints, a lazy
-import; dataclasses on Spark 3.5). Their text doesn't, and each process compiles it once.
+A task carries `worker/` and the modules that it imports, 24 kB in all; the processes at the driver that plan for the
+data source get the other modules, too. Pickling modules by value would break on everything that Python finds by name
+(caches, type hints, lazy imports; dataclasses on Spark 3.5). Text doesn't, and a process compiles it once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOADER = "penstock.spark_plugin.worker.loader"
 _TASKS = ("penstock.spark_plugin.worker.tasks", "penstock.spark_plugin.worker.pieces")
 _PLANNING = ("penstock.spark_plugin.source",)
 _UNPACK = "exec(__import__('marshal').loads(__import__('zlib').decompress(loader)), globals()) or unpack(*arguments)"
-"""Evaluated where the value arrives, so that only builtins are pickled by name. The loader goes as code: its text would
-be compiled for each task, in 0.3 ms. Spark sees to it that all its Pythons are of one minor version."""
+"""Evaluated on unpickling: only builtins are pickled by name. The loader travels as code, as compiling its text would
+take 0.3 ms of each task. Spark checks that all its Pythons have the same minor version."""
 
 
 def pack(value: object, *, planning: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the `__reduce__` of an object that is to arrive as `value`: in a task, or in a process that plans."""
+    """Return the `__reduce__` of an object that is unpickled as `value`: in a task, or in a process that plans."""
     driver, loader, *bundles = _texts()
     needed = tuple(bundles if planning else bundles[:1])
     arguments = penstock.__name__, penstock.__version__, driver, needed, pickle.dumps(value)
@@ -50,7 +50,7 @@ class CarriedTask:
 
 
 class PickledCall:
-    """Pickles as a call, and so arrives as what the call returns."""
+    """Pickles as a call: it is unpickled as the call's result."""
 
     def __init__(self, function: Callable[..., Any], *values: Any) -> None:
         self._function, self._values = function, values
@@ -63,7 +63,7 @@ class PickledCall:
 def _texts() -> tuple[Any, ...]:
     """Return the digest of this driver's modules, the loader, the modules that tasks need, and those of planning."""
     carried: Any = getattr(penstock.__spec__, "loader", None)
-    if hasattr(carried, "bundles"):  # planning packs again what it got
+    if hasattr(carried, "bundles"):  # a process that plans packs the modules that it has got
         return carried.driver, _code(carried.texts[_LOADER]), *carried.bundles
     tasks = read_modules(_TASKS)
     planning = {name: text for name, text in read_modules((*_PLANNING, _LOADER)).items() if name not in tasks}

@@ -1,4 +1,4 @@
-"""One reader's way through a topic, without Spark: the server's calls between the decisions of `offsets`."""
+"""A query's reading of a topic, without Spark: the calls to the server between the decisions of `offsets`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("penstock")
 
 
 class Consumption:
-    """A query's way through a topic, from the first offset that Spark asks for to the end of its process."""
+    """A query's reading of a topic, from the first offset that Spark requests to the end of its process."""
 
     def __init__(
         self, client: Client, path: str, options: StreamOptions, now: Callable[[], float] = time.monotonic
@@ -35,7 +35,7 @@ class Consumption:
         self._progress = Progress()
         self._initial: StreamOffset | None = None
         self._next: StreamOffset | None = None
-        """Where the batch that comes next ends; where it begins, while it waits for rows."""
+        """The end of the next batch; its start, while it waits for rows."""
         self._pinned: Position | None = None
         self._ordered: bool | None = None
 
@@ -46,7 +46,7 @@ class Consumption:
         return self._ordered
 
     def initial(self) -> StreamOffset:
-        """Return where a new query starts, with its consumer's name from now on; the same at each call."""
+        """Return the offset at which a new query starts, with a name for its consumer; the same at each call."""
         if self._initial is None:
             topic = start_offsets(self._session.client, self.path, self.options.starting)
             start = topic.start
@@ -54,9 +54,9 @@ class Consumption:
         return self._initial
 
     def latest(self, start: StreamOffset | None = None, *, everything: bool = False) -> StreamOffset:
-        """Return where the next batch ends, and commit what lies before its start, as far as that is believed."""
+        """Return the end of the next batch; commit its start if that proves the batches before to be done."""
         start = start or self._progress.known or self.initial()
-        self._progress = self._progress.asked(start)
+        self._progress = self._progress.after_request(start)
         self._session.attach(start)
         if self._progress.is_done(start):
             self._session.commit(start)
@@ -70,30 +70,30 @@ class Consumption:
         return end
 
     def planned(self, start: StreamOffset, end: StreamOffset) -> tuple[StreamOffset, StreamOffset]:
-        """Return the range of a batch that Spark plans, without what is gone of it, if that may be lost."""
+        """Return the range of a batch that Spark plans, without rows that were removed, if those may be lost."""
         start = offsets.actual_start(self.path, start, end, self._initial)
-        if start.position == end.position:  # what a restarted Spark plans first
-            self._progress = self._progress.asked(end)
+        if start.position == end.position:  # a restarted Spark plans an empty batch first
+            self._progress = self._progress.after_request(end)
             return start, end
         begin, until = self._still_there(start, end)
         self._session.attach(end, begin.position)
         if self._progress.is_done_by_plan(start):
             self._session.commit(start)
-        self._progress = self._progress.planned(start, end, self._now())
+        self._progress = self._progress.after_plan(start, end, self._now())
         return begin, until
 
     def committed(self, end: StreamOffset) -> None:
         """Commit a batch that Spark has in its commit log."""
         self._session.attach(end)
-        self._progress = self._progress.committed_to(end)
+        self._progress = self._progress.after_commit(end)
         self._session.commit(end)
 
     def pin(self) -> None:
-        """Read no further than the topic's present end: AvailableNow."""
+        """End the query at the topic's present end: AvailableNow."""
         self._pinned = self._session.offsets().next
 
     def behind(self) -> dict[str, Any] | None:
-        """Return how much lies behind the next batch, for Spark's progress."""
+        """Return how many rows follow the next batch, for Spark's progress."""
         if self._next is None:
             return None
         topic = self._session.offsets(start=self._next.position)
@@ -102,11 +102,11 @@ class Consumption:
         return {"shards": topic.next.to_json(), "behind": behind}
 
     def _offsets_from(self, start: StreamOffset, options: StreamOptions) -> Offsets:
-        """Return where the batch from `start` on ends. Rows that are gone before it are an error, or skipped."""
+        """Return the offsets of the batch from `start` on. Rows that were removed unread are an error, or skipped."""
         limits = {"max_rows": options.max_rows, "max_bytes": options.max_bytes}
         try:
             topic = self._session.consumer_offsets(start, start=start.position, until=self._pinned, **limits)
-        except Lost as lost:  # the topic was created again: its batch is the new one's first
+        except Lost as lost:  # the topic was created again: the next batch is the first of the new one
             self._session.report(lost)
             if self._pinned is not None:
                 self.pin()
@@ -125,7 +125,7 @@ class Consumption:
         except Lost as lost:
             self._session.report(lost)
             return end, end
-        if start.journal != end.journal:  # the topic was created again before this was planned, and that was let pass
+        if start.journal != end.journal:  # the topic was created again before this was planned, and the query continued
             start = replace(end, position=first)
         if text := offsets.gap(self.path, start.position, first, end.position):
             self._session.report(Lost(text))
@@ -134,7 +134,7 @@ class Consumption:
 
 
 class ConsumerSession:
-    """The calls of one session about a topic, and of the consumer that the checkpoint names.
+    """The calls of one session of a consumer, which the checkpoint names, about its topic.
 
     A server that was put back to an older state doesn't know the consumer: it is attached again.
     """
@@ -155,7 +155,7 @@ class ConsumerSession:
         return self.client.call(actions.ASK_OFFSETS, actions.AskOffsets(self._path, **fields))
 
     def consumer_offsets(self, offset: StreamOffset, **fields: Any) -> Offsets:
-        """Return them as the offset's consumer: the session counts as alive, or a newer one has fenced it."""
+        """Return the topic's offsets as the consumer: the session counts as alive, or is fenced by a newer one."""
         fields |= {"journal": offset.journal, "consumer": offset.consumer, "session": self._id}
         try:
             return self.offsets(**fields)
@@ -165,7 +165,7 @@ class ConsumerSession:
             return self.offsets(**fields)
 
     def first_offsets(self, end: StreamOffset) -> Position:
-        """Return the first offsets that a batch may read; a consumer that isn't attached begins with that batch."""
+        """Return the first offsets that a batch can read; a consumer that isn't attached begins with that batch."""
         if self._attached == (end.consumer, end.journal):
             try:
                 return self.offsets(journal=end.journal, consumer=end.consumer, session=self._id).first
@@ -220,7 +220,7 @@ class ConsumerSession:
         self._warn(f"{text}. The query continues behind them, as failOnDataLoss is false")
 
     def _warn(self, text: str) -> None:
-        """Spark asks for the same range more than once."""
+        """Log a warning, once: Spark requests the same range more than once."""
         if self._warned != text:
             self._warned = text
             log.warning("%s", text)

@@ -1,6 +1,6 @@
-"""A streaming query's offsets: what Spark's checkpoint has, where the next batch ends, and what counts as done.
+"""A streaming query's offsets: their form in Spark's checkpoint, where the next batch ends, and which batches are done.
 
-Values and functions of values; `consumption` makes the server's calls between them.
+Values and functions of values; `consumption` calls the server between them.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What Spark has said in this session, and so which batches are done. Spark says little:
+    """Spark's calls in this session, and the batches that they prove to be done. Spark tells little:
 
     - `commit(X)` comes one batch late, and never for the last batch.
-    - From 4.2 on `latestOffset` gets the last offset of the commit log, which says it in time. Before, the call itself
-      says that the batch which was planned last is done.
-    - `partitions(X, X)` after a restart says nothing: X is the end of the last batch in the offset log, which may be
-      still to come.
+    - From 4.2 on `latestOffset` gets the last offset of the commit log, in time. Before 4.2 the call itself proves that
+      the batch which was planned last is done.
+    - `partitions(X, X)` after a restart proves nothing: X is the end of the last batch in the offset log, and that
+      batch may not have run.
     - With async progress tracking `start` runs ahead of the disk. It isn't believed any more once that shows.
     """
 
     known: StreamOffset | None = None
-    """The end of the last batch that was planned, or the last start: the next start, where Spark doesn't tell it."""
+    """The end of the last planned batch, or the last requested start: the next start for a Spark that tells none."""
     batch: tuple[StreamOffset, StreamOffset] | None = None
     """The batch that was planned last."""
     committed: Position | None = None
@@ -87,27 +87,27 @@ class Progress:
     """When the last batch was planned: the first one waits for no rows."""
 
     def is_done(self, start: StreamOffset) -> bool:
-        """Whether the rows before the start of a batch whose end Spark asks for are done."""
+        """Whether the rows before `start` are done, where Spark requests the end of the batch from there on."""
         return self.start_is_believed and start.position != start.initial
 
     def is_done_by_plan(self, start: StreamOffset) -> bool:
-        """Whether the rows before the start of a batch that Spark plans are: those of a session's first batch."""
+        """Whether the rows before `start` are done, where Spark plans a batch from there on: a session's first."""
         return self.batch is None and start.position != start.initial
 
-    def asked(self, start: StreamOffset) -> Progress:
-        """Return the progress when Spark has asked for the end of the batch that begins here."""
+    def after_request(self, start: StreamOffset) -> Progress:
+        """Return the progress after Spark has requested the end of the batch that begins at `start`."""
         return replace(self, known=start)
 
-    def planned(self, start: StreamOffset, end: StreamOffset, now: float) -> Progress:
-        """Return the progress when Spark has planned a batch; the same one again where a query scans its stream twice,
-        as in a union with itself. One that begins without the commit of the one before is async progress tracking.
+    def after_plan(self, start: StreamOffset, end: StreamOffset, now: float) -> Progress:
+        """Return the progress after Spark has planned a batch: a new one, or the same again where a query scans its
+        stream twice, as in a union with itself. If the batch before isn't committed, Spark tracks progress async.
         """
         follows = self.batch in (None, (start, end)) or start.position == self.committed
         believed = self.start_is_believed and follows
         return replace(self, known=end, batch=(start, end), start_is_believed=believed, planned_at=now)
 
-    def committed_to(self, end: StreamOffset) -> Progress:
-        """Return the progress when Spark has a batch in its commit log."""
+    def after_commit(self, end: StreamOffset) -> Progress:
+        """Return the progress after Spark has committed a batch."""
         return replace(self, committed=end.position)
 
 
@@ -115,29 +115,29 @@ class Progress:
 
 
 def next_batch(start: StreamOffset, offsets: Offsets) -> tuple[StreamOffset, StreamOffset]:
-    """Return where the batch from `start` on begins and ends. In a topic that was created again, it begins anew."""
+    """Return the start and the end of the next batch: in a topic that was created again, from its first row on."""
     if offsets.journal != start.journal:
         start = replace(start, journal=offsets.journal, initial=offsets.start, position=offsets.start)
     return start, replace(start, epoch=offsets.epoch, position=offsets.end)
 
 
 def waits_for_rows(offsets: Offsets, options: StreamOptions, since_last: float) -> bool:
-    """Whether a batch isn't begun yet: it has few rows, and the last one was planned not long ago."""
+    """Whether the next batch waits for more rows, for at most `max_delay` seconds after the last one."""
     rows = sum(offsets.end.values()) - sum(offsets.start.values())
     return rows < (options.min_rows or 0) and since_last < options.max_delay
 
 
 def actual_start(path: str, start: StreamOffset, end: StreamOffset, initial: StreamOffset | None) -> StreamOffset:
-    """Return the start of a batch that Spark plans, as the end has it: the end is the checkpoint's.
+    """Return the start of a batch that Spark plans, for the consumer of its end, which is the checkpoint's.
 
-    Where the first batch is repeated Spark asks for the initial offset again, and plans from that of a new consumer.
+    Where Spark repeats the first batch it requests an initial offset again, and gets one of a new consumer.
     """
     if start.consumer == end.consumer:
         return start
     if start != initial:
         raise InvalidRequest(
-            f"{path}: this batch begins at the position of another consumer than the one it ends with, as Spark asked "
-            "for the end before it told where this query is. Set "
+            f"{path}: this batch begins at the position of another consumer than the one it ends with, as Spark "
+            "requested the end before it told this query's position. Set "
             "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, and remove the newest file from the "
             "checkpoint's folder `offsets`: nothing of that batch was read"
         )
@@ -145,24 +145,24 @@ def actual_start(path: str, start: StreamOffset, end: StreamOffset, initial: Str
 
 
 def remaining(start: Position, end: Position, first: Position) -> tuple[Position, Position]:
-    """Return the range of a batch without the rows before `first`, which are gone."""
+    """Return the range of a batch without the rows before `first`, which were removed."""
     begin = skip_to(start, first)
     return begin, Position({shard: max(offset, begin[shard]) for shard, offset in end.items()})
 
 
 def skip_to(position: Position, first: Position) -> Position:
-    """Return the position, behind the rows that are gone."""
+    """Return the position, behind the rows before `first`, which were removed."""
     return Position({shard: max(offset, first[shard]) for shard, offset in position.items()})
 
 
 def cap(position: Position, ends: Position) -> Position:
-    """Return the position, nowhere beyond the end."""
+    """Return the position, at most at the end."""
     return Position({shard: min(offset, ends.get(shard, offset)) for shard, offset in position.items()})
 
 
 def gap(path: str, start: Position, first: Position, end: Position | None = None) -> str | None:
-    """Return which rows from `start` on are gone, in words; None if none is. With `end`, in a batch that ends there: a
-    shard of which the batch has nothing may have lost what it likes.
+    """Describe the rows from `start` on that were removed; None if all are there. With `end`, only those of shards that
+    have rows in the batch up to there.
     """
     gone = [s for s, offset in start.items() if offset < first[s] and (end is None or offset < end[s])]
     if not gone:
@@ -173,7 +173,7 @@ def gap(path: str, start: Position, first: Position, end: Position | None = None
 
 
 def beyond_end(path: str, position: Position, ends: Position) -> str | None:
-    """Return that the query has read rows which the topic doesn't have, in words; None if it hasn't."""
+    """Describe a position behind the topic's end; None if it isn't."""
     which = [f"shard {shard}: {offset} of {ends[shard]}" for shard, offset in position.items() if offset > ends[shard]]
     if not which:
         return None
@@ -184,7 +184,7 @@ def beyond_end(path: str, position: Position, ends: Position) -> str | None:
 
 
 def check_start(path: str, offsets: Offsets) -> None:
-    """Reject a start that the topic hasn't reached: the query would wait for it, and nobody would know for what."""
+    """Reject a start that isn't within the topic: the query would wait for it, and not say why."""
     for shard, offset in offsets.start.items():
         first, end = offsets.first[shard], offsets.next[shard]
         if not first <= offset <= end:

@@ -26,7 +26,7 @@ class Option:
     default: str
     uses: tuple[Use, ...]
     elsewhere: tuple[str, ...] = ()
-    """Its names in other sources; a user who writes one of them is told ours."""
+    """Its names in other sources: an error for one of them names ours."""
 
 
 _ALL: tuple[Use, ...] = ("read", "write", "stream", "sink")
@@ -49,7 +49,7 @@ OPTIONS = (
            "`false`", ("read",)),
     Option("startingOffsets",
            "where to begin in a topic: `earliest`, `latest`, a time such as `2026-11-18T20:00:00Z`, or "
-           'offsets by shard, `{"0": 500}`; a query that has a checkpoint goes on there', "`earliest`", _READS,
+           'offsets by shard, `{"0": 500}`; a query that has a checkpoint continues there', "`earliest`", _READS,
            ("startingTimestamp", "startingOffsetsByTimestamp", "startingPosition")),
     Option("endingOffsets", "where a batch read of a topic ends: `latest` or offsets by shard", "`latest`", ("read",),
            ("endingTimestamp", "endingOffsetsByTimestamp")),
@@ -60,7 +60,7 @@ OPTIONS = (
     Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",)),
     Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",),
            ("numFetchPartitions",)),
-    Option("failOnDataLoss", "`false`: rows that are gone before they were read are told of, and the query goes on",
+    Option("failOnDataLoss", "`false`: rows that were removed unread cause a warning, and the query continues",
            "`true`", ("stream",)),
     Option("run", "a name under which this is written once: the same run again writes nothing", "none", ("write",),
            ("txnAppId", "txnVersion")),

@@ -35,7 +35,7 @@ class EpochWriter(StreamWriter):
         self._task_writer: EpochPartitionWriter | None = None
 
     def write(self, iterator: Iterator[Any]) -> sql.WriterCommitMessage:
-        """Spark calls it on what was pickled."""
+        """Spark calls `write` on the pickled writer only."""
         raise Internal("a writer of the driver was called to write a partition")
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  # Spark's name

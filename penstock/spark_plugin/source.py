@@ -1,7 +1,7 @@
 """The data source: `spark.dataSource.register(penstock.DataSource)`, then `format("penstock")`.
 
-Spark works with it in processes of its own, each with an object that the one before has pickled; what they pickle
-brings penstock's text along. None but the first two of a read or a write ever has the server's token.
+Spark uses it in processes of its own, each with an object that the one before has pickled; penstock's modules travel
+along (`carry`). Only the first two processes of a read or a write have the server's token.
 
     analysis    schema()                      planning    reader(), pushFilters(), partitions()    tasks   read()
     planning    writer() opens the write      tasks       write() puts an attempt each             commit() or abort()
@@ -45,7 +45,7 @@ except ImportError as missing:
         "use penstock.read(spark, path) and penstock.write(df, path), which work here too"
     ) from missing
 
-from penstock.spark_plugin import sink, stream  # they need the classes that were looked for above
+from penstock.spark_plugin import sink, stream  # they need Spark 4.0, too
 from penstock.spark_plugin.worker.pieces import PartitionReader, PartitionWriter, SourceName, without_traceback
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         return clients.Client(replace(here, **named, retry_for=retry_for))  # type: ignore[arg-type]  # names of its fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Analysis hands the object to planning. Planning hands it to the tasks, which need only its name."""
+        """Pickle the source for planning; planning pickles it for the tasks, which need only its name."""
         if self._planned:
             return carry.pack(SourceName({}))
         return carry.pack(carry.PickledCall(_made, self.here, dict(self.options)), planning=True)
@@ -204,7 +204,7 @@ class PushingReader(Reader):
 
 
 class Writer(PartitionWriter):
-    """A write that is planned; it arrives in tasks and at the commit as its other half."""
+    """A planned write; in tasks and at the commit it is a PartitionWriter."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return carry.pack(PartitionWriter(self._put, self._task, self._retry_for))

@@ -1,4 +1,4 @@
-"""Spark's types and Arrow's, at the driver: what is stored of a frame, and what Spark reads of a dataset.
+"""Spark's types and Arrow's, at the driver: the schema that is stored of a frame, and Spark's schema of a dataset.
 
 A table of our own: pyspark's converters are internal, differ between versions, and lose what is nested.
 """

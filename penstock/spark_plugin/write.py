@@ -34,13 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def open_put(
-    client: clients.Client,
-    path: str,
-    mode: Mode,
-    run: Run | None,
-    schema: pa.Schema | None,
-    *,
-    put_schema: bool = True,
+    client: clients.Client, path: str, mode: Mode, run: Run | None, schema: pa.Schema | None, *, put_schema: bool = True
 ) -> OpenPut:
     """Open a write. With `put_schema` an attempt without rows goes ahead of the tasks': a frame without rows has its
     columns, and a schema that doesn't fit is rejected before a task runs.

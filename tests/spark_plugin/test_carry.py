@@ -49,7 +49,7 @@ print(json.dumps({
 
 
 def look(python: Path | str, *tasks: Path, cwd: Path, before: str = "") -> dict[str, Any]:
-    """What a worker has after it was given these tasks."""
+    """Return the modules of a worker that has unpickled these tasks."""
     import pyspark
 
     spark = Path(pyspark.__file__).parent / "python" / "lib"  # Spark brings it to every worker
@@ -113,7 +113,7 @@ def test_planning_gets_the_rest_of_the_client_and_plugin() -> None:
     assert not rooms & {"cli", "flight_server", "store", "queue", "ledger"}
 
 
-def test_an_import_within_a_function_counts_and_one_for_types_does_not(tmp_path: Path) -> None:
+def test_imports_in_functions_count_and_those_for_types_do_not(tmp_path: Path) -> None:
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a\ndef f():\n    from b import c\n"
     assert list(carry._imports(ast.parse(source))) == ["typing", "typing.TYPE_CHECKING", "b", "b.c"]
 

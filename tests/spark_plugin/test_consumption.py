@@ -165,12 +165,12 @@ class TestHowMuchABatchHas:
         assert query.behind() is None, "before it has begun"
         at = query.latest(query.initial())
         topic.put(0, 3)
-        found = query.behind()
-        assert found is not None
-        assert found["shards"] == {"0": 13, "1": 5}
-        assert found["behind"]["rows"] == 3
-        assert found["behind"]["bytes"] > 0
-        assert 0 <= found["behind"]["oldest_seconds"] < 60
+        progress = query.behind()
+        assert progress is not None
+        assert progress["shards"] == {"0": 13, "1": 5}
+        assert progress["behind"]["rows"] == 3
+        assert progress["behind"]["bytes"] > 0
+        assert 0 <= progress["behind"]["oldest_seconds"] < 60
         query.latest(query.latest(at))
         assert query.behind()["behind"] == {"rows": 0, "bytes": 0, "oldest_seconds": 0.0}  # type: ignore[index]
 
@@ -199,7 +199,7 @@ class TestWhatIsDone:
         assert query.latest(end) == end
         assert topic.position() == end.position
 
-    def test_a_spark_that_tells_no_start_is_done_with_what_it_planned(self, topic: Reading) -> None:
+    def test_a_spark_that_tells_no_start_has_done_its_last_plan(self, topic: Reading) -> None:
         """4.0 and 4.1 ask for the latest offset when the last batch is in their commit log."""
         query = topic.query()
         end = query.latest()
@@ -208,7 +208,7 @@ class TestWhatIsDone:
         assert query.latest() == end
         assert topic.position() == end.position
 
-    def test_what_a_restarted_spark_saw_last_is_done_when_it_asks_what_comes_next(self, topic: Reading) -> None:
+    def test_what_restarted_spark_saw_is_done_at_its_next_request(self, topic: Reading) -> None:
         """It plans an empty batch at the end of its offset log first; 4.0 and 4.1 tell nothing else of that."""
         _, start, end = topic.begun(max_rows=6)
         restarted = topic.query()
@@ -217,7 +217,7 @@ class TestWhatIsDone:
         assert restarted.latest().position == {0: 10, 1: 5}
         assert topic.position() == end.position
 
-    def test_what_a_restarted_spark_saw_last_isnt_done_where_it_is_still_to_come(self, topic: Reading) -> None:
+    def test_what_restarted_spark_saw_is_not_done_while_repeated(self, topic: Reading) -> None:
         """Killed in the middle of a batch, it repeats it: its rows are needed for as long as that takes."""
         query, _, end = topic.begun(max_rows=6)
         further = query.latest(end)
@@ -260,7 +260,7 @@ class TestWhatIsDone:
         assert restored.latest(first).position != first.position
         assert topic.position() == second.position
 
-    def test_a_checkpoint_that_is_older_than_what_was_committed_ends_the_query(self, topic: Reading) -> None:
+    def test_a_checkpoint_older_than_what_was_committed_is_an_error(self, topic: Reading) -> None:
         query = topic.query(max_rows=6)
         first = query.latest(query.initial())
         second = query.latest(first)
@@ -323,7 +323,7 @@ class TestWhatIsDone:
 class TestAsyncProgressTracking:
     """Spark goes on with batches before they are in its log, and its `start` goes on with them."""
 
-    def test_start_isnt_believed_once_a_batch_comes_without_the_ones_commit(self, topic: Reading) -> None:
+    def test_start_isnt_believed_after_a_batch_without_a_commit(self, topic: Reading) -> None:
         query = topic.query(max_rows=3)
         offsets = [query.initial()]
         for _ in range(4):
@@ -338,7 +338,7 @@ class TestAsyncProgressTracking:
         query.latest(offsets[4])
         assert topic.position() == offsets[3].position
 
-    def test_a_later_session_finds_out_anew_and_trusts_its_first_start(self, topic: Reading) -> None:
+    def test_a_later_session_trusts_its_first_start_again(self, topic: Reading) -> None:
         query = topic.query(max_rows=3)
         offsets = [query.initial()]
         for _ in range(3):
@@ -380,7 +380,7 @@ class TestTwoQueriesOnOneCheckpoint:
         with pytest.raises(Fenced):
             older.planned(start, end)
 
-    def test_an_older_copy_of_the_checkpoint_ends_itself_and_not_the_other(self, topic: Reading) -> None:
+    def test_an_older_checkpoint_ends_its_own_query_only(self, topic: Reading) -> None:
         query = topic.query(max_rows=3)
         offsets = [query.initial()]
         for _ in range(4):
@@ -410,8 +410,8 @@ class TestTwoQueriesOnOneCheckpoint:
         for query, end in zip(queries, ends, strict=True):
             query.planned(query.initial(), end)
             query.committed(end)
-        found = {each.consumer: each.position for each in topic.consumers()}
-        assert found == {end.consumer: end.position for end in ends}
+        positions = {each.consumer: each.position for each in topic.consumers()}
+        assert positions == {end.consumer: end.position for end in ends}
 
 
 class TestAServerThatWasPutBack:
@@ -419,7 +419,7 @@ class TestAServerThatWasPutBack:
     def forget(topic: Reading) -> None:
         topic.server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
 
-    def test_a_consumer_that_it_doesnt_know_stands_where_the_batch_begins(self, topic: Reading) -> None:
+    def test_an_unknown_consumer_is_attached_where_the_batch_begins(self, topic: Reading) -> None:
         """What is planned then is still to come."""
         query, _, end = topic.begun(max_rows=6)
         further = query.latest(end)
@@ -428,7 +428,7 @@ class TestAServerThatWasPutBack:
         assert topic.position() == end.position
 
     @pytest.mark.parametrize("then", ["latest", "committed"])
-    def test_a_consumer_that_it_doesnt_know_is_attached_again(self, then: str, topic: Reading) -> None:
+    def test_an_unknown_consumer_is_attached_again(self, then: str, topic: Reading) -> None:
         query, start, end = topic.begun(max_rows=6)
         self.forget(topic)
         if then == "latest":
@@ -502,7 +502,7 @@ class TestRowsThatAreGone:
         assert begin.position == until.position == {0: 10, 1: 5}, "an empty range, where there is one"
 
     def test_a_batch_to_repeat_without_any_of_the_gap_is_whole(self, purged: StreamOffset, topic: Reading) -> None:
-        """A shard of which nothing is asked may have lost what it likes."""
+        """A shard without rows in the batch may have lost any rows."""
         start, end = (replace(purged, position=Position({0: offset, 1: 1})) for offset in (10, 12))
         begin, until = topic.query().planned(start, end)
         assert (begin.position[0], until.position[0]) == (10, 12)
@@ -570,9 +570,9 @@ class TestATopicThatWasMadeAgain:
         topic.create(shards=1)
         put(topic.bare, at(X), [trips(0)])
         assert query.latest(first) == first
-        found = query.behind()
-        assert found is not None
-        assert (found["shards"], found["behind"]["rows"]) == ({"0": 1}, 1)
+        progress = query.behind()
+        assert progress is not None
+        assert (progress["shards"], progress["behind"]["rows"]) == ({"0": 1}, 1)
 
     def test_a_pinned_query_ends_in_the_new_one_too(self, old: StreamOffset, topic: Reading) -> None:
         query = topic.query(fail_on_loss=False)

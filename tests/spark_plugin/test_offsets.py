@@ -69,13 +69,13 @@ def done_by(*said: Any) -> list[int]:
         if isinstance(each, tuple):
             start, end = offset(each[0]), offset(each[1])
             done += [each[0]] if progress.is_done_by_plan(start) else []
-            progress = progress.planned(start, end, 0.0)
+            progress = progress.after_plan(start, end, 0.0)
         elif isinstance(each, str):
             done += [int(each)]
-            progress = progress.committed_to(offset(int(each)))
+            progress = progress.after_commit(offset(int(each)))
         else:
             done += [each] if progress.is_done(offset(each)) else []
-            progress = progress.asked(offset(each))
+            progress = progress.after_request(offset(each))
     return done
 
 
@@ -83,7 +83,7 @@ def done_by(*said: Any) -> list[int]:
     ("said", "done"),
     [
         pytest.param([0, (0, 3)], [], id="a first batch is under way"),
-        pytest.param([0, (0, 3), 3], [3], id="the next batch is asked for"),
+        pytest.param([0, (0, 3), 3], [3], id="the next batch is requested"),
         pytest.param([0, (0, 3), 3, 3, 3], [3, 3, 3], id="an idle tail"),
         pytest.param([0, (0, 3), 3, "3", (3, 6), 6], [3, 3, 6], id="one batch after another"),
         pytest.param([(0, 3)], [], id="restarted within the first batch"),
@@ -128,10 +128,10 @@ class SparkModel(RuleBasedStateMachine):
         last = self.ends[-1]
         self.count(last, self.progress.is_done(offset(last)))
         assert self.done == last or not self.sync, "what has landed is done"
-        self.progress = self.progress.asked(offset(last))
+        self.progress = self.progress.after_request(offset(last))
         committed = self.landed if self.sync else self.landed - 1  # async: a batch once a later one has landed
         if committed > 0:
-            self.progress = self.progress.committed_to(offset(self.ends[committed]))
+            self.progress = self.progress.after_commit(offset(self.ends[committed]))
         self.ends.append(last + rows)
         for _ in range(scans):
             self.plan(len(self.ends) - 1)
@@ -145,7 +145,7 @@ class SparkModel(RuleBasedStateMachine):
     def restart(self) -> None:
         """Plan an empty batch at the end of the offset log, then repeat the first one that hasn't landed."""
         self.start_session()
-        self.progress = self.progress.asked(offset(self.ends[-1]))
+        self.progress = self.progress.after_request(offset(self.ends[-1]))
         del self.ends[self.landed + 2 :]
         if self.landed < len(self.ends) - 1:
             self.plan(self.landed + 1)
@@ -154,7 +154,7 @@ class SparkModel(RuleBasedStateMachine):
         start, end = self.ends[number - 1 : number + 1]
         self.first_end = self.first_end or end
         self.count(start, self.progress.is_done_by_plan(offset(start)))
-        self.progress = self.progress.planned(offset(start), offset(end), 0.0)
+        self.progress = self.progress.after_plan(offset(start), offset(end), 0.0)
 
     def count(self, position: int, is_done: bool) -> None:
         self.done = max(self.done, position if is_done else 0)

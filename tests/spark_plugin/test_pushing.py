@@ -81,12 +81,12 @@ def one_filter(draw: st.DrawFn) -> Any:
     value = st.sampled_from(KINDS[name][2])
     kind = draw(st.sampled_from([*COMPARE, "In", "IsNull", "IsNotNull", "StringContains"]))
     if kind in COMPARE:
-        found = getattr(sql, kind)((name,), draw(value | st.none()))
+        pushed_filter = getattr(sql, kind)((name,), draw(value | st.none()))
     elif kind == "In":
-        found = sql.In((name,), tuple(draw(st.lists(value | st.none(), max_size=3))))
+        pushed_filter = sql.In((name,), tuple(draw(st.lists(value | st.none(), max_size=3))))
     else:
-        found = sql.StringContains((name,), "a") if kind == "StringContains" else getattr(sql, kind)((name,))
-    return sql.Not(found) if draw(st.booleans()) else found
+        pushed_filter = sql.StringContains((name,), "a") if kind == "StringContains" else getattr(sql, kind)((name,))
+    return sql.Not(pushed_filter) if draw(st.booleans()) else pushed_filter
 
 
 def rank(value: Any) -> tuple[int, Any]:
@@ -131,7 +131,7 @@ def agrees(wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_each_comparison_with_each_value_keeps_what_spark_would_keep(name: str) -> None:
+def test_each_comparison_keeps_the_rows_that_spark_keeps(name: str) -> None:
     for value in (*KINDS[name][2], None):
         for one in (*(getattr(sql, kind)((name,), value) for kind in COMPARE), sql.In((name,), (value, None))):
             agrees([one])
@@ -240,12 +240,12 @@ def predicate(draw: st.DrawFn) -> str:
     column = f"`{name.replace('`', '``')}`"
     sign = draw(st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "<=>", "in", "not in", "is null", "is not null"]))
     if sign.startswith("is"):
-        found = f"{column} {sign}"
+        text = f"{column} {sign}"
     elif sign.endswith("in"):
-        found = f"{column} {sign} ({', '.join(draw(st.lists(value, min_size=1, max_size=3)))})"
+        text = f"{column} {sign} ({', '.join(draw(st.lists(value, min_size=1, max_size=3)))})"
     else:
-        found = f"{column} {sign} {draw(value)}"
-    return f"not ({found})" if draw(st.booleans()) else found
+        text = f"{column} {sign} {draw(value)}"
+    return f"not ({text})" if draw(st.booleans()) else text
 
 
 @pytest.fixture
@@ -287,21 +287,21 @@ def test_what_can_be_is_evaluated_at_the_server(
     spark: SparkSession, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where both the conf and the option are on, and only there."""
-    asked: list[str] = []
+    filters: list[str] = []
     parse = parse_filter
 
     def heard(text: str, schema: pa.Schema) -> Filter:
-        asked.append(text)
+        filters.append(text)
         return parse(text, schema)
 
     monkeypatch.setattr(selection, "parse_filter", heard)
     for conf, option in (("false", "true"), ("true", "false"), ("true", "true")):
-        assert asked == []
+        assert filters == []
         spark.conf.set(CONF, conf)
-        found = load(spark, server_url, option).filter("l >= 7 and s like '%\"%' and i in (7, 8)").collect()
-        assert [row.id for row in found] == [3]
+        rows = load(spark, server_url, option).filter("l >= 7 and s like '%\"%' and i in (7, 8)").collect()
+        assert [row.id for row in rows] == [3]
 
-    assert set(asked) == {"(`l` is not null) and (`s` is not null) and (`l` >= 7) and (`i` in (7, 8))"}
+    assert set(filters) == {"(`l` is not null) and (`s` is not null) and (`l` >= 7) and (`i` in (7, 8))"}
 
 
 @pytest.mark.parametrize("pushdown", ["false", "true"])

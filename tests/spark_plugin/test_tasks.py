@@ -131,7 +131,7 @@ def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
         list(get(get._tickets))
 
 
-def test_rows_that_a_memory_store_has_forgotten_are_refused_at_finish(tmp_path: Path) -> None:
+def test_rows_lost_with_a_memory_store_are_rejected_at_finish(tmp_path: Path) -> None:
     settings = ServerConfig(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
     with serving(settings) as server:
         put = penstock.do_put("store/x", url=server.url)

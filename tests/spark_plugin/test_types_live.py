@@ -186,8 +186,8 @@ def full(spark: SparkSession) -> Iterator[DataFrame]:
     with conf(spark, whole="false", code="NO_CODEGEN", **({"time": "true"} if _version(spark) >= (4, 1) else {})):
         bare, nested = ["id"], ["id"]
         for at, (kind, values) in enumerate(_every(spark).items()):
-            held = ", ".join(f"cast({value} as {kind})" for value in [*values, "null"])
-            bare.append(f"array({held})[id % {len(values) + 1}] as v{at}")
+            values_and_null = ", ".join(f"cast({value} as {kind})" for value in [*values, "null"])
+            bare.append(f"array({values_and_null})[id % {len(values) + 1}] as v{at}")
             deep = f"array(map('k', v{at}, 'n', null), null) as x, array(named_struct('z', v{at}), null) as y"
             nested += [
                 f"v{at}",
@@ -296,7 +296,7 @@ def test_a_frame_without_rows_keeps_its_schema(spark: SparkSession, full: DataFr
 def _tables(draw: st.DrawFn) -> tuple[Any, list[Any], str]:
     from tests.kit import spark_types
 
-    struct = draw(spark_types.structs(spark_types.types(time=False), most=25).filter(lambda found: len(found) > 5))
+    struct = draw(spark_types.structs(spark_types.types(time=False), most=25).filter(lambda struct: len(struct) > 5))
     return struct, draw(spark_types.rows(struct, least=1, most=6)), draw(st.sampled_from(ZONES))
 
 
@@ -305,8 +305,8 @@ def test_any_schema_and_any_rows_come_back_as_they_were(spark: SparkSession) -> 
     # One example is a job or two of Spark's, of many columns; to make a failing one small would take minutes
     @settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
     @given(_tables())
-    def holds(found: tuple[Any, list[Any], str]) -> None:
-        struct, rows, zone = found
+    def holds(drawn: tuple[Any, list[Any], str]) -> None:
+        struct, rows, zone = drawn
         with conf(spark, zone=zone, whole="false", code="NO_CODEGEN"):
             # mapInArrow looks its columns up by name, and takes the dot of one for a field's
             names = [name.replace(".", "_") for name in struct.names]

@@ -14,7 +14,7 @@ from penstock.client.settings import ConnectSettings
 
 _MAX_CONNECTIONS = 4
 _MAX_IDLE = 60.0
-"""Seconds after which a connection isn't used again: firewalls forget a silent one, and tell nobody."""
+"""Seconds after which a connection isn't used again: firewalls drop silent connections without a word."""
 
 
 class ConnectionCache:
@@ -64,4 +64,4 @@ class ConnectionCache:
 
 
 CONNECTIONS = ConnectionCache()
-"""This process's."""
+"""The connections of this process."""

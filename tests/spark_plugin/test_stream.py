@@ -214,7 +214,7 @@ def test_an_idle_query_has_its_position_at_the_end(streams: Streams) -> None:
     query.stop()
 
 
-def test_a_query_that_scans_its_stream_twice_has_its_position_at_the_end_too(streams: Streams) -> None:
+def test_a_query_that_scans_twice_commits_up_to_the_end(streams: Streams) -> None:
     """Spark plans each batch of it twice."""
     streams.put(0, 10)
     frame = streams.stream()
@@ -265,7 +265,7 @@ def test_two_queries_on_one_checkpoint_are_found_out(streams: Streams) -> None:
     newer.stop()
 
 
-def test_under_async_progress_tracking_no_position_passes_what_is_on_disk(streams: Streams) -> None:
+def test_async_progress_tracking_commits_only_what_is_on_disk(streams: Streams) -> None:
     """Spark goes on without its log. What it asks for when it starts again is still held for it."""
 
     def rows(query: Any) -> int:
@@ -313,7 +313,7 @@ def test_options_that_cant_be_meant_end_the_query(options: dict[str, str], said:
         streams.run(streams.stream(**options), "noop")
 
 
-def test_a_server_that_is_away_fails_the_query_within_its_patience(streams: Streams) -> None:
+def test_an_absent_server_fails_the_query_within_its_patience(streams: Streams) -> None:
     """And it starts cleanly when there is one."""
     streams.put(0, 3)
     away = streams.stream(schema="id long", url="grpc://127.0.0.1:1", retry_for="0.2")
@@ -323,9 +323,7 @@ def test_a_server_that_is_away_fails_the_query_within_its_patience(streams: Stre
     assert streams.ids("store/out") == [0, 1, 2]
 
 
-def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
-    streams: Streams, server: PenstockServer
-) -> None:
+def test_a_server_that_goes_for_good_ends_the_query(streams: Streams, server: PenstockServer) -> None:
     """And its checkpoint goes on where it was, by another address."""
     streams.put(0, 3)
     with open_proxy() as between:
@@ -340,9 +338,10 @@ def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
     assert streams.ids("store/out") == [0, 1, 2, 3, 4]
 
 
-def test_rows_that_are_gone_fail_the_query_with_the_cure_or_are_let_pass(
+def test_removed_rows_fail_the_query_or_are_passed(
     streams: Streams, server: PenstockServer, client: Client, bare: flight.FlightClient
 ) -> None:
+    """As the query says; the error names the cure."""
     streams.put(0, 10)
     streams.run(streams.stream(), "store/out")
     streams.put(10, 10)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.client.put import Writer
 from penstock.errors import AlreadyExists, LimitExceeded, StoreFull, WriteEnded
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import REMEMBERED_BRIEFLY
@@ -33,7 +34,7 @@ def test_an_attempt_named_as_a_part_takes_none_of_its_rows(server: PenstockServe
         attempts = []
         for name in names:  # read tickets contain them
             command = PutCommand(str(uuid.UUID(name[:32])), ticket=opened["ticket"])
-            with client._writer(command, ROWS.schema) as writer:
+            with Writer(client.connection, command, ROWS.schema) as writer:
                 writer.write(ROWS.slice(0, 1))
             attempts.append(writer.close().attempt)
         client.call("write.finish", {"ticket": opened["ticket"], "attempts": attempts})
@@ -49,7 +50,7 @@ def test_a_repeated_large_put_moves_and_adds_no_row(server: PenstockServer) -> N
     with penstock.connect(str(server.url)) as client:
         receipts = []
         for _ in range(2):
-            with client._writer(command, LARGE.schema) as writer:
+            with Writer(client.connection, command, LARGE.schema) as writer:
                 for batch in LARGE.to_batches(max_chunksize=200_000):
                     writer.write(batch)
             receipts.append(writer.close())
@@ -58,7 +59,7 @@ def test_a_repeated_large_put_moves_and_adds_no_row(server: PenstockServer) -> N
         assert client.info("topic/x").rows == LARGE.num_rows
         with (
             pytest.raises(AlreadyExists, match=r"1,200,000 rows \(.*\); the 1,400,000 rows"),
-            client._writer(command, LARGE.schema) as writer,
+            Writer(client.connection, command, LARGE.schema) as writer,
         ):
             for batch in [*LARGE.to_batches(max_chunksize=200_000), LARGE.to_batches()[0].slice(0, 200_000)]:
                 writer.write(batch)

@@ -1,4 +1,4 @@
-"""Rows of JSON and CSV become batches of a given schema; what doesn't fit is named by row, column and value."""
+"""Rows of JSON and CSV become batches of a given schema; a value that doesn't fit is named by row and column."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ TOOK = IDS.append(pa.field("took", pa.duration("s")))
 DAY = datetime(2026, 11, 18, 20, tzinfo=UTC)
 
 
-def of_json(schema: pa.Schema, *lines: str, at_once: int = 1_000) -> pa.Table:
-    """Lines of JSON, so many converted at once."""
+def from_json(schema: pa.Schema, *lines: str, at_once: int = 1_000) -> pa.Table:
+    """Convert lines of JSON, so many at once."""
     converter = Converter("topic/x", schema)
     pieces = [Lines("\n".join(lines[n : n + at_once]).encode(), n + 1) for n in range(0, len(lines), at_once)]
     return pa.Table.from_batches([converter.convert_json(piece) for piece in pieces])
 
 
-def of_csv(schema: pa.Schema, *lines: str) -> pa.Table:
-    """A CSV file, whose known columns are read as text."""
+def from_csv(schema: pa.Schema, *lines: str) -> pa.Table:
+    """Convert a CSV file, whose known columns are read as text."""
     options = pyarrow.csv.ConvertOptions(
         null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
         column_types=pa.schema([(name, pa.string()) for name in schema.names]),
@@ -46,13 +46,13 @@ def of_csv(schema: pa.Schema, *lines: str) -> pa.Table:
     return pa.Table.from_batches(Converter("topic/x", schema).convert_batches(reader, is_text=True))
 
 
-def typed(schema: pa.Schema, table: pa.Table) -> pa.Table:
-    """A file that has types."""
+def from_typed(schema: pa.Schema, table: pa.Table) -> pa.Table:
+    """Convert a table that has types of its own."""
     return pa.Table.from_batches(Converter("topic/x", schema).convert_batches(table.to_batches(), is_text=False))
 
 
 def test_json_is_read_in_the_types_of_the_schema() -> None:
-    table = of_json(
+    table = from_json(
         ORDERS,
         '{"id": 1, "at": "2026-11-18T20:00:00.5Z", "total": 12.10, "city": "0017"}',
         '{"city": "2026-11-18", "total": "3.5", "at": "2026-11-18 21:00:00+01:00", "id": 2.0}',
@@ -68,7 +68,7 @@ def test_json_is_read_in_the_types_of_the_schema() -> None:
 
 
 def test_csv_is_read_in_the_types_of_the_schema() -> None:
-    table = of_csv(ORDERS, "city,id,total", "0017,1,12.10", "true, 2 ,3", '"",3,')
+    table = from_csv(ORDERS, "city,id,total", "0017,1,12.10", "true, 2 ,3", '"",3,')
     assert table.schema == ORDERS
     assert [tuple(row.values()) for row in table.to_pylist()] == [
         (1, None, Decimal("12.10"), "0017"),
@@ -78,16 +78,16 @@ def test_csv_is_read_in_the_types_of_the_schema() -> None:
 
 
 def test_typed_columns_are_put_in_order() -> None:
-    table = typed(ORDERS, pa.table({"city": ["a"], "id": pa.array([1], pa.int32())}))
+    table = from_typed(ORDERS, pa.table({"city": ["a"], "id": pa.array([1], pa.int32())}))
     assert table.to_pylist() == [{"id": 1, "at": None, "total": None, "city": "a"}]
 
 
 @pytest.mark.parametrize(("read", "lines"), [
-    (of_json, ['{"id": 2}', '{"weight": 1.5, "none": null, "took": null, "id": 3}']),
-    (of_csv, ["weight,took,id", ",,2", "1.5,,3"]),
+    (from_json, ['{"id": 2}', '{"weight": 1.5, "none": null, "took": null, "id": 3}']),
+    (from_csv, ["weight,took,id", ",,2", "1.5,,3"]),
 ])  # fmt: skip
 def test_a_new_column_is_added(read: Callable[..., pa.Table], lines: list[str]) -> None:
-    """One that text can't tell may be null."""
+    """A known column that text can't express, such as a duration, may be null."""
     table = read(TOOK, *lines)
     assert table.schema == TOOK.append(pa.field("weight", pa.float64()))
     assert table.to_pydict() == {"id": [2, 3], "took": [None, None], "weight": [None, 1.5]}
@@ -121,14 +121,14 @@ UNFIT_CSV: list[tuple[pa.Schema, list[str], str]] = [
 @pytest.mark.parametrize(("schema", "lines", "message"), UNFIT_JSON, ids=[case[2][:60] for case in UNFIT_JSON])
 def test_a_line_that_does_not_fit_is_named(schema: pa.Schema, lines: list[str], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        of_json(schema, *lines, at_once=1 if schema is IDS else 1_000)
+        from_json(schema, *lines, at_once=1 if schema is IDS else 1_000)
     assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize(("schema", "lines", "message"), UNFIT_CSV, ids=[case[2][:60] for case in UNFIT_CSV])
 def test_a_row_that_does_not_fit_is_named(schema: pa.Schema, lines: list[str], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        of_csv(schema, *lines)
+        from_csv(schema, *lines)
     assert str(refused.value).startswith(message)
 
 
@@ -141,7 +141,7 @@ def test_a_row_that_does_not_fit_is_named(schema: pa.Schema, lines: list[str], m
 ])  # fmt: skip
 def test_a_typed_column_that_does_not_fit_is_named(schema: pa.Schema, table: pa.Table, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        typed(schema, table)
+        from_typed(schema, table)
     assert str(refused.value).startswith(message)
 
 
@@ -153,7 +153,7 @@ def test_a_converter_that_grows_takes_later_columns() -> None:
 
 
 def test_one_odd_value_leaves_the_other_rows_alone() -> None:
-    """Arrow's reader takes the lines piece by piece; the piece with the odd value goes the exact way."""
+    """Arrow's reader takes the lines piece by piece; only the piece with the odd value is parsed exactly."""
     lines = [f'{{"s": "{n}", "n": {n}{".0" if n == 500 else ""}}}' for n in range(1_000)]
-    table = of_json(pa.schema([("n", pa.int32()), ("s", pa.string())]), *lines, at_once=99)
+    table = from_json(pa.schema([("n", pa.int32()), ("s", pa.string())]), *lines, at_once=99)
     assert table.to_pydict() == {"n": list(range(1_000)), "s": [str(n) for n in range(1_000)]}

@@ -1,4 +1,4 @@
-"""Values of JSON and of text become columns exactly, or the first one that can't is named."""
+"""Values of JSON and of text become columns exactly, or the first value that can't is named."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def of_json(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_float=Decimal)
 
 
-def of_text(*values: Any) -> pa.Array:
-    """What a CSV file has for the values."""
+def text_of(*values: Any) -> pa.Array:
+    """Return the fields that a CSV file has for these values."""
     return pa.array([v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string())
 
 
@@ -110,7 +110,7 @@ def test_a_value_of_json_keeps_all_it_says(kind: pa.DataType, value: Any, expect
 
 @pytest.mark.parametrize(("kind", "value", "expected"), [v for v in VALUES if v[1:] != (2.0, 2)], ids=str)
 def test_a_field_of_text_keeps_all_it_says(kind: pa.DataType, value: Any, expected: Any) -> None:
-    column = column_of(of_text(value, None), kind)
+    column = column_of(text_of(value, None), kind)
     assert (column.type, column.to_pylist()) == (kind, [expected, None])
 
 
@@ -130,19 +130,19 @@ def test_a_value_that_would_lose_something_is_named(kind: pa.DataType, value: An
 ], ids=str)  # fmt: skip
 def test_a_text_that_would_lose_something_is_named(kind: pa.DataType, text: str) -> None:
     with pytest.raises(Misfit) as misfit:
-        column_of(of_text(None, text, text), kind)
+        column_of(text_of(None, text, text), kind)
     assert (misfit.value.row, misfit.value.value) == (1, text)
 
 
 def test_text_may_stand_between_spaces() -> None:
-    assert column_of(of_text(" 2 ", "\t3"), pa.int32()).to_pylist() == [2, 3]
-    assert column_of(of_text(" 2 "), pa.string()).to_pylist() == [" 2 "]
+    assert column_of(text_of(" 2 ", "\t3"), pa.int32()).to_pylist() == [2, 3]
+    assert column_of(text_of(" 2 "), pa.string()).to_pylist() == [" 2 "]
 
 
 def test_nulls_become_any_type() -> None:
     for kind in (pa.duration("s"), pa.null(), pa.list_(pa.duration("s")), pa.month_day_nano_interval()):
         assert column_of([None, None], kind).equals(pa.nulls(2, kind))
-        assert column_of(of_text(None), kind).equals(pa.nulls(1, kind))
+        assert column_of(text_of(None), kind).equals(pa.nulls(1, kind))
 
 
 def test_a_column_of_the_type_stays_as_it_is() -> None:
@@ -158,7 +158,7 @@ def test_nanoseconds_are_kept_within_nested_values() -> None:
 
 def test_a_dictionary_without_room_is_a_misfit() -> None:
     kind, words = pa.dictionary(pa.int8(), pa.string()), [f"word {n}" for n in range(200)]
-    for values in (words, of_text(*words)):
+    for values in (words, text_of(*words)):
         with pytest.raises(Misfit) as misfit:
             column_of(values, kind)
         assert misfit.value.row == 199

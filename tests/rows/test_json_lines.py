@@ -1,4 +1,4 @@
-"""Lines of JSON: parsed exactly or by Arrow's reader, which makes the same of them; a bad one is named."""
+"""Lines of JSON: parsed exactly, or by Arrow's reader with the same result; a bad line is named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_ROWS = {
 
 @pytest.mark.parametrize(("line", "reason"), NO_ROWS.items(), ids=ascii)
 def test_a_line_that_is_no_row_is_named(line: bytes, reason: str) -> None:
-    """Arrow's own reader lets some of these pass, and would read the wrong number of rows."""
+    """Arrow's own reader accepts some of these, and would read a wrong number of rows."""
     lines = Lines(b'{"n": 1}\n\n' + line + b'\n{"n": 2}', number=5)
     assert read_fast(lines, PLAIN) is None
     with pytest.raises(InvalidRequest) as refused:
@@ -46,7 +46,7 @@ def test_a_line_that_is_no_row_is_named(line: bytes, reason: str) -> None:
     assert reason in str(refused.value)
 
 
-def test_an_array_gets_the_cure() -> None:
+def test_an_array_is_refused_with_the_cure() -> None:
     for text in (b'[{"x": 1}]', b'[\n{"x": 1},\n{"x": 2}]'):
         for read in (parse, infer_schema):
             with pytest.raises(InvalidRequest, match="one JSON array: expected an object per line"):
@@ -70,7 +70,7 @@ def test_lines_that_are_no_table_have_no_types(text: bytes) -> None:
 
 
 def test_inferred_types_are_left_to_arrows_reader() -> None:
-    """A dataset takes what the reader takes, NaN and a missing line's end."""
+    """A dataset takes what the reader takes, such as NaN and a missing end of line."""
     lines = Lines(b'{"f": NaN, "at": "2026-11-18T20:00:00Z"} {"f": 1}\n')
     batch = read_fast(lines, infer_schema(lines), inferred=True)
     assert batch is not None

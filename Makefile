@@ -51,14 +51,14 @@ check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 	    -m "not process and not faults and not spark"; tests=$$?; \
 	wait $$!; types=$$?; cat "$$said"; exit $$((tests | types))
 
-bench: $(STAMP)  ## measure puts and gets beside plain pyarrow
-	@$(BIN)/python scripts/bench_flight.py $(ARGS)
+bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against REV": beside another revision)
+	@$(BIN)/python -m scripts.bench flight $(ARGS)
 
 bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own floors, Parquet and the driver
-	@$(BIN)/python scripts/bench_spark.py $(ARGS)
+	@$(BIN)/python -m scripts.bench spark $(ARGS)
 
 bench-topics: $(STAMP) $(JAVA)  ## measure topics and streams beside Kafka
-	@$(BIN)/python scripts/bench_topics.py $(ARGS)
+	@$(BIN)/python -m scripts.bench topics $(ARGS)
 
 planted: $(STAMP)  ## plant known faults in copies of the code: the tests must find each
 	@$(IN_MEMORY) $(BIN)/python scripts/planted/run.py $(ARGS)

@@ -23,7 +23,7 @@ SLOWEST = (
     "test_stream_cluster",
     "test_demo",
     "test_notebooks",
-    "test_bench_topics",
+    "test_bench_pages",
     "test_stream",
 )
 """Files of minutes, each for one of xdist's workers; they start first, so that none is left to run alone at the end."""

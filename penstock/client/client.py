@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, overload
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
-from penstock.client import arguments
-from penstock.client.follow import Follower, offsets, place
-from penstock.client.settings import Settings, read_certificates
-from penstock.client.streams import Writer, as_batches, batches_of, next_batch, translated
+from penstock.client import put
+from penstock.client.arguments import Start, check_path, check_read, to_position, to_start
+from penstock.client.connection import Connection
+from penstock.client.follow import Follower
+from penstock.client.get import fetch, read_info, read_tickets
+from penstock.client.put import Writer
+from penstock.client.settings import ConnectSettings
 from penstock.client.views import Info, Listing
-from penstock.errors import InvalidRequest, StoreFull, Unavailable
 from penstock.rows.slices import first_rows
-from penstock.wire.body import VERSION
+from penstock.wire.actions import Action, AnswerT, RequestT
 from penstock.wire.paths import is_topic
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
-_ALIVE = [("grpc.keepalive_time_ms", 310_000), ("grpc.http2.ping_timeout_ms", 20_000)]
-"""A stream whose other end has vanished without a word breaks after so long, not at its time's end: a task may have 12
-hours. gRPC's servers take more than one such question in 300 s for an attack."""
-_T = TypeVar("_T")
-Position = Mapping[int, int] | datetime
-"""Where in a topic: the next offset of each shard, or when a row was appended."""
 
 
 def connect(
@@ -42,13 +34,13 @@ def connect(
     timeout: float = 60.0,
     retry_for: float = 30.0,
 ) -> Client:
-    """A client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815.
+    """Return a client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815.
 
     `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA. Nothing is sent until the
     first call.
     """
     return Client(
-        Settings(
+        ConnectSettings(
             url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL,
             token or os.environ.get("PENSTOCK_TOKEN") or None,
             ca or os.environ.get("PENSTOCK_CA") or None,
@@ -59,15 +51,11 @@ def connect(
 
 
 class Client:
-    """Puts and gets datasets. Safe to share between threads; pickles as its settings."""
+    """Puts and gets rows. Safe to share between threads; pickles as its settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConnectSettings) -> None:
         self.settings = settings
-        certificates = read_certificates(settings.ca) if settings.ca else None
-        try:
-            self._flight = flight.connect(settings.url, tls_root_certs=certificates, generic_options=_ALIVE)
-        except (pa.ArrowException, flight.FlightError) as wrong:
-            raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong
+        self.connection = Connection(settings)
 
     def __repr__(self) -> str:
         return f"penstock.connect({self.settings.url!r})"
@@ -82,8 +70,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up. Readers that are still in use end with an error."""
-        self._flight.close()
+        """Close the connection. Readers that are still in use end with an error."""
+        self.connection.close()
 
     # --- in ---------------------------------------------------------------------------------
 
@@ -96,23 +84,8 @@ class Client:
         `mode` says what happens if the dataset exists: "error", "append" or "overwrite". A `run` is a name under
         which this happens once: the same run again writes nothing and returns the first one's receipt.
         """
-        arguments.check(path=path)
-        found, batches, again = as_batches(data, schema)
-        # A run of our own makes it safe to try again after a broken connection; what can be read only once isn't begun
-        # before the server has said that it takes it, as what is left of it would be taken for all
-        run = run or f"put-{uuid.uuid4().hex}"
-        command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not again)
-        begun = False
-
-        def once() -> Receipt:
-            nonlocal begun
-            with self._writer(command, found) as writer:
-                for some in batches:
-                    begun = True
-                    writer.write(some)
-            return writer.close()
-
-        return self._retried(once, safe=lambda refused: again or not begun)
+        check_path(path)
+        return put.put(self.connection, path, data, mode=mode, run=run, schema=schema)
 
     def create_topic(
         self,
@@ -130,24 +103,23 @@ class Client:
         without, unless `shards` says otherwise. Rows are removed after `keep_seconds` (24 hours), the oldest ones
         beyond `keep_bytes` earlier; not before every live consumer has committed them.
         """
-        arguments.check(path=path)
-        options = TopicOptions(key, shards, keep_seconds, keep_bytes)
-        command = PutCommand(uuid.uuid4().hex, path=path, create=options)
-        self._retried(lambda: self._writer(command, schema).close())
+        check_path(path)
+        put.create_topic(self.connection, path, schema, TopicOptions(key, shards, keep_seconds, keep_bytes))
 
     def writer(self, path: str, schema: pa.Schema, *, mode: Mode = "error", run: str | None = None) -> Writer:
-        """A writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.
+        """Return a writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.
 
         Leaving the block commits; leaving it by an exception writes nothing.
         """
-        arguments.check(path=path)
-        return self._writer(PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
+        check_path(path)
+        return Writer(self.connection, PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
 
     def attempt(self, ticket: str, schema: pa.Schema) -> Writer:
-        """A writer for one of many attempts of an open write, in any process: `call("write.open", …)` has the ticket,
-        `call("write.finish", …)` commits those that it lists. Waits while the server has no room.
+        """Return a writer for one of many attempts of an open write, in any process; wait while the server has no room.
+
+        `call("write.open", …)` returns the ticket, `call("write.finish", …)` commits the attempts that it lists.
         """
-        return self._retried(lambda: self._writer(PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema))
+        return put.open_attempt(self.connection, ticket, schema)
 
     # --- out --------------------------------------------------------------------------------
 
@@ -159,7 +131,7 @@ class Client:
         limit: int | None = None,
         filter: str | None = None,
         part: int | None = None,
-        start: Position | None = None,
+        start: Start | None = None,
         end: Mapping[int, int] | None = None,
         parallel: int = 1,
     ) -> pa.RecordBatchReader:
@@ -167,56 +139,44 @@ class Client:
 
         Columns, limit and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. On the
         server's own host unfiltered parts are mapped into memory instead of sent; elsewhere `parallel` fetches so many
-        endpoints (of about 32 MiB) ahead. What is deleted or overwritten meanwhile stays readable for the life of the
-        tickets.
+        endpoints (of about 32 MiB) ahead. Rows that are deleted or overwritten meanwhile stay readable for the life of
+        the tickets.
 
-        Of a topic, the rows from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time. Each row's
-        place and time are there for who names them: `columns=["id", "_shard", "_offset", "_time"]`.
+        Of a topic, the rows from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time. A row's
+        shard, offset and time of arrival are columns on request: `columns=["id", "_shard", "_offset", "_time"]`.
         """
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
-        rows = [EndpointNote.decode(endpoint.app_metadata).rows for endpoint in info.endpoints]
-        door = info.local if filter is None else None  # who maps a part would have to filter it
-        names = info.schema.names if is_topic(path) else columns  # a part of a topic may hold more than is shown of it
-        batches = batches_of(self.fetch, info.endpoints, local=door, columns=names, rows=rows, parallel=parallel)
+        local = info.local if filter is None else None  # mapped parts would have to be filtered here
+        names = info.schema.names if is_topic(path) else columns  # a topic's parts may have more columns than it shows
+        tickets = ((each.ticket.ticket, EndpointNote.decode(each.app_metadata).rows) for each in info.endpoints)
+        batches = read_tickets(self.connection, tickets, local=local, columns=names, parallel=parallel)
         if filter is not None and limit is not None:
             batches = first_rows(batches, limit)
         return pa.RecordBatchReader.from_batches(info.schema, batches)
 
     def fetch(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
-        """The batches of one ticket, in any process: `info(path).endpoints` has them.
+        """Return the batches of one ticket, in any process: `info(path).endpoints` has the tickets.
 
-        By do_get, tried again for as long as nothing has come.
+        By do_get, retried until the first batch has come.
         """
-        yield from _rest(*self._retried(lambda: self._begin(ticket)))
+        return fetch(self.connection, ticket)
 
     def follow(
         self,
         path: str,
         *,
-        start: Position | None = None,
+        start: Start | None = None,
         columns: Sequence[str] | None = None,
         filter: str | None = None,
     ) -> Follower:
-        """The rows of a topic as they come: `for batch in c.follow("topic/orders"): …` never ends by itself.
+        """Return the rows of a topic as they come: `for batch in c.follow("topic/orders"): …` never ends by itself.
 
         From now on, or from `start`: offsets, a time, `{}` for the oldest row. Each row comes once and those of a shard
-        in order, over restarts of the server, which is waited for (`retry_for`); rows that are purged before they were
-        given raise `Lost`. Nobody else misses a row. `.position` is the `start` for who wants to go on later, `.stop()`
-        ends the loop. A `get` has an end: who loops it must keep the offsets, and tell a topic that was made anew.
+        in order, over restarts of the server (`retry_for`); rows that are purged before they were read raise `Lost`.
+        Other readers miss nothing. Pass `.position` as `start` to continue later; `.stop()` ends the loop. A loop of
+        `get` would have to keep the offsets itself, and to notice a topic that was deleted and created again.
         """
-        arguments.check(path=path, columns=columns, filter=filter)
-
-        def once(command: ReadCommand) -> flight.FlightInfo:
-            with translated():
-                return self._info(command)
-
-        def fetched(ticket: bytes) -> Iterator[pa.RecordBatch]:
-            with translated():
-                begun = self._begin(ticket)
-            return _rest(*begun)
-
-        at = place(self.call, path, start)
-        return Follower(path, at, columns, filter, info=once, fetch=fetched, patience=self.settings.retry_for)
+        return Follower(self.connection, path, start, columns, filter)
 
     def info(
         self,
@@ -226,107 +186,50 @@ class Client:
         limit: int | None = None,
         filter: str | None = None,
         part: int | None = None,
-        start: Position | None = None,
+        start: Start | None = None,
         end: Mapping[int, int] | None = None,
         journal: str | None = None,
     ) -> Info:
-        """A dataset's schema, size, and endpoints with tickets; of a topic those of a range, of this journal if named.
-
-        How many rows a filter keeps is seen on reading.
+        """Return a dataset's schema, size, and endpoints with tickets; of a topic those of a range, and `journal`
+        names the journal of its offsets. How many rows a filter keeps is known only after reading.
         """
-        arguments.check(path=path, columns=columns, filter=filter)
-        since = start.timestamp() if isinstance(start, datetime) else None
-        command = ReadCommand(
-            path, None if columns is None else tuple(columns), limit, part, filter,
-            None if isinstance(start, datetime) else offsets(start, "start"), offsets(end, "end"), since,
-            journal,
-        )  # fmt: skip
-        found = self._retried(lambda: self._info(command))
-        entry = Entry.decode(found.app_metadata)
-        return Info(
-            entry.path, found.schema, found.total_records, found.total_bytes, entry.parts, entry.changed,
-            tuple(found.endpoints), entry.local,
-        )  # fmt: skip
+        check_read(path, columns, filter)
+        position, since = to_start(start)
+        names = None if columns is None else tuple(columns)
+        command = ReadCommand(path, names, limit, part, filter, position, to_position(end, "end"), since, journal)
+        return Info.of(self.connection.retry(lambda: read_info(self.connection, command)))
 
     def list(self, path: str = "store/", *, recursive: bool = False) -> Listing:
-        """What lies in a folder; `write/` lists the open writes."""
-        arguments.check(path=path)
+        """List a folder; `write/` lists the open writes."""
+        check_path(path)
         criteria = ListCommand(path, folders=not recursive).encode()
-        found = self._retried(lambda: list(self._flight.list_flights(criteria, self._options())))
-        return Listing([Entry.decode(info.app_metadata) for info in found])
+        connection = self.connection
+        infos = connection.retry(lambda: list(connection.flight.list_flights(criteria, connection.options())))
+        return Listing([Entry.decode(info.app_metadata) for info in infos])
 
     # --- the rest ---------------------------------------------------------------------------
 
     def delete(self, path: str) -> dict[str, Any]:
-        """Delete a dataset, or abort a write (`write/ID`); what it was."""
+        """Delete a dataset or a topic, or abort a write (`write/ID`); return what it held."""
         return self.call("delete", {"path": path})
 
-    def call(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A raw action, such as `describe` or `health`; `docs/wire.md` has them all."""
-        arguments.check(path=(body or {}).get("path", ""))
-        action = flight.Action(name, json.dumps({"v": VERSION, **(body or {})}).encode())
-
-        def once() -> dict[str, Any]:
-            results = list(self._flight.do_action(action, self._options()))
-            answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
-            return answer
-
-        repeatable = name not in ("delete", "write.open") or (body or {}).get("run") is not None
-        return self._retried(once, safe=lambda refused: refused or repeatable)
+    @overload
+    def call(self, action: Action[RequestT, AnswerT], request: RequestT) -> AnswerT: ...
+    @overload
+    def call(self, action: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
+    def call(self, action: Action[Any, Any] | str, request: Any = None) -> Any:
+        """Call an action: one of `penstock.wire.actions` with its request, or a name, such as "describe" or "health",
+        with the fields of its JSON body. `docs/wire.md` has them all.
+        """
+        if isinstance(action, str):
+            fields = request or {}
+            check_path(fields.get("path", ""))
+            return self.connection.call_raw(action, fields)
+        return self.connection.call(action, request)
 
     def actions(self) -> dict[str, str]:
-        """The names that `call` takes, each with what it does."""
-        return self._retried(
-            lambda: {action.type: action.description for action in self._flight.list_actions(self._options())}
+        """Return the names that `call` takes, each with its description."""
+        connection = self.connection
+        return connection.retry(
+            lambda: {each.type: each.description for each in connection.flight.list_actions(connection.options())}
         )
-
-    # --- within -----------------------------------------------------------------------------
-
-    def _info(self, command: ReadCommand) -> flight.FlightInfo:
-        return self._flight.get_flight_info(flight.FlightDescriptor.for_command(command.encode()), self._options())
-
-    def _begin(self, ticket: bytes) -> tuple[flight.FlightStreamReader, pa.RecordBatch | None]:
-        reader = self._flight.do_get(flight.Ticket(ticket), self._options(self.settings.stream_timeout))
-        return reader, next_batch(reader)
-
-    def _writer(self, command: PutCommand, schema: pa.Schema) -> Writer:
-        return Writer(self._flight, self._options(self.settings.stream_timeout), command, schema)
-
-    def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
-        token = self.settings.token
-        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
-        return flight.FlightCallOptions(timeout=timeout or self.settings.timeout, headers=headers)
-
-    def _retried(self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True) -> _T:
-        """The call's result. Tried again while the server is busy or away, where that can't do anything twice.
-
-        `safe` is asked each time, and told whether the server itself refused the call: then it never began there.
-        """
-        give_up = time.monotonic() + self.settings.retry_for
-        pause = 0.05
-        while True:
-            try:
-                with translated():
-                    return call()
-            except Unavailable as error:
-                refused = error.request is not None or error.retry_after is not None
-                if isinstance(error, StoreFull) or not safe(refused):
-                    raise
-                pause = min(pause * 2, 5.0)
-                apart = (1 + os.urandom(1)[0] / 256) / 2  # so that clients that failed together part
-                wait = max(error.retry_after or 0, pause) * apart
-                if time.monotonic() + wait > give_up:
-                    raise Unavailable(
-                        f"{self.settings.url} was not to be had for {self.settings.retry_for:g} s: {error}. "
-                        "Is the server running? (penstock serve; penstock doctor)",
-                        request=error.request,
-                    ) from error
-                time.sleep(wait)
-
-
-def _rest(reader: flight.FlightStreamReader, batch: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
-    """A stream's batches, of which the first has come."""
-    while batch is not None:
-        yield batch
-        with translated():
-            batch = next_batch(reader)

@@ -1,155 +1,139 @@
-"""A topic as it grows: `for batch in c.follow("topic/x"): …`. What the client does behind that loop."""
+"""A topic as it grows: the loop behind `for batch in c.follow("topic/x"): …`."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import Expired, InvalidRequest, TimedOut, Unavailable
+from penstock.client.arguments import Start, check_read, to_start
+from penstock.client.connection import Connection, translate_errors
+from penstock.client.get import open_stream, read_info
+from penstock.errors import Expired, TimedOut, Unavailable
 from penstock.rows import slices
-from penstock.wire.position import Position
+from penstock.wire.actions import ASK_OFFSETS, AskOffsets
 from penstock.wire.read import EndpointNote, ReadCommand
 
-_SHORTEST, _LONGEST = 0.02, 0.5
-"""Seconds between two questions for more: the first after rows have come, the last while none do."""
-_NOTICED = 0.1
-"""Seconds within which `stop` is noticed."""
-Call = Callable[[str, Mapping[str, Any]], dict[str, Any]]
-Info = Callable[[ReadCommand], flight.FlightInfo]
-Fetch = Callable[[bytes], Iterator[pa.RecordBatch]]
-
-
-def offsets(position: object, name: str) -> Position | None:
-    """A position as the wire has it; refuses by the argument's name what is none."""
-    if position is None:
-        return None
-    if not isinstance(position, Mapping):
-        time = ", or a time (datetime.datetime)" if name == "start" else ""
-        raise InvalidRequest(f"{name}={position!r:.80}: expected offsets by shard, such as {{0: 500}}{time}")
-    try:
-        return Position({int(shard): offset.__index__() for shard, offset in position.items()})
-    except (TypeError, ValueError, AttributeError) as wrong:
-        raise InvalidRequest(f"{name}={position!r:.80}: expected a whole number for each shard: {{0: 500}}") from wrong
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A position in a topic, and whose: which journal the offsets are of."""
-
-    journal: str
-    offsets: dict[int, int]
-
-
-def place(call: Call, path: str, where: Mapping[int, int] | datetime | None) -> Place:
-    """Where in a topic that is, for each of its shards: offsets, a time, or its end as it is now (None)."""
-    since = where.timestamp() if isinstance(where, datetime) else None
-    start = None if isinstance(where, datetime) else offsets(where, "start")
-    asked = {"since": since, "start": None if start is None else start.to_json()}
-    topic = call("consumer.offsets", {"path": path, **{name: said for name, said in asked.items() if said is not None}})
-    found = topic["next"] if where is None else topic["start"]
-    return Place(topic["journal"], {int(shard): offset for shard, offset in found.items()})
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between two requests for more rows: the first after rows have come, the last while none do."""
+_STOP_CHECK = 0.1
+"""Seconds between two looks at `stop`, while the follower waits."""
 
 
 class Follower(Iterator[pa.RecordBatch]):
     """The rows of a topic as they come, each once, those of a shard in their order. `next` waits for some.
 
-    An error ends nothing, nor does Ctrl-C: the next `next` goes on behind the rows that were given last.
+    After an error, or Ctrl-C, `next` may be called again: it continues behind the rows that it has returned.
     """
 
     def __init__(
-        self, path: str, at: Place, columns: Sequence[str] | None, filter: str | None,
-        *, info: Info, fetch: Fetch, patience: float,
-    ) -> None:  # fmt: skip
-        self.position = dict(at.offsets)
-        """The next offset of each shard, behind the rows that were given: `start` for who goes on later."""
-        self._asked = ReadCommand(path, None if columns is None else tuple(columns), filter=filter, journal=at.journal)
-        self._info, self._fetch, self._patience = info, fetch, patience
-        self._found: deque[tuple[EndpointNote, bytes]] = deque()
-        self._held: deque[tuple[pa.RecordBatch, int, int]] = deque()
+        self, connection: Connection, path: str, start: Start | None, columns: Sequence[str] | None, filter: str | None
+    ) -> None:
+        check_read(path, columns, filter)
+        position, since = to_start(start)
+        topic = connection.call(ASK_OFFSETS, AskOffsets(path, start=position, since=since))
+        self._position = topic.next if start is None else topic.start
+        self._connection = connection
+        names = None if columns is None else tuple(columns)
+        self._command = ReadCommand(path, names, filter=filter, journal=topic.journal)
+        self._retry_for = connection.settings.retry_for
+        self._endpoints: deque[tuple[EndpointNote, bytes]] = deque()
+        self._batches: deque[tuple[pa.RecordBatch, int, int]] = deque()
+        """Batches to return, each with its shard and the offset behind it."""
         self._stopped = False  # a bare flag: a signal's handler may set it, which must not take a lock
-        self._pause = _SHORTEST
+        self._pause = _SHORTEST_PAUSE
+
+    @property
+    def position(self) -> dict[int, int]:
+        """The next offset of each shard, behind the returned rows: pass it as `start` to continue later."""
+        return dict(self._position)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> pa.RecordBatch:
         try:
-            self._come()
+            self._wait_for_batches()
             if not self._stopped:
-                batch, shard, behind = self._held.popleft()
-                self.position[shard] = behind
+                batch, shard, behind = self._batches.popleft()
+                self._position = self._position.moved(shard, behind)
                 return batch
         except BaseException:
-            self._found.clear()  # what is on its way was given to nobody: the next question begins at `position`
-            self._held.clear()
+            self._endpoints.clear()  # their rows were not returned: the next request begins at `position`
+            self._batches.clear()
             raise
         raise StopIteration
 
-    def _come(self) -> None:
-        """Wait until rows are held, or `stop`."""
-        patient_until: float | None = None
-        while not (self._held or self._stopped):
-            try:
-                self._ask()
-                patient_until = None
-            except (Unavailable, TimedOut, Expired) as away:
-                self._found.clear()
-                now = time.monotonic()
-                patient_until = patient_until or now + self._patience
-                if now > patient_until:
-                    raise type(away)(
-                        f"{self._asked.path} can't be followed for {self._patience:g} s now: {away}"
-                    ) from away
-                self._wait(getattr(away, "retry_after", None) or 0.0)
-
     def stop(self) -> None:
-        """End the loop behind the batch that it is at, from whatever thread; one that waits ends within a moment."""
+        """End the loop behind the present batch, from any thread; a follower that waits ends within a moment."""
         self._stopped = True
 
-    def _ask(self) -> None:
-        """Hold the rows of one endpoint, or look for endpoints; wait if there is none."""
-        if not self._found:
-            found = self._info(replace(self._asked, start=Position(self.position)))
-            self._found.extend((EndpointNote.decode(e.app_metadata), e.ticket.ticket) for e in found.endpoints)
-            if not self._found:
-                self._wait(0.0)
+    def _wait_for_batches(self) -> None:
+        """Return when there are batches, or at `stop`."""
+        give_up: float | None = None
+        while not (self._batches or self._stopped):
+            try:
+                self._fetch_more()
+                give_up = None
+            except (Unavailable, TimedOut, Expired) as error:
+                self._endpoints.clear()
+                now = time.monotonic()
+                give_up = give_up or now + self._retry_for
+                if now > give_up:
+                    raise type(error)(
+                        f"{self._command.path} could not be followed for {self._retry_for:g} s: {error}"
+                    ) from error
+                self._sleep(error.retry_after or 0.0)
+
+    def _fetch_more(self) -> None:
+        """Fetch the batches of one endpoint, of new ones if none is left; sleep if there is none."""
+        if not self._endpoints:
+            info = self._info(replace(self._command, start=self._position))
+            self._endpoints.extend((EndpointNote.decode(e.app_metadata), e.ticket.ticket) for e in info.endpoints)
+            if not self._endpoints:
+                self._sleep(0.0)
                 return
-        note, ticket = self._found.popleft()
+        note, ticket = self._endpoints.popleft()
         batches: list[pa.RecordBatch] = []
         try:
             batches.extend(self._fetch(ticket))
         except (Unavailable, TimedOut):
-            if self._asked.filter is not None or not batches:
+            if self._command.filter is not None or not batches:
                 raise
-            self._found.clear()  # what has come counts, the rest is asked for anew
-        self._pause = _SHORTEST
-        self._hold(note, batches)
+            self._endpoints.clear()  # the batches that have come count, the rest is requested again
+        self._pause = _SHORTEST_PAUSE
+        self._add(note, batches)
 
-    def _hold(self, note: EndpointNote, batches: list[pa.RecordBatch]) -> None:
+    def _add(self, note: EndpointNote, batches: list[pa.RecordBatch]) -> None:
         assert note.shard is not None
         assert note.start is not None
         end = note.start + note.rows
-        if self._asked.filter is None:
+        if self._command.filter is None:
             behind = note.start
             for batch in batches:
                 behind += batch.num_rows
-                self._held.append((batch, note.shard, behind))
-        elif batches:  # which of its rows were kept isn't known, but behind the last that is kept all are seen
+                self._batches.append((batch, note.shard, behind))
+        elif batches:  # which rows the filter kept isn't known: the position moves with the last batch, past them all
             *most, last = slices.together(batches)
-            self._held.extend((batch, note.shard, note.start) for batch in most)
-            self._held.append((last, note.shard, end))
+            self._batches.extend((batch, note.shard, note.start) for batch in most)
+            self._batches.append((last, note.shard, end))
         else:
-            self.position[note.shard] = end
+            self._position = self._position.moved(note.shard, end)
 
-    def _wait(self, at_least: float) -> None:
+    def _info(self, command: ReadCommand) -> flight.FlightInfo:
+        with translate_errors():
+            return read_info(self._connection, command)
+
+    def _fetch(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        return open_stream(self._connection, ticket)
+
+    def _sleep(self, at_least: float) -> None:
         until = time.monotonic() + max(self._pause, at_least)
         while not self._stopped and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _NOTICED))
-        self._pause = min(self._pause * 2, _LONGEST)
+            time.sleep(min(left, _STOP_CHECK))
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""A server's door for readers on its host: a ticket is answered with file descriptors, which are mapped."""
+"""Parts of a server on the same host: it answers a ticket with file descriptors, which are mapped into memory."""
 
 from __future__ import annotations
 
@@ -15,64 +15,63 @@ import pyarrow as pa
 
 from penstock.rows import slices
 
-_MOST_FDS = 253  # Linux's most for one message
-_PATIENCE = 30.0  # seconds for a descriptor: the server may have to check a cold file first
+_MAX_DESCRIPTORS = 253  # Linux's limit for one message
+_TIMEOUT = 30.0  # seconds for an answer: the server may have to check a cold file first
 
 
 class LocalParts:
-    """The server's door for readers on this host: a ticket is answered with file descriptors, which are mapped.
+    """A connection to the server's Unix socket for readers on its host.
 
-    Where there is no such door (another host, another user, not Linux) nothing is given each time, and the parts come
-    by do_get.
+    Where there is no such socket (another host, another user, not Linux) no part is mapped: do_get fetches them.
     """
 
     def __init__(self, name: str) -> None:
         self._socket: socket.socket | None = None
         if sys.platform != "linux":
             return
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        door.settimeout(_PATIENCE)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(_TIMEOUT)
         try:
-            door.connect(f"\0{name}")
-            _, uid, _ = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            connection.connect(f"\0{name}")
+            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         except OSError:
             uid = -1
         if uid == os.geteuid():
-            self._socket = door
+            self._socket = connection
         else:
-            door.close()
+            connection.close()
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is on this host, and this user's."""
+        """Whether the server runs on this host, as this user."""
         return self._socket is not None
 
     def batches(self, ticket: bytes, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch] | None:
-        """The first rows of the ticket's parts, mapped; None where they must come by do_get."""
-        mapped = self.open(ticket)
-        if not mapped:
+        """Return the first rows of the ticket's parts, mapped; None where do_get has to fetch them."""
+        streams = self.open(ticket)
+        if not streams:
             return None
-        return slices.first_rows(chain.from_iterable(slices.open_stream(stream, columns) for stream in mapped), rows)
+        return slices.first_rows(chain.from_iterable(slices.open_stream(each, columns) for each in streams), rows)
 
     def open(self, ticket: bytes) -> list[pa.Buffer]:
-        """The IPC streams of the ticket's parts; none where they must come by do_get, which also has more patience."""
+        """Return the IPC streams of the ticket's parts; none where do_get, which waits longer, has to."""
         if self._socket is None:
             return []
-        fds: list[int] = []
+        descriptors: list[int] = []
         try:
             self._socket.send(ticket)
-            answer, fds, _, _ = socket.recv_fds(self._socket, 65_536, _MOST_FDS)
-            lengths = json.loads(answer)["bytes"] if fds else []
-            return [_mapped(fd, size) for fd, size in zip(fds, lengths, strict=True)]
-        except (OSError, ValueError):  # late, so that its answer would be taken for the next one's; gone; out of files
+            answer, descriptors, _, _ = socket.recv_fds(self._socket, 65_536, _MAX_DESCRIPTORS)
+            lengths = json.loads(answer)["bytes"] if descriptors else []
+            return [_map(descriptor, size) for descriptor, size in zip(descriptors, lengths, strict=True)]
+        except (OSError, ValueError):  # gone, out of files, or late: then its answer would pass for the next ticket's
             self.close()
             return []
         finally:
-            for fd in fds:
-                os.close(fd)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection; parts that are mapped stay."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -84,7 +83,7 @@ class LocalParts:
         self.close()
 
 
-def _mapped(fd: int, size: int) -> pa.Buffer:
-    """Not by `mmap`, which keeps a descriptor for as long as somebody has a batch: a topic may have 10,000 parts."""
-    with pa.memory_map(f"/proc/self/fd/{fd}") as file:
+def _map(descriptor: int, size: int) -> pa.Buffer:
+    """Map a file. Not by `mmap`, which keeps its descriptor as long as a batch lives: a topic may have 10,000 parts."""
+    with pa.memory_map(f"/proc/self/fd/{descriptor}") as file:
         return file.read_buffer(size)

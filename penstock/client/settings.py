@@ -1,4 +1,4 @@
-"""How to reach a server: what `connect` is told, and what a task is given of it."""
+"""How to reach a server: the arguments of `connect`, and what a Spark task gets of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from penstock.errors import InvalidRequest
 
-PATIENCE = 600.0
-"""Seconds that those wait for a server who would lose the work of many with theirs: tasks, and who commits them."""
+TASK_RETRY_FOR = 600.0
+"""Seconds for which Spark's tasks and commits try a server again: the failure of one loses the work of many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConnectSettings:
     """How to reach a server; pickles, so that another process can connect the same way."""
 
     url: str
@@ -25,16 +25,16 @@ class Settings:
     retry_for: float = 30.0
     """Seconds during which a server that is busy, restarting or unreachable is tried again."""
 
-    def for_tasks(self, location: str | None) -> Settings:
-        """How others reach the server with nothing but a ticket: no token, certificates as text, time to wait for room
-        (Spark takes four failures of a task for the end of a job).
+    def for_tasks(self, location: str | None) -> ConnectSettings:
+        """Return the settings of a process that has only a ticket: no token, certificates as text, and longer retries,
+        as Spark ends a job at the fourth failure of a task.
         """
         ca = read_certificates(self.ca).decode() if self.ca else None
-        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, PATIENCE))
+        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, TASK_RETRY_FOR))
 
 
 def read_certificates(certificates: str) -> bytes:
-    """Certificates by the file that holds them, or as they are."""
+    """Return certificates given as a file's name or as text."""
     if certificates.startswith("-----BEGIN"):
         return certificates.encode()
     try:

@@ -1,16 +1,17 @@
-"""What a client is told of datasets, as values that print well."""
+"""The client's answers about datasets and writes, as values that print well."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, overload
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import overload
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.text import format_age, format_html_table, format_size, format_table
+from penstock.wire.actions import Summary
 from penstock.wire.read import Entry
 
 _HEADS = ("path", "rows", "size", "parts", "changed", "")
@@ -21,7 +22,7 @@ _RIGHT = ("rows", "size", "parts", "changed")
 class Info:
     """A dataset, or a range of a topic: its schema, its size, and endpoints with a ticket for each run of parts.
 
-    Rows and bytes are -1, as Flight has it, where a filter decides.
+    Rows and bytes are -1, Flight's "unknown", where a filter decides.
     """
 
     path: str
@@ -33,10 +34,19 @@ class Info:
     endpoints: tuple[flight.FlightEndpoint, ...]
     local: str | None = None
 
+    @classmethod
+    def of(cls, info: flight.FlightInfo) -> Info:
+        """Return the view of a FlightInfo."""
+        entry = Entry.decode(info.app_metadata)
+        return cls(
+            entry.path, info.schema, info.total_records, info.total_bytes, entry.parts, entry.changed,
+            tuple(info.endpoints), entry.local,
+        )  # fmt: skip
+
     @property
     def location(self) -> str | None:
-        """Where the server says that tickets are good; None where it leaves that to who asks."""
-        return next((where.uri.decode() for endpoint in self.endpoints for where in endpoint.locations), None)
+        """The address at which the server advertises its tickets; None for the client's own."""
+        return next((place.uri.decode() for endpoint in self.endpoints for place in endpoint.locations), None)
 
     def __repr__(self) -> str:
         amount = "some rows" if self.rows < 0 else f"{self.rows:,} rows, {format_size(self.bytes)}"
@@ -47,25 +57,16 @@ class Info:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Written:
+class WriteSummary(Summary):
     """A finished write; prints as a line, in a notebook as HTML."""
 
-    path: str
-    write: str
-    mode: str
-    rows: int
-    bytes: int
-    parts: int
-    attempts: int
-    run: str | None = None
     seconds: float | None = None
-    """How long it took; None where an earlier write of the same run had done it."""
+    """How long the write took; None where an earlier write of the same run had written the rows."""
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any], seconds: float | None = None) -> Self:
-        """The view of a write's summary."""
-        names = ("path", "write", "mode", "rows", "bytes", "parts", "attempts", "run")
-        return cls(**{name: summary[name] for name in names if name in summary}, seconds=seconds)
+    def of(cls, summary: Summary, seconds: float | None = None) -> WriteSummary:
+        """Return the view of the server's summary."""
+        return cls(**{field.name: getattr(summary, field.name) for field in fields(summary)}, seconds=seconds)
 
     def __repr__(self) -> str:
         amount = f"{self.rows:,} rows, {format_size(self.bytes)} in {self.parts:,} parts"
@@ -81,7 +82,7 @@ class Written:
 
 
 class Listing(Sequence[Entry]):
-    """The lines of a listing; prints as a table, in a notebook as HTML."""
+    """A folder's entries; prints as a table, in a notebook as HTML."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = tuple(entries)
@@ -108,13 +109,7 @@ class Listing(Sequence[Entry]):
     def _rows(self) -> list[tuple[str, ...]]:
         now = time.time()
         return [
-            (
-                entry.path,
-                f"{entry.rows:,}",
-                format_size(entry.bytes),
-                f"{entry.parts:,}",
-                "" if entry.changed is None else f"{format_age(now - entry.changed)} ago",
-                entry.state or "",
-            )
+            (entry.path, f"{entry.rows:,}", format_size(entry.bytes), f"{entry.parts:,}",
+             "" if entry.changed is None else f"{format_age(now - entry.changed)} ago", entry.state or "")
             for entry in self._entries
-        ]
+        ]  # fmt: skip

@@ -18,7 +18,7 @@ _NO_BODY = b'{"v":1}'
 
 
 class Actions:
-    """The actions of every kind, and those that are the server's own."""
+    """The table of actions: those of every kind, and the server's own."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -36,7 +36,7 @@ class ServerConfig:
     ticket_life: float = 12 * 3600
     """Seconds for which a read ticket is valid, and for which the bytes that it names stay readable after a delete."""
     drain: float = 30
-    """Seconds that running calls have when the server is told to stop."""
+    """Seconds that running calls have when the server stops."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     token_file: Path | None = None
@@ -66,7 +66,7 @@ class ServerConfig:
 
     @property
     def token(self) -> str | None:
-        """The bearer token, from its file: one line that nobody else may read."""
+        """The bearer token, from its file: one line, readable by its owner alone."""
         if self.token_file is None:
             return None
         text = self.token_file.read_text().strip()

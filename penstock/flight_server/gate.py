@@ -1,4 +1,4 @@
-"""The gate: checks the token, counts open calls and gives each an id, before any handler runs."""
+"""The gate: checks the token, counts open calls and numbers them, before any handler runs."""
 
 from __future__ import annotations
 

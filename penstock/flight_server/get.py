@@ -104,7 +104,7 @@ def _cuts(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
 def _streams(
     ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], metrics: Metrics
 ) -> Iterator[flight.RecordBatchStream | pa.Table]:
-    """Send each part as a stream that C++ runs; what is cut, widened or given more columns, batch by batch."""
+    """Send each part as a stream that C++ runs; parts that are cut, or get more columns, batch by batch."""
     as_stored = (ticket.schema, ticket.shard, ticket.since) == (None, None, None)
     for cut in cuts:
         metrics.moved("out", cut.rows, cut.part.bytes)

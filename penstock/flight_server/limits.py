@@ -20,7 +20,7 @@ class ServerLimits:
     """The defaults suit one machine; `serve --limit streams=32 --limit put_idle=60` changes them."""
 
     streams: int = 128
-    """Open do_get and do_put calls. pyarrow gives each a thread of 1 MB stack, and has no limit of its own."""
+    """Open do_get and do_put calls. Each has a thread of 1 MB stack, and pyarrow has no limit of its own."""
     batch_rows: int = 1 << 26
     """Rows of one batch: 224 bytes can claim 2^31 rows of null."""
     batch_bytes: int = 1 << 30

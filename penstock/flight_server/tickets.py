@@ -49,7 +49,7 @@ class ReadTicket(Body):
 
 @dataclass(frozen=True, slots=True)
 class WriteTicket(Body):
-    """One open write. The ledger knows whether it still is; `opener` tells who opened it last."""
+    """One open write. The ledger knows whether it is still open; `opener` is the id of its last opener."""
 
     put: str
     opener: str

@@ -23,7 +23,7 @@ def encode(schema: pa.Schema) -> str:
 
 
 def decode(text: str) -> pa.Schema:
-    """Return the schema of such a text, which anybody may have sent."""
+    """Return the schema of such a text; the text is untrusted."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (binascii.Error, ValueError, OSError, pa.ArrowException) as malformed:

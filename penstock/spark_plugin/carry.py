@@ -1,74 +1,42 @@
-"""What Spark takes to its workers: a task, and the text of penstock's modules, as workers needn't have it installed.
+"""What travels to Spark's processes: a value, and the text of its modules, so that workers need no penstock.
 
-Pickling the modules by value breaks on what Python keeps by name (caches, type hints, a lazy import; dataclasses on
-Spark 3.5). Their text doesn't: it is 65 kB, and compiled once by each worker process.
+A task carries `worker/` and the modules that it imports, 24 kB in all; the processes at the driver that plan for the
+data source get the other modules, too. Pickling modules by value would break on everything that Python finds by name
+(caches, type hints, lazy imports; dataclasses on Spark 3.5). Text doesn't, and a process compiles it once.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import marshal
 import pickle
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import penstock
 
-
-def arrive(package: str, version: str, digest: str, text: bytes, task: bytes) -> Any:
-    """In the worker: the task, once its package can be imported. Pickled by value, so all it needs is in here.
-
-    An installed package is used as it is, if it has the driver's version. Workers are used again: text that another
-    driver brought is replaced.
-    """
-    import importlib.abc
-    import importlib.util
-    import json
-    import pickle
-    import sys
-    import zlib
-
-    class Luggage(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-        def __init__(self) -> None:
-            self.text, self.digest = text, digest
-            self.modules = json.loads(zlib.decompress(text))
-
-        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-            return importlib.util.spec_from_loader(name, self) if name in self.modules else None
-
-        def get_source(self, name: str) -> Any:
-            return self.modules[name]
-
-        def is_package(self, name: str) -> bool:
-            return any(other.startswith(name + ".") for other in self.modules)
-
-    old = [finder for finder in sys.meta_path if type(finder).__name__ == "Luggage"]
-    if not any(finder.__dict__["digest"] == digest for finder in old):
-        for name in [name for name in sys.modules if old and name.split(".")[0] == package]:
-            del sys.modules[name]
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in old]
-        there = importlib.util.find_spec(package)
-        if there is None or there.origin is None:  # a folder of that name is no package
-            sys.meta_path.insert(0, Luggage())
-        elif (other := importlib.import_module(package).__version__) != version:
-            raise ImportError(
-                f"{there.origin} in this worker is {package} {other}, the driver has {version}: install that for "
-                "Spark's workers too, or none at all, as the driver's travels with its tasks"
-            )
-    return pickle.loads(task)  # noqa: S301  # what the driver packed, from whom this very function came
+_LOADER = "penstock.spark_plugin.worker.loader"
+_TASKS = ("penstock.spark_plugin.worker.tasks", "penstock.spark_plugin.worker.pieces")
+_PLANNING = ("penstock.spark_plugin.source",)
+_UNPACK = "exec(__import__('marshal').loads(__import__('zlib').decompress(loader)), globals()) or unpack(*arguments)"
+"""Evaluated on unpickling: only builtins are pickled by name. The loader travels as code, as compiling its text would
+take 0.3 ms of each task. Spark checks that all its Pythons have the same minor version."""
 
 
-def packed(task: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What a `__reduce__` returns for an object that is to arrive as `task`."""
-    _arrive_by_value()
-    digest, text = _text()
-    return arrive, (penstock.__name__, penstock.__version__, digest, text, pickle.dumps(task))
+def pack(value: object, *, planning: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the `__reduce__` of an object that is unpickled as `value`: in a task, or in a process that plans."""
+    driver, loader, *bundles = _texts()
+    needed = tuple(bundles if planning else bundles[:1])
+    arguments = penstock.__name__, penstock.__version__, driver, needed, pickle.dumps(value)
+    return eval, (_UNPACK, {"loader": loader, "arguments": arguments})
 
 
-class Carried:
+class CarriedTask:
     """A task as mapInArrow takes it."""
 
     def __init__(self, task: Callable[..., Any]) -> None:
@@ -78,11 +46,11 @@ class Carried:
         return self._task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return packed(self._task)
+        return pack(self._task)
 
 
-class Call:
-    """Pickles as the call, and so arrives as what that returns."""
+class PickledCall:
+    """Pickles as a call: it is unpickled as the call's result."""
 
     def __init__(self, function: Callable[..., Any], *values: Any) -> None:
         self._function, self._values = function, values
@@ -92,24 +60,57 @@ class Call:
 
 
 @cache
-def _arrive_by_value() -> None:
-    import sys
+def _texts() -> tuple[Any, ...]:
+    """Return the digest of this driver's modules, the loader, the modules that tasks need, and those of planning."""
+    carried: Any = getattr(penstock.__spec__, "loader", None)
+    if hasattr(carried, "bundles"):  # a process that plans packs the modules that it has got
+        return carried.driver, _code(carried.texts[_LOADER]), *carried.bundles
+    tasks = read_modules(_TASKS)
+    planning = {name: text for name, text in read_modules((*_PLANNING, _LOADER)).items() if name not in tasks}
+    bundles = [zlib.compress(json.dumps(modules).encode(), 9) for modules in (tasks, planning)]
+    return hashlib.sha256(b"".join(bundles)).hexdigest(), _code(planning[_LOADER]), *bundles
 
-    from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+def _code(text: str) -> bytes:
+    return zlib.compress(marshal.dumps(compile(text, "<penstock>", "exec", dont_inherit=True)), 9)
 
 
-@cache
-def _text() -> tuple[str, bytes]:
-    """The modules that run in a worker: penstock's ground, its client, this room."""
-    brought: Any = getattr(penstock.__spec__, "loader", None)
-    if hasattr(brought, "digest"):  # in a worker that packs again, as the data source's planning does
-        return brought.digest, brought.text
-    root = Path(penstock.__file__).parent
-    rooms = ("wire", "rows", "client", "spark_plugin")
-    files = sorted([*root.glob("*.py"), *(file for room in rooms for file in root.glob(f"{room}/**/*.py"))])
-    names = [".".join([penstock.__name__, *file.relative_to(root).with_suffix("").parts]) for file in files]
-    modules = {name.removesuffix(".__init__"): file.read_text("utf-8") for name, file in zip(names, files, strict=True)}
-    text = zlib.compress(json.dumps(modules).encode(), 9)
-    return hashlib.sha256(text).hexdigest(), text
+def read_modules(names: Iterable[str]) -> dict[str, str]:
+    """Return the text of modules of penstock, and of those that they import, by name; without docstrings, a third."""
+    texts: dict[str, str] = {}
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        file = _file_of(name)
+        if file is not None and name not in texts:
+            tree = ast.parse(text := file.read_text("utf-8"))
+            texts[name] = _without_docstrings(text, tree)
+            waiting += [name.rpartition(".")[0], *(each for each in _imports(tree) if each.startswith("penstock"))]
+    return dict(sorted(texts.items()))
+
+
+def _file_of(name: str) -> Path | None:
+    path = Path(penstock.__file__).parents[1] / name.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if name and file.is_file()), None)
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a module imports, inside functions too, but not for the type checker alone."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    if isinstance(node, ast.ImportFrom) and node.module:
+        yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child)
+
+
+def _without_docstrings(text: str, tree: ast.Module) -> str:
+    """Return the text with an empty one for each docstring; every line keeps its number, for tracebacks."""
+    lines = text.splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            end = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : end] = [f"{' ' * node.col_offset}''", *[""] * (end - node.lineno)]
+    return "\n".join(lines)

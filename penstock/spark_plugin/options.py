@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from penstock.errors import InvalidRequest
 from penstock.text import parse_duration, suggest
+from penstock.wire.actions import AskOffsets
+from penstock.wire.position import Position
 
 Use = Literal["read", "write", "stream", "sink"]
 
@@ -22,7 +26,7 @@ class Option:
     default: str
     uses: tuple[Use, ...]
     elsewhere: tuple[str, ...] = ()
-    """What users of other sources know it as; named to them when they write that."""
+    """Its names in other sources: an error for one of them names ours."""
 
 
 _ALL: tuple[Use, ...] = ("read", "write", "stream", "sink")
@@ -45,7 +49,7 @@ OPTIONS = (
            "`false`", ("read",)),
     Option("startingOffsets",
            "where to begin in a topic: `earliest`, `latest`, a time such as `2026-11-18T20:00:00Z`, or "
-           'offsets by shard, `{"0": 500}`; a query that has a checkpoint goes on there', "`earliest`", _READS,
+           'offsets by shard, `{"0": 500}`; a query that has a checkpoint continues there', "`earliest`", _READS,
            ("startingTimestamp", "startingOffsetsByTimestamp", "startingPosition")),
     Option("endingOffsets", "where a batch read of a topic ends: `latest` or offsets by shard", "`latest`", ("read",),
            ("endingTimestamp", "endingOffsetsByTimestamp")),
@@ -56,7 +60,7 @@ OPTIONS = (
     Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",)),
     Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",),
            ("numFetchPartitions",)),
-    Option("failOnDataLoss", "`false`: rows that are gone before they were read are told of, and the query goes on",
+    Option("failOnDataLoss", "`false`: rows that were removed unread cause a warning, and the query continues",
            "`true`", ("stream",)),
     Option("run", "a name under which this is written once: the same run again writes nothing", "none", ("write",),
            ("txnAppId", "txnVersion")),
@@ -65,7 +69,7 @@ _KNOWN = {option.name.lower(): option for option in OPTIONS}
 _ASYNC = "asyncprogresstracking"
 _SPARKS = ("checkpointlocation", f"{_ASYNC}enabled", f"{_ASYNC}checkpointintervalms",
            f"_{_ASYNC}overridesinksupportcheck")  # fmt: skip
-"""What Spark hands to a streaming sink of the options that are its own."""
+"""Spark's own options, which it hands to a streaming sink, too."""
 _CALLS = {"read": ".load('store/…')", "write": ".save('store/…')", "stream": ".load('topic/…')",
           "sink": ".start('store/…')"}  # fmt: skip
 _WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
@@ -74,29 +78,29 @@ _NAME = r"\s*(?:`((?:[^`]|``)+)`|([^`,\s](?:[^`,]*[^`,\s])?))\s*"
 
 
 def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str]:
-    """The options for this use, or one of several, if there is nothing among them that it doesn't know."""
-    given = {name.lower(): value for name, value in options.items()}
+    """Return the options by lower-case name; reject any that aren't for this use, or for one of the others."""
+    values = {name.lower(): value for name, value in options.items()}
     if use == "sink":
-        if given.get(f"{_ASYNC}enabled", "").lower() == "true":
+        if values.get(f"{_ASYNC}enabled", "").lower() == "true":
             raise InvalidRequest(
                 "asyncProgressTracking doesn't repeat an epoch with the same rows, so they can't be written once: "
                 "leave it out"
             )
-        given = {name: value for name, value in given.items() if name not in _SPARKS}
-    if "paths" in given:
+        values = {name: value for name, value in values.items() if name not in _SPARKS}
+    if "paths" in values:
         raise InvalidRequest("load: one path at a time; load each and union them")
-    for name in given:
+    for name in values:
         _check_name(name, use, *others)
-    if not given.get("path"):
+    if not values.get("path"):
         raise InvalidRequest(
             f"the option 'path' is missing: say {_CALLS[use]}. Spark hands no "
             "options on from its tables (saveAsTable, INSERT INTO, CREATE TABLE): use load and save"
         )
-    return given
+    return values
 
 
 def columns(text: str | None) -> tuple[str, ...] | None:
-    """The names in `columns`."""
+    """Return the names in `columns`."""
     if text is None:
         return None
     if not re.fullmatch(f"{_NAME}(?:,{_NAME})*", text):
@@ -104,17 +108,17 @@ def columns(text: str | None) -> tuple[str, ...] | None:
     return tuple(quoted.replace("``", "`") or plain for quoted, plain in re.findall(_NAME, text))
 
 
-def switch(given: Mapping[str, str], name: str, default: bool) -> bool:
-    """What an option says that is true or false."""
-    text = given.get(name.lower(), str(default)).lower()
+def switch(values: Mapping[str, str], name: str, default: bool) -> bool:
+    """Return an option that is true or false."""
+    text = values.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
         raise InvalidRequest(f"the option {name}={text[:80]!r}: expected true or false")
     return text == "true"
 
 
-def count(given: Mapping[str, str], name: str) -> int | None:
-    """What an option says that is a number from 1."""
-    text = given.get(name.lower())
+def count(values: Mapping[str, str], name: str) -> int | None:
+    """Return an option that is a number from 1."""
+    text = values.get(name.lower())
     if text is None:
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -122,15 +126,35 @@ def count(given: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def seconds(given: Mapping[str, str], name: str, default: float) -> float:
-    """What an option says that is a time: `30`, `90s`, `15m`."""
-    text = given.get(name.lower())
+def seconds(values: Mapping[str, str], name: str, default: float) -> float:
+    """Return an option that is a time: `30`, `90s`, `15m`."""
+    text = values.get(name.lower())
     if text is None:
         return default
-    found = parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
-    if found is None or found >= 1e6:
+    duration = parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
+    if duration is None or duration >= 1e6:
         raise InvalidRequest(f"the option {name}={text[:80]!r}: expected seconds, or a time such as 90s, 15m or 2h")
-    return found
+    return duration
+
+
+def start_request(path: str, text: str, option: str = "startingOffsets") -> AskOffsets:
+    """Return the request for a topic's offsets from a start on: earliest, latest, a time, or {"0": 5}."""
+    if text == "earliest":
+        return AskOffsets(path)
+    if text == "latest":
+        return AskOffsets(path, since=1e12)
+    try:
+        if not text.startswith("{"):
+            return AskOffsets(path, since=datetime.fromisoformat(text).timestamp())
+        offsets = json.loads(text)
+    except ValueError:
+        offsets = None
+    if offsets is None or not all(type(offset) is int for offset in offsets.values()):
+        raise InvalidRequest(
+            f"{option}={text[:80]!r}: expected earliest, latest, a time such as 2026-11-18T20:00:00Z, or "
+            'offsets by shard such as {"0": 500}'
+        )
+    return AskOffsets(path, start=Position.from_json(offsets))
 
 
 def _check_name(name: str, use: Use, *others: Use) -> None:

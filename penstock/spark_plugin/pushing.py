@@ -1,4 +1,4 @@
-"""Spark's filters as the server's filter text: those that come out exactly so."""
+"""Spark's filters as the server's filter text: those that mean exactly the same there."""
 
 from __future__ import annotations
 
@@ -6,69 +6,80 @@ import datetime as dt
 import math
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
 from penstock.rows.filter.parse import parse_filter
+from penstock.spark_plugin.spark_types import to_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _SIGNS = {"EqualTo": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=", "LessThan": "<", "LessThanOrEqual": "<="}
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 Render = Callable[[Any], "str | None"]
 
 
-class Pushed:
-    """What of Spark's filters the server takes over rows of this schema."""
+def pushable_columns(schema: StructType, dataset: pa.Schema) -> dict[str, str]:
+    """Return Spark's type of each column whose values at the server are those that Spark reads, bit by bit."""
+    return {
+        field.name: field.dataType.simpleString()
+        for field, arrow in zip(schema, to_arrow(schema), strict=True)
+        if dataset.field(arrow.name).type.equals(arrow.type)
+    }
 
-    def __init__(self, schema: pa.Schema, kinds: dict[str, str], own: str | None = None) -> None:
-        self._schema = schema
-        """The dataset's, as the server has it."""
-        self._kinds = kinds
-        """Column -> Spark's name of its type, where the server's values are Spark's, bit by bit."""
-        self._own = own
-        """The user's filter, beside which they stand."""
-        self._texts: list[str] = []
 
-    def take(self, wanted: Iterable[Any]) -> Iterable[Any]:
-        """Take the filters that can be; those that Spark must evaluate come back."""
-        for one in wanted:
-            text = self._rendered(one)
+class PushedFilters:
+    """Those of Spark's filters that the server evaluates."""
+
+    def __init__(self, dataset: pa.Schema, pushable: dict[str, str], users: str | None = None) -> None:
+        self._dataset = dataset
+        self._pushable = pushable
+        """Column -> Spark's type, as `pushable_columns` returns them."""
+        self._texts = [] if users is None else [users]
+        """The filters, the user's own first."""
+
+    def take(self, filters: Iterable[Any]) -> Iterable[Any]:
+        """Take the filters that can be pushed; yield those that Spark must evaluate."""
+        for each in filters:
+            text = self._to_text(each)
             if text is None or not self._fits(text):
-                yield one
+                yield each
             else:
                 self._texts.append(text)
 
     def text(self, *more: str) -> str | None:
-        """The filter to read with, the user's own among them."""
-        texts = [*([self._own] if self._own is not None else []), *self._texts, *more]
+        """Return the filter to read with."""
+        texts = [*self._texts, *more]
         return " and ".join(f"({text})" for text in texts) if len(texts) > 1 else next(iter(texts), None)
 
     def _fits(self, text: str) -> bool:
-        """Whether the server takes it with all the others: they have a most of characters and comparisons."""
+        """Whether the server takes it with all the others: characters and comparisons are limited."""
         try:
-            parse_filter(self.text(text) or text, self._schema).check(self._schema, self._schema.names)
+            parse_filter(self.text(text) or text, self._dataset).check(self._dataset, self._dataset.names)
         except InvalidRequest:
             return False
         return True
 
-    def _rendered(self, one: Any) -> str | None:
-        """One filter, by its class's name, as Spark 4.0 has none of these classes."""
-        name = type(one).__name__
+    def _to_text(self, filter: Any) -> str | None:
+        """Return one filter's text. By its class's name, as Spark 4.0 has none of these classes."""
+        name = type(filter).__name__
         if name == "Not":
-            inner = None if _has_null(one.child) else self._rendered(one.child)
+            inner = None if _has_null(filter.child) else self._to_text(filter.child)
             return inner and f"not ({inner})"
-        if len(one.attribute) != 1 or one.attribute[0] not in self._kinds:
+        if len(filter.attribute) != 1 or filter.attribute[0] not in self._pushable:
             return None
-        column, kind = f"`{one.attribute[0].replace('`', '``')}`", self._kinds[one.attribute[0]]
+        column, kind = f"`{filter.attribute[0].replace('`', '``')}`", self._pushable[filter.attribute[0]]
         if name in ("IsNull", "IsNotNull"):
             return f"{column} is {'not ' if name == 'IsNotNull' else ''}null"
         if name == "EqualNullSafe":
-            return _null_safe(column, kind, one.value)
+            return _null_safe(column, kind, filter.value)
         if name == "In":
-            values = [_literal(value, kind) for value in one.value if value is not None]
+            values = [_literal(value, kind) for value in filter.value if value is not None]
             return f"{column} in ({', '.join(map(str, values))})" if values and None not in values else None
-        value = _literal(one.value, kind)
+        value = _literal(filter.value, kind)
         return f"{column} {_SIGNS[name]} {value}" if name in _SIGNS and value is not None else None
 
 
@@ -79,13 +90,13 @@ def _null_safe(column: str, kind: str, value: Any) -> str | None:
     return text and f"{column} is not null and {column} = {text}"
 
 
-def _has_null(one: Any) -> bool:
-    """`x not in (1, null)` is never true."""
-    return type(one).__name__ == "In" and None in one.value
+def _has_null(filter: Any) -> bool:
+    """Whether it is an `in` with a null: `x not in (1, null)` is never true."""
+    return type(filter).__name__ == "In" and None in filter.value
 
 
 def _literal(value: Any, kind: str) -> str | None:
-    """The value as a literal of its column's type; None where it wouldn't be the same value."""
+    """Return the value as a literal of its column's type; None where it wouldn't be the same value."""
     expected, render = _LITERALS.get(kind.partition("(")[0], (None, None))
     if expected is None or render is None or type(value) is not expected:
         return None
@@ -97,20 +108,20 @@ def _float(value: float) -> str | None:
 
 
 def _decimal(value: Decimal) -> str | None:
-    """Spark hands it out rounded to the 28 digits of Python's context: with so many it may be another number."""
+    """Spark rounds it to the 28 digits of Python's context: one with so many digits may be another number."""
     return format(value, "f") if value.is_finite() and len(value.as_tuple().digits) < 28 else None
 
 
 def _instant(value: dt.datetime) -> str | None:
-    return None if value.tzinfo is None else repr_of(value.astimezone(dt.UTC).isoformat(" "))
+    return None if value.tzinfo is None else _quoted(value.astimezone(dt.UTC).isoformat(" "))
 
 
 def _wall_clock(value: dt.datetime) -> str | None:
-    return repr_of(value.isoformat(" ")) if value.tzinfo is None else None
+    return _quoted(value.isoformat(" ")) if value.tzinfo is None else None
 
 
-def repr_of(text: str) -> str:
-    """A string as a literal."""
+def _quoted(text: str) -> str:
+    """Return a text as a literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -120,10 +131,10 @@ _LITERALS: dict[str, tuple[type, Render]] = {
     "float": (float, _float),
     "double": (float, _float),
     "decimal": (Decimal, _decimal),
-    "string": (str, repr_of),  # one with a collation has it in its name
+    "string": (str, _quoted),  # one with a collation has it in its name
     "binary": (bytes, lambda value: f"x'{value.hex()}'"),
-    "date": (dt.date, lambda value: repr_of(value.isoformat())),
+    "date": (dt.date, lambda value: _quoted(value.isoformat())),
     "timestamp": (dt.datetime, _instant),
     "timestamp_ntz": (dt.datetime, _wall_clock),
 }
-"""Spark's name of a type -> Python's type of a value that Spark hands out, and its text."""
+"""Spark's name of a type -> Python's type of its values, and a value's text."""

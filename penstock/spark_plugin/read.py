@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.client import client as clients
+from penstock.client.arguments import Start
 from penstock.errors import InvalidRequest
 from penstock.spark_plugin import carry
-from penstock.spark_plugin.worker import types
-from penstock.spark_plugin.worker.tasks import TICKETS, GetPieces, GetTickets, HandOut, plain
+from penstock.spark_plugin.spark_types import to_spark
+from penstock.spark_plugin.worker.tasks import TICKETS, GetNumberedTickets, GetTickets, NumberedTickets, make_batch
 from penstock.wire.read import EndpointNote
 
 if TYPE_CHECKING:
@@ -20,73 +21,63 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _TASK_BYTES = 32 << 20
-"""What one task gets at most, unless one endpoint has more: the size of an endpoint."""
-_FILTERED_BYTES = 256 << 20
-"""The same of what the server filters first: it looks through so much in 50 ms, about what a task's Python costs."""
+"""The most that one task gets, unless one endpoint has more: the size of an endpoint."""
+_FILTERED_TASK_BYTES = 256 << 20
+"""The same where the server filters first: it scans so much in 50 ms, about what a task's Python costs."""
 
 
 class DoGet:
     """A dataset to read by mapInArrow: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
-    What is deleted or overwritten meanwhile stays readable for the life of the tickets, counted from here.
+    Rows that are deleted or overwritten meanwhile stay readable for the life of the tickets, counted from here.
     """
 
-    def __init__(
-        self,
-        client: clients.Client,
-        path: str,
-        columns: Sequence[str] | None,
-        filter: str | None,
-        start: clients.Position | None = None,
-        end: Mapping[int, int] | None = None,
-        journal: str | None = None,
-    ) -> None:
+    def __init__(self, client: clients.Client, path: str, filter: str | None, **options: Any) -> None:
         self.path = path
-        info = client.info(path, columns=columns, filter=filter, start=start, end=end, journal=journal)
+        info = client.info(path, filter=filter, **options)
         self.schema: StructType
-        """What mapInArrow is told; as exact as the dataset's own."""
-        self.schema, self._arrow = types.readable(info.schema)
-        self._pieces = list(pieces(info.endpoints, filtered=filter is not None))
-        self._task = GetTickets(
-            client.settings.for_tasks(info.location), self._arrow, info.local if filter is None else None
-        )
+        """The schema for mapInArrow; as exact as the dataset's own."""
+        self.schema, arrow = to_spark(info.schema)
+        self._tickets = list(split_tickets(info.endpoints, filtered=filter is not None))
+        settings = client.settings.for_tasks(info.location)
+        self._task = GetTickets(settings, arrow, info.local if filter is None else None)
 
     def tickets(self, spark: SparkSession) -> DataFrame:
-        """The tickets, in partitions of about the same bytes."""
-        hand_out = carry.Carried(HandOut(self._pieces))
-        return self._numbers(spark).mapInArrow(hand_out, "ticket binary, rows long, bytes long")
+        """Return a frame of the tickets, in partitions of about the same bytes."""
+        numbered = carry.CarriedTask(NumberedTickets(self._tickets))
+        return self._numbers(spark).mapInArrow(numbered, "ticket binary, rows long, bytes long")
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """`tickets(spark).mapInArrow(self, self.schema)` in one step."""
-        both = carry.Carried(GetPieces(HandOut(self._pieces), self._task))
-        return self._numbers(spark).mapInArrow(both, self.schema)
+        """Return the frame `tickets(spark).mapInArrow(self, self.schema)`, in one step."""
+        task = carry.CarriedTask(GetNumberedTickets(NumberedTickets(self._tickets), self._task))
+        return self._numbers(spark).mapInArrow(task, self.schema)
 
     def _numbers(self, spark: SparkSession) -> DataFrame:
-        count = len(self._pieces)
+        count = len(self._tickets)
         return spark.range(0, count, 1, max(1, count))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return self._task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.packed(self._task)
+        return carry.pack(self._task)
 
     def __repr__(self) -> str:
-        return f"penstock.do_get({self.path!r}): {len(self._pieces)} tasks' tickets"
+        return f"penstock.do_get({self.path!r}): tickets for {len(self._tickets)} tasks"
 
 
-def pieces(endpoints: Sequence[flight.FlightEndpoint], *, filtered: bool) -> Iterator[pa.RecordBatch]:
-    """The endpoints' tickets, small ones that follow each other together, up to what a task is worth."""
-    most = _FILTERED_BYTES if filtered else _TASK_BYTES
+def split_tickets(endpoints: Sequence[flight.FlightEndpoint], *, filtered: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the tickets of each task: of endpoints that follow each other, up to the bytes that a task is worth."""
+    most = _FILTERED_TASK_BYTES if filtered else _TASK_BYTES
     task: list[tuple[bytes, int, int]] = []
     for endpoint in endpoints:
         note = EndpointNote.decode(endpoint.app_metadata)
         if task and sum(size for *_, size in task) + note.bytes > most:
-            yield plain(TICKETS, *zip(*task, strict=True))
+            yield make_batch(TICKETS, *zip(*task, strict=True))
             task = []
         task.append((endpoint.ticket.ticket, note.rows, note.bytes))
     if task:
-        yield plain(TICKETS, *zip(*task, strict=True))
+        yield make_batch(TICKETS, *zip(*task, strict=True))
 
 
 def do_get(  # noqa: PLR0913  # as `read`
@@ -94,39 +85,42 @@ def do_get(  # noqa: PLR0913  # as `read`
     *,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
-    start: clients.Position | None = None,
+    start: Start | None = None,
     end: Mapping[int, int] | None = None,
     journal: str | None = None,
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
 ) -> DoGet:
-    """Tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
+    """Return the tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
     Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. Of a topic, the rows
-    from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has, is
-    whose offsets they are: a topic that was deleted and made again is refused.
+    from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has,
+    names the journal of these offsets: a topic that was deleted and created again is rejected.
     """
-    return DoGet(clients.connect(url, token=token, ca=ca), path, columns, filter, start, end, journal)
+    client = clients.connect(url, token=token, ca=ca)
+    return DoGet(client, path, filter, columns=columns, start=start, end=end, journal=journal)
 
 
-def read(  # noqa: PLR0913  # two by position, and what each of a read and a server may be told
+def read(  # noqa: PLR0913  # two by position, and the options of a read and of a connection
     spark: SparkSession,
     path: str,
     *,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
-    start: clients.Position | None = None,
+    start: Start | None = None,
     end: Mapping[int, int] | None = None,
     journal: str | None = None,
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
 ) -> DataFrame:
-    """A dataset as a frame, as it is now: later changes aren't seen, and what is deleted stays readable for 12 hours
-    (the server's --ticket-life). After that evaluating the frame is an error that says so; read again. Of a topic, the
-    rows from `start` up to `end`, offsets by shard, `{0: 500}`; a shard that isn't named is read as far as it goes.
-    `journal`, which `describe` has, is whose offsets they are: a topic that was deleted and made again is refused.
+    """Return a dataset as a frame, as it is now: later changes aren't seen, and deleted rows stay readable for 12 hours
+    (the server's --ticket-life). After that evaluating the frame is an error that says to read again.
+
+    Of a topic, the rows from `start` up to `end`, offsets by shard, `{0: 500}`; a shard that isn't named is read to its
+    end. `journal`, which `describe` has, names the journal of these offsets: a topic that was deleted and created again
+    is rejected.
     """
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")

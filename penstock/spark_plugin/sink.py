@@ -6,46 +6,24 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql import datasource as sql
 
 from penstock.client.client import Client
 from penstock.errors import Internal, InvalidRequest, PenstockError
 from penstock.spark_plugin import carry
-from penstock.spark_plugin.opened import OpenPut
-from penstock.spark_plugin.worker import types
+from penstock.spark_plugin.spark_types import to_arrow
+from penstock.spark_plugin.worker import writes
+from penstock.spark_plugin.worker.pieces import TAKES_ARROW, EpochPartitionWriter, StreamWriter
+from penstock.spark_plugin.write import open_put, task_of
 from penstock.wire.paths import is_topic
 from penstock.wire.put import Mode
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_ARROW = hasattr(sql, "DataSourceStreamArrowWriter")
-_Base: Any = sql.DataSourceStreamArrowWriter if _ARROW else sql.DataSourceStreamWriter
-_QUERY = "sql.streaming.queryId"
 
-
-class EpochPieces(_Base):
-    """What is left of a writer in the tasks: the write that the driver has opened for this epoch."""
-
-    def __init__(self, put: OpenPut, rows: StructType | None) -> None:
-        self._put, self._rows = put, rows
-
-    def write(self, iterator: Iterator[Any]) -> sql.WriterCommitMessage:
-        """Put a partition. The driver isn't told which query this is; the task is."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        message: Any = sql.WriterCommitMessage()
-        message.query = context.getLocalProperty(_QUERY) if context else None
-        message.put = self._put
-        batches = iterator if self._rows is None else _as_batches(iterator, self._rows)
-        message.receipts = [receipt for batch in self._put.task(batches) for receipt in batch.to_pylist()]
-        return message  # type: ignore[no-any-return]
-
-
-class EpochWriter(_Base):
-    """Made twice for an epoch: where Spark plans it, and where it commits. Only the first of them opens a write."""
+class EpochWriter(StreamWriter):
+    """Made twice for an epoch: where Spark plans it, and where it commits. Only the first one opens a write."""
 
     def __init__(self, client: Client, path: str, mode: Mode, schema: StructType) -> None:
         if mode == "overwrite" and is_topic(path):
@@ -54,42 +32,33 @@ class EpochWriter(_Base):
                 "outputMode('append'), or write to store/…"
             )
         self._client, self._path, self._mode, self._schema = client, path, mode, schema
-        self._put: OpenPut | None = None
+        self._task_writer: EpochPartitionWriter | None = None
 
     def write(self, iterator: Iterator[Any]) -> sql.WriterCommitMessage:
-        """Spark calls it on what was pickled."""
-        raise Internal("a writer of the driver was asked to write")
+        """Spark calls `write` on the pickled writer only."""
+        raise Internal("a writer of the driver was called to write a partition")
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Make what the tasks have put part of the dataset, as the run (query, epoch): once, however often it comes."""
-        told = [message for message in messages if message is not None]
-        receipts = [receipt for message in told for receipt in message.receipts]
-        if receipts or (told and self._mode == "overwrite"):  # no rows take the place of all rows, too
-            told[0].put.finish_as((told[0].query, batchId), receipts)
-        elif told:
+        """Make the tasks' rows part of the dataset, as the run (query, epoch): once, however often the epoch comes."""
+        sent = [message for message in messages if message is not None]
+        receipts = [receipt for message in sent for receipt in message.receipts]
+        if receipts or (sent and self._mode == "overwrite"):  # an epoch without rows replaces all rows, too
+            writes.finish(self._client.connection, sent[0].put, receipts, run=(sent[0].query, batchId))
+        elif sent:
             self.abort(messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """End the epoch's write. One that isn't ended shows nothing, and expires."""
+        """Abort the epoch's write. One that isn't aborted shows nothing, and expires."""
         for message in messages:
             if message is not None:
                 with contextlib.suppress(PenstockError):
-                    message.put.abort()
+                    writes.abort(self._client.connection, message.put)
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._put is None:  # Spark pickles it more than once
-            schema = types.stored(self._schema)
-            self._put = OpenPut(self._client, self._path, self._mode, None, schema, ahead=self._mode == "overwrite")
-        return carry.packed(carry.Call(EpochPieces, self._put, None if _ARROW else self._schema))
-
-
-def _as_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Spark 4.0 hands out rows of Python's to a streaming sink, and nothing else."""
-    from itertools import islice
-
-    from pyspark.sql.conversion import LocalDataToArrowConversion
-
-    while some := list(islice(rows, 10_000)):
-        table = LocalDataToArrowConversion.convert(some, schema, use_large_var_types=False)
-        yield from table.to_batches()
+        if self._task_writer is None:  # Spark pickles it more than once
+            arrow = to_arrow(self._schema)
+            put = open_put(self._client, self._path, self._mode, None, arrow, put_schema=self._mode == "overwrite")
+            rows = None if TAKES_ARROW else self._schema
+            self._task_writer = EpochPartitionWriter(put, task_of(put, self._client, arrow), rows)
+        return carry.pack(self._task_writer)

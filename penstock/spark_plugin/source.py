@@ -1,7 +1,7 @@
 """The data source: `spark.dataSource.register(penstock.DataSource)`, then `format("penstock")`.
 
-Spark works with it in processes of its own, each with an object that the one before has pickled; what they pickle
-brings penstock's text along. None but the first two of a read or a write ever has the server's token.
+Spark uses it in processes of its own, each with an object that the one before has pickled; penstock's modules travel
+along (`carry`). Only the first two processes of a read or a write have the server's token.
 
     analysis    schema()                      planning    reader(), pushFilters(), partitions()    tasks   read()
     planning    writer() opens the write      tasks       write() puts an attempt each             commit() or abort()
@@ -9,27 +9,26 @@ brings penstock's text along. None but the first two of a read or a write ever h
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from penstock.client import client as clients
-from penstock.client.settings import Settings
-from penstock.errors import Internal, PenstockError, SchemaMismatch
-from penstock.spark_plugin import asked, carry, options
-from penstock.spark_plugin.offsets import a_range
-from penstock.spark_plugin.opened import OpenPut
-from penstock.spark_plugin.pushing import Pushed
-from penstock.spark_plugin.read import pieces
-from penstock.spark_plugin.worker import types
+from penstock.client.settings import ConnectSettings
+from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.spark_plugin import carry, options
+from penstock.spark_plugin.consumption import start_offsets
+from penstock.spark_plugin.pushing import PushedFilters, pushable_columns
+from penstock.spark_plugin.read import split_tickets
+from penstock.spark_plugin.spark_types import check_schema_matches, to_arrow, to_spark
 from penstock.spark_plugin.worker.tasks import GetTickets
+from penstock.spark_plugin.write import open_put, task_of
+from penstock.wire.actions import ASK_OFFSETS
 from penstock.wire.put import Mode
 
 try:
@@ -46,38 +45,22 @@ except ImportError as missing:
         "use penstock.read(spark, path) and penstock.write(df, path), which work here too"
     ) from missing
 
-from penstock.spark_plugin import sink, stream  # which are of classes that were looked for above
+from penstock.spark_plugin import sink, stream  # they need Spark 4.0, too
+from penstock.spark_plugin.worker.pieces import PartitionReader, PartitionWriter, SourceName, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 """The process that plans a read with filters has this module. In the other one, where the conf
-spark.sql.python.filterPushdown.enabled is off, Spark takes no reader that has pushFilters.
+spark.sql.python.filterPushdown.enabled is off, Spark rejects a reader that has pushFilters.
 
 Only with the option `pushdown`, as Spark 4.1 to 4.3 keep what the last query pushed for the whole loaded frame: after
 `frame.filter(…).count()` a `frame.count()` has the filtered rows, and in a union of two filters both get the second."""
 
 
-def _in_short(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Spark shows its user the traceback: our own errors say what to do, and where they were raised says no more."""
-
-    @wraps(method)
-    def within(*args: _P.args, **named: _P.kwargs) -> _T:
-        try:
-            return method(*args, **named)
-        except Internal:
-            raise
-        except PenstockError as error:
-            raise error.with_traceback(None) from None
-
-    return within
-
-
 class _Registered(ABCMeta):
-    """A class that is pickled, which is what registering does, as the call that makes it again elsewhere."""
+    """The class of DataSource: registering pickles DataSource, as the call that makes it again elsewhere."""
 
 
 class DataSource(sql.DataSource, metaclass=_Registered):
@@ -87,7 +70,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     notebook sets later. Options go before.
     """
 
-    here: ClassVar[Settings | None] = None
+    here: ClassVar[ConnectSettings | None] = None
     """How the process that registered the class reaches the server."""
     _planned = False
 
@@ -95,149 +78,133 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     def name(cls) -> str:
         return "penstock"
 
-    @_in_short
+    @without_traceback
     def schema(self) -> StructType:
-        given = options.checked(self.options, "read", "stream")
-        with self._client(given) as client:
-            wanted = options.columns(given.get("columns"))
-            return types.readable(client.info(given["path"], columns=wanted, filter=given.get("filter")).schema)[0]
+        values = options.checked(self.options, "read", "stream")
+        with self._client(values) as client:
+            columns = options.columns(values.get("columns"))
+            return to_spark(client.info(values["path"], columns=columns, filter=values.get("filter")).schema)[0]
 
-    @_in_short
+    @without_traceback
     def reader(self, schema: StructType) -> sql.DataSourceReader:
-        given = options.checked(self.options, "read")
-        pushing = options.switch(given, "pushdown", False) and _PUSHING in sys.modules
-        kind = PushingReader if pushing else Reader
-        found = kind(self._client(given), given, schema)
+        values = options.checked(self.options, "read")
+        pushing = options.switch(values, "pushdown", False) and _PUSHING in sys.modules
+        reader = (PushingReader if pushing else Reader)(self._client(values), values, schema)
         self._planned = True
-        return found
+        return reader
 
-    @_in_short
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> sql.DataSourceWriter:
-        given = options.checked(self.options, "write")
+        values = options.checked(self.options, "write")
         mode: Mode = "overwrite" if overwrite else "append"
-        put = OpenPut(self._client(given), given["path"], mode, given.get("run"), types.stored(schema))
+        client, arrow = self._client(values), to_arrow(schema)
+        put = open_put(client, values["path"], mode, values.get("run"), arrow)
         self._planned = True
-        return Writer(put)
+        return Writer(put, task_of(put, client, arrow), client.settings.retry_for)
 
-    @_in_short
+    @without_traceback
     def streamReader(self, schema: StructType) -> sql.DataSourceStreamReader:  # noqa: N802  # Spark's name
-        given = options.checked(self.options, "stream")
+        values = options.checked(self.options, "stream")
         self._planned = True
-        return stream.reader(self._client(given), given, schema)
+        return stream.reader(self._client(values), values, schema)
 
-    @_in_short
+    @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> sql.DataSourceStreamWriter:  # noqa: N802
-        given = options.checked(self.options, "sink")
+        values = options.checked(self.options, "sink")
         self._planned = True
-        return sink.EpochWriter(self._client(given), given["path"], "overwrite" if overwrite else "append", schema)
+        return sink.EpochWriter(self._client(values), values["path"], "overwrite" if overwrite else "append", schema)
 
-    def _client(self, given: Mapping[str, str]) -> clients.Client:
+    def _client(self, values: Mapping[str, str]) -> clients.Client:
         here = self.here or _settings_here()
-        named = {name: given[name] for name in ("url", "token", "ca") if given.get(name)}
-        waits = options.seconds(given, "retry_for", here.retry_for)
-        return clients.Client(replace(here, **named, retry_for=waits))  # type: ignore[arg-type]  # names of its fields
+        named = {name: values[name] for name in ("url", "token", "ca") if values.get(name)}
+        retry_for = options.seconds(values, "retry_for", here.retry_for)
+        return clients.Client(replace(here, **named, retry_for=retry_for))  # type: ignore[arg-type]  # names of its fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Analysis hands the object to planning. Planning hands it to the tasks, which want no more than its name."""
+        """Pickle the source for planning; planning pickles it for the tasks, which need only its name."""
         if self._planned:
-            return carry.packed(carry.Call(_made, None, {}))
-        return carry.packed(carry.Call(_made, self.here, dict(self.options)))
+            return carry.pack(SourceName({}))
+        return carry.pack(carry.PickledCall(_made, self.here, dict(self.options)), planning=True)
 
 
-def registered(here: Settings | None) -> type[DataSource]:
-    """The class, as the process that registered it reaches the server."""
-    found: Any = _Registered("DataSource", (DataSource,), {"here": here})
-    return found  # type: ignore[no-any-return]
+def registered(here: ConnectSettings | None) -> type[DataSource]:
+    """Return the class, with the settings of the process that registered it."""
+    kind: Any = _Registered("DataSource", (DataSource,), {"here": here})
+    return kind  # type: ignore[no-any-return]
 
 
-def _made(here: Settings | None, given: dict[str, str]) -> DataSource:
-    return registered(here)(given)
+def _made(here: ConnectSettings | None, values: dict[str, str]) -> DataSource:
+    return registered(here)(values)
 
 
 def _pickled(kind: type[DataSource]) -> tuple[Any, ...]:
-    return carry.packed(carry.Call(registered, kind.here or _settings_here()))
+    return carry.pack(carry.PickledCall(registered, kind.here or _settings_here()), planning=True)
 
 
-copyreg.pickle(_Registered, _pickled)  # type: ignore[arg-type]  # what reduces a class is asked for by its metaclass
+copyreg.pickle(_Registered, _pickled)  # type: ignore[arg-type]  # how a class is pickled goes by its metaclass
 
 
-def _settings_here() -> Settings:
-    """The environment's; certificates as text, as their file needn't be on Spark's host."""
+def _settings_here() -> ConnectSettings:
+    """Return the environment's settings; certificates as text, as their file needn't be on Spark's host."""
     with clients.connect() as client:
         return replace(client.settings, ca=client.settings.for_tasks(None).ca)
 
 
-class Pieces(sql.DataSourceReader):
-    """What is left of a reader in the tasks: each partition has its tickets, and how to get them."""
-
-    def read(self, partition: sql.InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is not None:
-            get, piece = partition.value
-            yield from get([piece])
-
-
-class Reader(Pieces):
+class Reader(PartitionReader):
     """Plans a read: partitions of tickets, about the same bytes each."""
 
-    def __init__(self, client: clients.Client, given: Mapping[str, str], schema: StructType) -> None:
-        self._client, self._given, self._path, self._filter = client, given, given["path"], given.get("filter")
-        self._held = client.info(self._path, columns=options.columns(given.get("columns"))).schema
-        asked.check(self._path, schema, self._held)
-        self._held = pa.schema([self._held.field(name) for name in schema.names])
-        self._arrow = types.stored(schema)
-        """What Spark takes for this schema, to the letter: from 4.2 on it compares."""
-        self._kinds = asked.same_values(schema, self._held)
+    def __init__(self, client: clients.Client, values: Mapping[str, str], schema: StructType) -> None:
+        self._client, self._values, self._path, self._filter = client, values, values["path"], values.get("filter")
+        dataset = client.info(self._path, columns=options.columns(values.get("columns"))).schema
+        check_schema_matches(self._path, schema, dataset)
+        self._dataset = pa.schema([dataset.field(name) for name in schema.names])
+        self._arrow = to_arrow(schema)
+        """The very schema in which Spark takes batches: from 4.2 on it compares."""
+        self._pushable = pushable_columns(schema, self._dataset)
 
-    @_in_short
+    @without_traceback
     def partitions(self) -> list[sql.InputPartition]:
-        some = a_range(self._client, self._given)
-        info = self._client.info(self._path, columns=self._held.names or None, filter=self._filter, **some)
-        if not info.schema.equals(self._held):
+        names = self._dataset.names or None
+        info = self._client.info(self._path, columns=names, filter=self._filter, **self._range())
+        if not info.schema.equals(self._dataset):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
-        get = GetTickets(
-            self._client.settings.for_tasks(info.location), self._arrow, None if self._filter else info.local
-        )
-        found = pieces(info.endpoints, filtered=self._filter is not None)
-        return [sql.InputPartition((get, piece)) for piece in found] or [sql.InputPartition(None)]
+        settings = self._client.settings.for_tasks(info.location)
+        get = GetTickets(settings, self._arrow, None if self._filter else info.local)
+        tickets = split_tickets(info.endpoints, filtered=self._filter is not None)
+        return [sql.InputPartition((get, each)) for each in tickets] or [sql.InputPartition(None)]
+
+    def _range(self) -> dict[str, Any]:
+        """Return the range of a topic that the options name, as arguments of `Client.info`; nothing without them."""
+        start, end = self._values.get("startingoffsets"), self._values.get("endingoffsets")
+        if start is None and end is None:
+            return {}
+        first = start_offsets(self._client, self._path, start or "earliest")
+        until = dict(first.next)
+        if end == "earliest":
+            raise InvalidRequest("endingOffsets='earliest': no rows lie before it; expected latest, a time or offsets")
+        if end not in (None, "latest"):
+            request = options.start_request(self._path, end, "endingOffsets")
+            named = until if request.start is None else request.start
+            last = self._client.call(ASK_OFFSETS, request).start
+            until |= {shard: offset for shard, offset in last.items() if shard in named}
+        return {"start": first.start, "end": until, "journal": first.journal}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.packed(Pieces())
+        return carry.pack(PartitionReader())
 
 
 class PushingReader(Reader):
     """A reader for the process that has filters to push; what the server can't do exactly goes back to Spark."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        pushed = Pushed(self._held, self._kinds, self._filter)
+        pushed = PushedFilters(self._dataset, self._pushable, self._filter)
         left = list(pushed.take(filters))
         self._filter = pushed.text()
         return left
 
 
-class Writer(sql.DataSourceArrowWriter):
-    """A write of `mode("append")` or `mode("overwrite")`: once, whatever Spark retries."""
-
-    def __init__(self, put: OpenPut) -> None:
-        self._put = put
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> sql.WriterCommitMessage:
-        message = sql.WriterCommitMessage()
-        receipts = [receipt for batch in self._put.task(iterator) for receipt in batch.to_pylist()]
-        message.receipts = receipts  # type: ignore[attr-defined]  # a class of ours wouldn't be found at the commit
-        return message
-
-    @_in_short
-    def commit(self, messages: list[Any]) -> None:
-        self._put.finish(receipt for message in messages for receipt in message.receipts)
-
-    def abort(self, messages: list[Any]) -> None:
-        """Spark calls this after a failed commit, too; then the write may be finished, and stays so.
-
-        An error here would hide the one that is the cause. A write that can't be aborted shows nothing, and expires.
-        """
-        if self._put.finished is None:
-            with contextlib.suppress(PenstockError):
-                self._put.abort()
+class Writer(PartitionWriter):
+    """A planned write; in tasks and at the commit it is a PartitionWriter."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.packed(carry.Call(Writer, self._put))
+        return carry.pack(PartitionWriter(self._put, self._task, self._retry_for))

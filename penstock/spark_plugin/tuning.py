@@ -17,89 +17,89 @@ if TYPE_CHECKING:
 
 _CHECK = "spark.sql.execution.arrow.maxBytesPerBatch"
 """Since 4.0 the JVM adds up every Arrow buffer after every row to keep a batch below this; with a string column that
-takes three quarters of the time. The largest number turns it off; what has no width of its own needs it."""
+takes three quarters of the time. The largest number turns it off; types without a fixed width need it."""
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _OFF = 2**31 - 1
 _BATCH_BYTES = 8 << 20
 _ROWS_AT_MOST = 10_000
-"""Spark's own. A frame may have passed through other Python before, whose batches these are, too."""
+"""Spark's default. It also holds for the batches of other Python functions that the frame passes through."""
 _ROWS_OF_TEXT = 1_024
-"""Where a row has text, which keeps no check: of 500 kB each they are 512 MB; 4,096 ended a JVM of 1 GiB."""
+"""For rows with text, whose bytes aren't checked: of 500 kB each they are 512 MB; 4,096 ended a JVM of 1 GiB."""
 _ROWS_UNCHECKED = 256
-"""Where Spark 3.5 has no check of bytes: then 1 MB each are 256 MB."""
+"""For Spark 3.5, which checks no bytes: of 1 MB each they are 256 MB."""
 
 
 @dataclass
-class _Tuned:
+class _TunedConfs:
     keys: set[str] = field(default_factory=set)
-    """The confs that were set, which the user hadn't."""
+    """The confs that are set here: those that the user hasn't set."""
     writes: int = 0
 
 
 _lock = threading.Lock()  # _sessions, _refused
-_sessions: WeakKeyDictionary[SparkSession, _Tuned] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[SparkSession, _TunedConfs] = WeakKeyDictionary()
 _refused: WeakSet[SparkSession] = WeakSet()
 
 
 @contextmanager
 def tuned(spark: SparkSession, schema: pa.Schema | None) -> Iterator[None]:
-    """While the block runs, the session's batches are as a write wants them; the last write puts the confs back.
+    """While the block runs, the session hands out batches of a size for writes; the last write restores the confs.
 
-    Spark reads them when an action begins. What a user has set stays; one who may not set confs is warned once, and
-    writes slower. Without a schema nobody knows how wide the rows are: then Spark's own confs stay.
+    Spark reads them when an action begins. Confs that the user has set stay; where confs can't be set, a warning says
+    once that this writes slower. Without a schema the width of a row is unknown: then Spark's own confs stay.
     """
     with _lock:
-        held = _sessions.setdefault(spark, _Tuned())
-        held.writes += 1
+        confs = _sessions.setdefault(spark, _TunedConfs())
+        confs.writes += 1
     try:
         with _lock:
-            _tune(spark, held, schema)
+            _tune(spark, confs, schema)
         yield
     finally:
         with _lock:
-            held.writes -= 1
-            if held.writes == 0:
+            confs.writes -= 1
+            if confs.writes == 0:
                 del _sessions[spark]
-                for key in held.keys:
-                    with suppress(Exception):  # of a session that has ended; and the write's own error is what counts
+                for key in confs.keys:
+                    with suppress(Exception):  # the session may have ended; and the write's own error counts
                         spark.conf.unset(key)
 
 
 def rows_per_batch(schema: pa.Schema) -> int:
-    """So many that a batch of fixed widths stays below 8 MiB, and one of text bounded."""
+    """Return how many rows keep a batch of fixed widths below 8 MiB, and one of text bounded."""
     leaves = list(_leaves(schema))
     most = _ROWS_OF_TEXT if any(map(pa.types.is_string, leaves)) else _ROWS_AT_MOST
     return max(1, min(most, _BATCH_BYTES // max(1, sum(map(_width, leaves)))))
 
 
-def _tune(spark: SparkSession, held: _Tuned, schema: pa.Schema | None) -> None:
+def _tune(spark: SparkSession, confs: _TunedConfs, schema: pa.Schema | None) -> None:
     if schema is None:
         return
     grows = not all(map(_is_bounded, _leaves(schema)))
     rows = rows_per_batch(schema)
     try:
-        if spark.version.startswith("3."):  # which has no check, but takes any key
-            _lower(spark, held, _ROWS, min(rows, _ROWS_UNCHECKED) if grows else rows)
+        if spark.version.startswith("3."):  # it has no check of bytes, but accepts any key
+            _lower(spark, confs, _ROWS, min(rows, _ROWS_UNCHECKED) if grows else rows)
         else:
-            _lower(spark, held, _CHECK, _BATCH_BYTES if grows else _OFF)
-            _lower(spark, held, _ROWS, rows)
+            _lower(spark, confs, _CHECK, _BATCH_BYTES if grows else _OFF)
+            _lower(spark, confs, _ROWS, rows)
     except Exception as refused:  # py4j's, Connect's or a gateway's
         if spark not in _refused:
             _refused.add(spark)
             warnings.warn(f"Spark's confs can't be set here, so this writes slower: {str(refused)[:200]}", stacklevel=6)
 
 
-def _lower(spark: SparkSession, held: _Tuned, key: str, value: int) -> None:
-    """Set the conf where the user hasn't, but not above what another write that runs needs."""
+def _lower(spark: SparkSession, confs: _TunedConfs, key: str, value: int) -> None:
+    """Set a conf that the user hasn't set, but not above the value that another running write needs."""
     now = spark.conf.get(key, None)
-    if now is not None and key not in held.keys:
+    if now is not None and key not in confs.keys:
         return
-    held.keys.add(key)  # before it is set: whatever interrupts that, it is put back
+    confs.keys.add(key)  # before it is set, so that it is restored whatever interrupts that
     spark.conf.set(key, str(value if now is None else min(value, int(now))))
 
 
 def _is_bounded(kind: pa.DataType) -> bool:
-    """Whether a value has a width of its own, or is text, which `_ROWS_OF_TEXT` is for."""
+    """Whether a value has a fixed width, or is text, which `_ROWS_OF_TEXT` bounds."""
     return _width(kind) > 0 or pa.types.is_null(kind) or pa.types.is_struct(kind) or pa.types.is_string(kind)
 
 
@@ -109,7 +109,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _leaves(schema: pa.Schema) -> Iterator[pa.DataType]:
-    """The types of the columns, and of what is nested in them."""
+    """Yield the types of the columns, and the types nested in them."""
     waiting = [field.type for field in schema]
     while waiting:
         kind = waiting.pop()

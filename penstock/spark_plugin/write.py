@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
+import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from penstock.client import client as clients
-from penstock.client.views import Written
+from penstock.client.arguments import check_path
+from penstock.client.views import WriteSummary
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning
-from penstock.spark_plugin.opened import OpenPut, Run
-from penstock.spark_plugin.progress import shown
-from penstock.spark_plugin.worker import types
-from penstock.spark_plugin.worker.tasks import RECEIPTS
+from penstock.spark_plugin.progress import show_progress
+from penstock.spark_plugin.spark_types import to_arrow
+from penstock.spark_plugin.worker import writes
+from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
+from penstock.spark_plugin.worker.writes import OpenPut, Run, run_name
+from penstock.wire.actions import OPEN_WRITE, OpenWrite, Summary
 from penstock.wire.put import Mode
 
 if TYPE_CHECKING:
@@ -26,31 +33,84 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class DoPut(OpenPut):
+def open_put(
+    client: clients.Client, path: str, mode: Mode, run: Run | None, schema: pa.Schema | None, *, put_schema: bool = True
+) -> OpenPut:
+    """Open a write. With `put_schema` an attempt without rows goes ahead of the tasks': a frame without rows has its
+    columns, and a schema that doesn't fit is rejected before a task runs.
+    """
+    check_path(path)
+    if schema is not None and not schema.names:
+        raise InvalidRequest(f"{path}: a frame without columns can't be written, as Spark hands out none of its rows")
+    name = f"put-{uuid.uuid4().hex}" if run is None else run_name(run)  # so that it can be retried
+    opened = client.call(OPEN_WRITE, OpenWrite(path, mode, run=name))
+    put = OpenPut.of(path, opened, named=run is not None)
+    if put_schema and schema is not None and not put.repeated:
+        try:
+            return replace(put, schema_attempt=client.attempt(put.ticket, schema).close().attempt)
+        except BaseException:
+            with contextlib.suppress(PenstockError):  # the first error is the cause
+                writes.abort(client.connection, put)
+            raise
+    return put
+
+
+def task_of(put: OpenPut, client: clients.Client, schema: pa.Schema | None) -> PutPartition:
+    """Return the task that puts a partition."""
+    return PutPartition(client.settings.for_tasks(put.location), None if put.repeated else put.ticket, schema)
+
+
+class DoPut:
     """A write that Spark's tasks make: give it to mapInArrow, and `finish` it with the receipts that come back.
 
     As a context manager it is aborted when the block ends by an exception, or without `finish`.
     """
 
     schema = "write string, attempt string, rows long, bytes long, parts int, digest string"
-    """What mapInArrow gives back: a receipt for each evaluation of a partition."""
-    _given: object = None
-    """What it was finished with; the same frame isn't evaluated again."""
+    """The columns that mapInArrow returns: a receipt for each evaluation of a partition."""
 
-    def finish(self, receipts: DataFrame | pa.Table | Iterable[Any]) -> Written:
-        """Make what these receipts name the dataset, all or nothing.
+    def __init__(
+        self, client: clients.Client, path: str, mode: Mode, run: Run | None, schema: pa.Schema | None
+    ) -> None:
+        self._client, self._schema = client, schema
+        self._began = time.monotonic()
+        self._put = open_put(client, path, mode, run, schema)
+        self.path = path
+        self.write = self._put.write
+        """The write's id: `penstock show write/ID`."""
+        self._receipts: object = None
+        """The receipts, or the frame of them, of the last finish: the same frame isn't evaluated again."""
+        self.finished = WriteSummary.of(self._put.summary) if self._put.summary is not None else None
+
+    @property
+    def task(self) -> PutPartition:
+        """The task that puts a partition."""
+        return task_of(self._put, self._client, self._schema)
+
+    def finish(self, receipts: DataFrame | pa.Table | Iterable[Any]) -> WriteSummary:
+        """Make the attempts of these receipts the dataset, all or nothing.
 
         They come as rows (`.collect()`), as an Arrow table, or as the frame itself, which is then evaluated here. Again
         with the same receipts: the same answer.
         """
-        if self.finished is None or receipts is not self._given:
-            super().finish(self._records(receipts))
-            self._given = receipts
-        assert self.finished is not None
+        if self.finished is None or receipts is not self._receipts:
+            self._put = writes.finish(self._client.connection, self._put, self._rows(receipts))
+            self._receipts = receipts
+            assert self._put.summary is not None
+            seconds = None if self._put.repeated else time.monotonic() - self._began
+            self.finished = self.finished or WriteSummary.of(self._put.summary, seconds)
         return self.finished
 
-    def _records(self, receipts: Any) -> Iterable[Any]:
-        if self.before is not None:
+    def abort(self) -> None:
+        """Abort the write: nothing of it becomes visible. A finished one stays, and this is rejected."""
+        writes.abort(self._client.connection, self._put)
+
+    def progress(self) -> Summary:
+        """Return what the server has of the tasks' part so far."""
+        return self._put.tasks_part(writes.describe(self._client.connection, self._put))
+
+    def _rows(self, receipts: Any) -> Iterable[Any]:
+        if self._put.repeated:
             return ()
         if isinstance(receipts, pa.Table):
             return list(receipts.to_pylist())
@@ -70,7 +130,7 @@ class DoPut(OpenPut):
         return self.task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.packed(self.task)
+        return carry.pack(self.task)
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +138,7 @@ class DoPut(OpenPut):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Where the server was away at finish, or didn't answer, the write may be whole, and finish may be asked again
+        # If the server was away at finish, or didn't answer, the write may be whole, and can be finished again
         if self.finished is None and not isinstance(error, Unavailable | TimedOut):
             try:
                 self.abort()
@@ -102,11 +162,11 @@ def do_put(
 ) -> DoPut:
     """Open a write whose attempts Spark's tasks make: `put.finish(df.mapInArrow(put, put.schema).collect())`.
 
-    With `schema` (`df.schema`) a frame without rows keeps its columns, and rows that don't fit are refused before a
+    With `schema` (`df.schema`) a frame without rows keeps its columns, and rows that don't fit are rejected before a
     task runs. A `run` such as `(query, batch)` is written once: in foreachBatch a batch that is repeated adds nothing.
     """
-    wanted = schema if schema is None or isinstance(schema, pa.Schema) else types.stored(schema)
-    return DoPut(clients.connect(url, token=token, ca=ca), path, mode, run, wanted)
+    arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
+    return DoPut(clients.connect(url, token=token, ca=ca), path, mode, run, arrow)
 
 
 def write(
@@ -119,24 +179,24 @@ def write(
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
-) -> Written:
+) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
     Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
     """
-    _check(df)
+    _check_frame(df)
     with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca) as put:
         if put.finished is None:
-            with shown(path, put.so_far, wanted=progress):
+            with show_progress(path, put.progress, wanted=progress):
                 put.finish(df.mapInArrow(put, put.schema))
         assert put.finished is not None
-        if put.before is not None:
-            log.info("%s: nothing more was written", put.before)
+        if put.finished.seconds is None:
+            log.info("%s: nothing more was written", put.finished)
         return put.finished
 
 
-def _check(df: DataFrame) -> None:
-    """Refuse what Spark refuses later, and with less of a cure."""
+def _check_frame(df: DataFrame) -> None:
+    """Reject frames that Spark rejects later, and with less of a cure."""
     if not hasattr(df, "mapInArrow"):
         raise InvalidRequest(
             f"write: expected Spark's frame, then the path, got {type(df).__name__}. pandas-on-Spark has "

@@ -29,7 +29,7 @@ class Action(Generic[RequestT, AnswerT]):
 
     @property
     def sentence(self) -> str:
-        """What list_actions tells: the purpose, and the fields of the request."""
+        """The description in list_actions: the purpose, and the fields of the request."""
         return f"{self.purpose}: {{{', '.join(field_names(self.request))}}}."  # type: ignore[arg-type]  # hashable
 
 
@@ -265,7 +265,7 @@ class Description(Body):
 
 @dataclass(frozen=True, slots=True)
 class Health(Body):
-    """The answer of health; a caller without the token is told the state alone."""
+    """The answer of health; without the token the state alone."""
 
     state: str
     version: str | None = None
@@ -307,4 +307,4 @@ ACTIONS: dict[str, Action[Any, Any]] = {
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER,
     )
 }  # fmt: skip
-"""Every action by name, in the order in which list_actions tells them."""
+"""Every action by name."""

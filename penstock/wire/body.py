@@ -104,7 +104,7 @@ _Check = Callable[[Any], Any]
 
 @cache
 def _checks(body: type[Body]) -> dict[str, tuple[_Check, str, bool]]:
-    """Return for each field its check, what it expects in words, and whether it is required."""
+    """Return for each field its check, its type in words, and whether it is required."""
     hints = get_type_hints(body)
     result = {}
     for field in fields(body):  # type: ignore[arg-type]  # a dataclass, always
@@ -114,7 +114,7 @@ def _checks(body: type[Body]) -> dict[str, tuple[_Check, str, bool]]:
 
 
 def _check_for(hint: Any) -> tuple[_Check, str]:
-    """Return a function that gives a JSON value as `hint` has it, or _WRONG; and what it expects in words."""
+    """Return a function that converts a JSON value to the type of `hint`, or to _WRONG; and the type in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         check, words = _check_for(next(arg for arg in args if arg is not NoneType))

@@ -19,7 +19,7 @@ PLACE: Any = Path("store/x")
 
 
 class Spark:
-    """As much of a session as is looked at before the server is asked."""
+    """As much of a session as `read` looks at before its first call."""
 
     range = None
 

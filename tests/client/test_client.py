@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.client import local
-from penstock.client.client import _ALIVE, Client, connect
+from penstock.client import get, local
+from penstock.client.client import Client, connect
+from penstock.client.connection import _KEEPALIVE, Connection
 from penstock.errors import (
     AlreadyExists,
     Denied,
@@ -120,8 +121,8 @@ def test_a_limit_holds_over_several_parts(
         monkeypatch.setattr(local.LocalParts, "open", lambda self, ticket: None)
     for start in range(0, 9, 3):
         client.put("store/t", pa.table({"n": range(start, start + 3)}), mode="append")
-    found = client.get("store/t", limit=limit).read_all()
-    assert found["n"].to_pylist() == list(range(9))[:limit]
+    table = client.get("store/t", limit=limit).read_all()
+    assert table["n"].to_pylist() == list(range(9))[:limit]
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -141,24 +142,24 @@ def test_rows_come_back_in_order_by_map_and_by_do_get(
     assert ("\npenstock_maps_total 0.0\n" not in server.state.metrics.text()) == (mapped and store == "disk:")
 
 
-def test_parts_that_are_sent_come_side_by_side_if_that_is_asked_for(
+def test_parts_are_fetched_side_by_side_with_parallel(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local.LocalParts, "__init__", lambda self, name: setattr(self, "_socket", None))
-    both, fetch = threading.Barrier(2, timeout=30), Client.fetch
+    both, fetch = threading.Barrier(2, timeout=30), get.fetch
 
-    def met(self: Client, ticket: bytes) -> Iterator[pa.RecordBatch]:
+    def met(connection: Connection, ticket: bytes) -> Iterator[pa.RecordBatch]:
         both.wait()
-        return fetch(self, ticket)
+        return fetch(connection, ticket)
 
-    monkeypatch.setattr(Client, "fetch", met)
+    monkeypatch.setattr(get, "fetch", met)
     with connect(make_server().url) as client:
         client.put("store/t", pa.table({"n": [1]}))
         client.put("store/t", pa.table({"n": [2], "more": ["x"]}), mode="append")  # another schema: another endpoint
         assert client.get("store/t", parallel=2).read_all()["n"].to_pylist() == [1, 2]
 
 
-def test_a_dataset_of_many_parts_is_mapped_without_a_descriptor_for_each(client: Client) -> None:
+def test_many_parts_are_mapped_without_a_descriptor_for_each(client: Client) -> None:
     for number in range(60):
         client.put("store/t", pa.table({"n": [number]}), mode="append")
     before = descriptors(os.getpid())
@@ -172,11 +173,11 @@ def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.Monk
     open_for = LocalDoor._opened
     shut = threading.Event()
 
-    def late(*given: Any) -> Any:
+    def late(*arguments: Any) -> Any:
         shut.wait(20)
-        return open_for(*given)
+        return open_for(*arguments)
 
-    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    monkeypatch.setattr(local, "_TIMEOUT", 0.1)
     monkeypatch.setattr(LocalDoor, "_opened", late)
     assert client.get("store/t").read_all() == TABLE
     shut.set()
@@ -184,7 +185,7 @@ def test_a_late_door_is_left_for_do_get(client: Client, monkeypatch: pytest.Monk
 
 def test_a_reader_out_of_descriptors_is_left_for_do_get(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put("store/t", TABLE)
-    monkeypatch.setattr(local, "_mapped", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(local, "_map", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
     assert client.get("store/t").read_all() == TABLE
 
 
@@ -207,8 +208,8 @@ def test_a_reader_outlives_overwrite_and_delete(client: Client) -> None:
 def test_added_columns_are_null_in_older_rows(client: Client) -> None:
     client.put("store/t", TABLE)
     client.put("store/t", TABLE.append_column("zip", pa.array(["1", "2", "3"])), mode="append")
-    found = client.get("store/t", columns=["zip", "id"]).read_all()
-    assert found.to_pydict() == {"zip": [None] * 3 + ["1", "2", "3"], "id": [1, 2, 3, 1, 2, 3]}
+    table = client.get("store/t", columns=["zip", "id"]).read_all()
+    assert table.to_pydict() == {"zip": [None] * 3 + ["1", "2", "3"], "id": [1, 2, 3, 1, 2, 3]}
 
 
 class TestWriter:
@@ -220,7 +221,7 @@ class TestWriter:
         assert writer.receipt.rows == 6
         assert client.info("store/t").rows == 6
 
-    def test_leaving_by_exception_writes_nothing_and_shows_the_users_own(self, client: Client) -> None:
+    def test_leaving_by_exception_writes_nothing_and_raises_it(self, client: Client) -> None:
         with pytest.raises(ZeroDivisionError), client.writer("store/t", TABLE.schema) as writer:
             writer.write(TABLE)
             _ = 1 / 0
@@ -292,20 +293,20 @@ class TestTryingAgain:
             eventually(lambda: server.state.streams.open_streams == 1)
             with ThreadPoolExecutor(1) as pool:
                 second = pool.submit(client.put, "store/b", data)
-                eventually(lambda: 'verb="do_put",code="unavailable"' in server.state.metrics.text())
+                eventually(lambda: 'code="unavailable",verb="do_put"' in server.state.metrics.text())
                 holding.close()
                 assert second.result(20).rows == 3
 
-    def test_what_can_be_read_once_and_was_begun_is_not_put_without_its_head(
+    def test_a_one_shot_source_is_not_put_without_its_first_rows(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The server refuses it behind some rows; what is left is no whole."""
         write, fail = DiskMedium.write, [True]
 
-        def fails_once(*given: Any) -> Any:
+        def fails_once(*arguments: Any) -> Any:
             if fail.pop() if fail else False:
                 raise Unavailable("the disk failed", retry_after=0.01)
-            return write(*given)
+            return write(*arguments)
 
         monkeypatch.setattr(DiskMedium, "write", fails_once)
         with pytest.raises(Unavailable, match="the disk failed"):
@@ -331,7 +332,7 @@ class TestTryingAgain:
             assert sum(batch.num_rows for ticket in tickets for batch in client.fetch(ticket.ticket)) == 3
 
     @pytest.mark.process
-    def test_a_put_whose_answer_was_lost_is_sent_again_and_happens_once(self, tmp_path: Path) -> None:
+    def test_a_put_whose_answer_was_lost_happens_once(self, tmp_path: Path) -> None:
         """The server dies after the transaction and before the answer; the second try finds the run done."""
         with process_server(tmp_path / "data", crash_at="put.recorded") as first:
             client = connect(first.url, retry_for=60)
@@ -358,8 +359,8 @@ class TestTryingAgain:
 def test_threads_share_a_client(client: Client) -> None:
     def work(n: int) -> int:
         client.put(f"store/t{n}", pa.table({"n": [n]}))
-        found: int = client.get(f"store/t{n}").read_all()["n"][0].as_py()
-        return found
+        number: int = client.get(f"store/t{n}").read_all()["n"][0].as_py()
+        return number
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(work, range(40))) == list(range(40))
@@ -439,7 +440,7 @@ def test_an_attempt_waits_until_the_server_has_room(make_server: Callable[..., P
         assert {receipt.rows, writer.close().rows} == {0, 1}
 
 
-def test_an_attempt_of_a_write_that_has_ended_is_refused_before_a_batch_is_sent(client: Client) -> None:
+def test_an_attempt_of_an_ended_write_is_rejected_at_once(client: Client) -> None:
     opened = client.call("write.open", {"path": "store/x"})
     client.call("write.abort", {"ticket": opened["ticket"]})
     with pytest.raises(WriteEnded):
@@ -457,7 +458,7 @@ def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[...
 def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.client._ALIVE", [(name, 500) for name, _ in _ALIVE])
+    monkeypatch.setattr("penstock.client.connection._KEEPALIVE", [(name, 500) for name, _ in _KEEPALIVE])
     with open_proxy() as proxy:
         proxy.target = make_server(advertise=proxy.url).port
         with connect(proxy.url, retry_for=0) as client:

@@ -1,4 +1,4 @@
-"""Hostile and broken streams: each call is accounted for, nothing of it is seen, and the server goes on."""
+"""Hostile and broken streams: nothing of them becomes visible, and the server goes on."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def hasty(self, tables):
     self._connection.execute("PRAGMA synchronous = OFF")
 Database._prepare, os.fsync = hasty, lambda fd: None
 """
-"""Nothing here is about power cuts, and 6,000 puts wait for the disk for a minute."""
+"""No test here is about power cuts, and 6,000 puts would wait for fsyncs for a minute."""
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[ProcessServer]:
-    """A server with a memory limit, and one dataset that must outlive everything."""
+    """A server with a memory limit, and one dataset that no fault may harm."""
     settings: dict[str, Any] = {
         "memory_limit": 1_000 * MIB,
         "limits": {"put_idle": 2, "streams": 400},
@@ -52,7 +52,7 @@ def victim(tmp_path: Path) -> Iterator[ProcessServer]:
 
 
 def assert_unharmed(server: ProcessServer) -> None:
-    """It lives, it answers, and what was there is there."""
+    """Check that the server runs, answers, and has its dataset."""
     assert server.process.poll() is None
     with flight.connect(server.url) as bare:
         assert ids(bare, "store/kept") == [1, 2, 3]
@@ -65,9 +65,7 @@ def assert_unharmed(server: ProcessServer) -> None:
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"], ids=str)
-def test_of_two_thousand_damaged_streams_none_ends_the_server_and_each_is_accounted_for(
-    victim: ProcessServer, codec: str | None
-) -> None:
+def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer, codec: str | None) -> None:
     """Sent byte by byte, past any client: headers (flatbuffers), bodies (compressed ones too), order, protobuf frames.
 
     Not covered: damage to HTTP/2 itself, which is gRPC's to survive. What is accepted (a changed value is still a
@@ -100,7 +98,7 @@ def test_of_two_thousand_damaged_streams_none_ends_the_server_and_each_is_accoun
 
 @pytest.mark.xfail(strict=True, reason="pyarrow 26 looks into the header that the second message lacks, and dies of it")
 def test_a_dictionary_before_a_message_without_header_is_refused(victim: ProcessServer) -> None:
-    """The one deadly stream that was found. It never gets to Python; a restart loses nothing that was answered."""
+    """The one stream that ends the server, before Python sees it; a restart loses nothing that was answered."""
     schema, dictionary, *_ = ipc_messages(varied(), None)
     with RawFlight(victim.url) as raw:
         headerless = flight_data(metadata=trailer(0, 0))
@@ -134,7 +132,7 @@ def test_a_bomb_fails_its_own_call_and_others_are_answered(victim: ProcessServer
 
 
 def killed(server: ProcessServer, count: int) -> None:
-    """kill -9 of the client's process."""
+    """Kill the client's process with SIGKILL."""
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.kit.programs.clients", "begin_puts", server.url, str(count)],
         stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
@@ -147,7 +145,7 @@ def killed(server: ProcessServer, count: int) -> None:
 
 
 def raised(server: ProcessServer, count: int) -> None:
-    """An exception in the client, between two batches."""
+    """Raise an exception in the client, between two batches."""
     for number in range(count):
         with flight.connect(server.url) as client, pytest.raises(flight.FlightServerError, match="trailer"):
             writer, _ = client.do_put(at(f"store/raised/{number}"), TRIPS)
@@ -157,7 +155,7 @@ def raised(server: ProcessServer, count: int) -> None:
 
 
 def begun(server: ProcessServer, path: str) -> RawFlight:
-    """A put by hand that has sent its schema and a batch."""
+    """Begin a put on a raw connection: its schema and a batch are sent."""
     raw = RawFlight(server.url)
     messages = ipc_messages(pa.Table.from_batches([trips(1, 2, 3)]), None)
     raw.begin(flight_data(*message, path=path.split("/") if at_ == 0 else ()) for at_, message in enumerate(messages))
@@ -165,13 +163,13 @@ def begun(server: ProcessServer, path: str) -> RawFlight:
 
 
 def reset(server: ProcessServer, count: int) -> None:
-    """RST: the connection is gone without a goodbye."""
+    """Reset the connection (RST)."""
     for number in range(count):
         begun(server, f"store/reset/{number}").reset()
 
 
 def half_open(server: ProcessServer, count: int) -> None:
-    """The connection stays, and nothing comes any more: the server gives up after put_idle."""
+    """Send nothing more on an open connection: the server cuts it after put_idle."""
     silent = [begun(server, f"store/silent/{number}") for number in range(count)]
     for raw in silent:
         with raw:

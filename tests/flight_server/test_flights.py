@@ -1,4 +1,4 @@
-"""list_flights and get_flight_info: what there is."""
+"""list_flights, get_flight_info and get_schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.wire import TRIPS, at, attempt_of, call, info, list_paths, new_at
 
 @pytest.fixture
 def filled(bare: flight.FlightClient) -> flight.FlightClient:
-    """Five datasets, two of them below a folder of a folder; names that sort around the slash."""
+    """A server with five datasets, two of them in a nested folder; their names sort around the slash."""
     for path in ("store/a/b/one", "store/a/b/two", "store/a/three", "store/a.four", "store/z"):
         put(bare, at(path), [trips(1, 2)])
     return bare
@@ -41,7 +41,7 @@ def test_a_list_without_criteria_has_every_dataset(filled: flight.FlightClient) 
     assert list_paths(filled) == list_paths(filled, b"store/") == everything
 
 
-def test_a_list_of_a_folder_has_what_lies_below_it_and_of_a_dataset_itself(filled: flight.FlightClient) -> None:
+def test_a_list_of_a_folder_has_the_datasets_below_it(filled: flight.FlightClient) -> None:
     assert (
         list_paths(filled, b"store/a/")
         == list_paths(filled, b"store/a")
@@ -52,21 +52,21 @@ def test_a_list_of_a_folder_has_what_lies_below_it_and_of_a_dataset_itself(fille
 
 
 def test_a_list_in_json_shows_folders_with_their_sums(filled: flight.FlightClient) -> None:
-    found = entries(filled, b'{"v":1,"path":"store/a","folders":true}')
+    listed = entries(filled, b'{"v":1,"path":"store/a","folders":true}')
 
-    assert list(found) == ["store/a/b/", "store/a/three"]
-    folder, dataset = found.values()
+    assert list(listed) == ["store/a/b/", "store/a/three"]
+    folder, dataset = listed.values()
     assert (folder["kind"], folder["rows"], folder["parts"], folder["state"]) == ("folder", 4, 2, "2 datasets")
     assert (dataset["kind"], dataset["rows"], dataset["parts"]) == ("dataset", 2, 1)
     assert folder["bytes"] == 2 * dataset["bytes"]
     assert list(entries(filled, b'{"v":1,"path":"store/","folders":true}')) == ["store/a.four", "store/a/", "store/z"]
 
 
-def test_a_listed_flight_tells_the_schema_and_a_descriptor_to_ask_with(filled: flight.FlightClient) -> None:
-    (found,) = filled.list_flights(b"store/z")
+def test_a_listed_flight_has_the_schema_and_a_descriptor(filled: flight.FlightClient) -> None:
+    (listed,) = filled.list_flights(b"store/z")
 
-    assert (found.schema, found.total_records, found.endpoints) == (TRIPS, 2, [])
-    assert filled.get_flight_info(found.descriptor).total_records == 2
+    assert (listed.schema, listed.total_records, listed.endpoints) == (TRIPS, 2, [])
+    assert filled.get_flight_info(listed.descriptor).total_records == 2
 
 
 def test_open_writes_are_listed_with_what_they_write(bare: flight.FlightClient) -> None:
@@ -81,13 +81,13 @@ def test_open_writes_are_listed_with_what_they_write(bare: flight.FlightClient) 
     assert list(entries(bare, f"write/{opened['write']}".encode())) == [entry["path"]]
 
 
-def test_a_write_that_is_not_there_is_not_found(bare: flight.FlightClient) -> None:
+def test_an_unknown_write_is_not_found(bare: flight.FlightClient) -> None:
     with refused("not-found", "no write/abc"):
         list_paths(bare, b"write/abc")
 
 
 def test_an_open_write_counts_the_attempts_that_are_whole_so_far(bare: flight.FlightClient) -> None:
-    """For who watches a job that goes on; a finish keeps those that it lists."""
+    """A finish keeps the attempts that it lists."""
     opened = call(bare, "write.open", path="store/x")
     path = f"write/{opened['write']}"
     first, second = (
@@ -118,13 +118,13 @@ def test_an_ended_write_has_no_rows(bare: flight.FlightClient) -> None:
     [b"nothing", b"\xff", b"store/../x", b"store//x", b"{", b'{"v":1}', b'{"v":9,"path":"store/"}', b'{"v":1,"path":7}',
      b"[1]", b"store/a b", b"store/" + b"x" * 513],
 )  # fmt: skip
-def test_criteria_that_mean_nothing_are_refused(bare: flight.FlightClient, criteria: bytes) -> None:
+def test_malformed_criteria_are_refused(bare: flight.FlightClient, criteria: bytes) -> None:
     with refused("invalid"):
         list_paths(bare, criteria)
 
 
 @pytest.mark.parametrize("path", ["store/nope", "store/nope/deeper"])
-def test_a_path_with_nothing_at_it_is_not_found(bare: flight.FlightClient, path: str) -> None:
+def test_an_unknown_path_is_not_found(bare: flight.FlightClient, path: str) -> None:
     for ask in (
         lambda: info(bare, path),
         lambda: list_paths(bare, path.encode()),
@@ -134,7 +134,7 @@ def test_a_path_with_nothing_at_it_is_not_found(bare: flight.FlightClient, path:
             ask()
 
 
-def test_a_folder_is_not_read_and_the_error_says_so(filled: flight.FlightClient) -> None:
+def test_a_folder_or_a_write_can_not_be_read(filled: flight.FlightClient) -> None:
     with refused("not-found", "store/a is a folder"):
         info(filled, "store/a")
     with refused("invalid", "write/5d41 can't be read: expected store/… or topic/…"):
@@ -180,12 +180,12 @@ def test_a_server_on_every_interface_tells_no_address(make_server: Callable[...,
         assert endpoint.locations == []
 
 
-def test_readers_see_the_old_rows_or_the_new_ones_while_it_is_overwritten(bare: flight.FlightClient) -> None:
+def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(0) for _ in range(20)])
     for number in range(1, 15):
-        found = info(bare, "store/x")
+        flight_info = info(bare, "store/x")
         put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(number)] * (20 + number))
-        assert [bare.do_get(e.ticket).read_all().column("id").to_pylist() for e in found.endpoints] == [
+        assert [bare.do_get(e.ticket).read_all().column("id").to_pylist() for e in flight_info.endpoints] == [
             [number - 1] * (20 + number - 1)
         ]
         assert read(bare, "store/x").column("id").to_pylist() == [number] * (20 + number)
@@ -210,9 +210,9 @@ def test_a_listed_topic_tells_its_size_schema_and_shards(bare: flight.FlightClie
     put(bare, at("topic/x"), [trips(1, 2)])
     put(bare, at("topic/x"), [trips(3)])
 
-    (found,) = bare.list_flights(b"topic/x")
+    (listed,) = bare.list_flights(b"topic/x")
 
-    entry = json.loads(found.app_metadata)
+    entry = json.loads(listed.app_metadata)
     assert (entry["kind"], entry["rows"], entry["parts"], entry["state"]) == ("topic", 3, 2, "1 shard")
-    assert (found.schema, found.total_records, found.endpoints) == (TRIPS, 3, [])
+    assert (listed.schema, listed.total_records, listed.endpoints) == (TRIPS, 3, [])
     assert read(bare, "topic/x").column("id").to_pylist() == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Who may do what: TLS, the token, and tickets that are enough for their own verb."""
+"""Access: TLS, the token, and tickets that replace it for their own verb."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.wire import at, attempt_of, call, error_code, info, list_paths, n
 
 @dataclass(frozen=True)
 class Guarded:
-    """A server behind TLS and a token, and the authority that vouches for it."""
+    """A server with TLS and a token, and the certificate of its authority."""
 
     server: PenstockServer
     url: str
@@ -52,8 +52,8 @@ def known() -> flight.FlightCallOptions:
 
 @pytest.fixture
 def there(guarded: Guarded) -> Iterator[flight.FlightClient]:
-    with guarded.connect() as found:
-        yield found
+    with guarded.connect() as client:
+        yield client
 
 
 def bearer(token: str) -> flight.FlightCallOptions:
@@ -72,7 +72,7 @@ VERBS: dict[str, Verb] = {
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_the_right_token_opens_every_verb_and_no_token_or_a_wrong_one_none(
+def test_every_verb_needs_the_right_token(
     there: flight.FlightClient, known: flight.FlightCallOptions, verb: Verb
 ) -> None:
     put(there, at("store/x"), [trips(1)], options=known)
@@ -82,7 +82,7 @@ def test_the_right_token_opens_every_verb_and_no_token_or_a_wrong_one_none(
     for wrong in (bearer("wrong-0123456789abcdef"), bearer(""), bearer(TOKEN[:-1]), bearer(TOKEN + "0")):
         with refused("denied", "token is wrong"):
             verb(there, wrong)
-    assert [found.descriptor.path[-1] for found in there.list_flights(b"", known)] == [b"x"]
+    assert [listed.descriptor.path[-1] for listed in there.list_flights(b"", known)] == [b"x"]
     verb(there, known)
 
 
@@ -113,7 +113,7 @@ def test_a_wrong_token_is_refused_even_with_a_ticket(
         there.do_get(endpoint.ticket, bearer("wrong-0123456789abcdef")).read_all()
 
 
-def test_a_login_by_password_gives_a_bearer_token_to_go_on_with(there: flight.FlightClient) -> None:
+def test_a_login_by_password_answers_a_bearer_token(there: flight.FlightClient) -> None:
     header = there.authenticate_basic_token("anybody", TOKEN)
 
     options = flight.FlightCallOptions(headers=[header])
@@ -140,14 +140,14 @@ def test_a_login_by_a_wrong_password_is_refused(there: flight.FlightClient) -> N
 @pytest.mark.parametrize(
     "header", [b"Basic", b"Basic ", b"Basic !!!", b"Basic /w==", b"Bearer", b"", b"Negotiate x", TOKEN.encode()]
 )
-def test_a_header_that_is_none_is_refused(there: flight.FlightClient, header: bytes) -> None:
+def test_a_malformed_header_is_refused(there: flight.FlightClient, header: bytes) -> None:
     options = flight.FlightCallOptions(headers=[(b"authorization", header)])
     with refused("denied"):
         call(there, "describe", options, path="store/x")
 
 
 def adbc_login(guarded: Guarded, password: str) -> str:
-    """Log in with the unmodified ADBC driver; what it says when it asks its first question."""
+    """Log in with the unmodified ADBC driver; return the error of its first call."""
     options = {
         "username": "anybody",
         "password": password,
@@ -162,7 +162,7 @@ def adbc_login(guarded: Guarded, password: str) -> str:
 
 
 def test_the_adbc_driver_logs_in_with_name_and_password(guarded: Guarded) -> None:
-    """It goes on with the bearer token that it was given; SQL itself is refused as such, not for want of a login."""
+    """The driver goes on with the bearer token of the answer; its SQL is refused as unsupported, not as denied."""
     said = adbc_login(guarded, TOKEN)
 
     page = guarded.server.state.metrics.text()
@@ -182,7 +182,7 @@ def test_without_tls_nothing_is_answered(guarded: Guarded) -> None:
         list(plain.list_flights(b"", flight.FlightCallOptions(timeout=5)))
 
 
-def test_a_server_that_another_authority_vouches_for_is_not_believed(guarded: Guarded) -> None:
+def test_a_certificate_of_another_authority_is_not_accepted(guarded: Guarded) -> None:
     other = trustme.CA().cert_pem.bytes()
     with flight.connect(guarded.url, tls_root_certs=other) as there, pytest.raises(flight.FlightError):
         list(there.list_flights(b"", flight.FlightCallOptions(timeout=5)))

@@ -1,4 +1,4 @@
-"""A server's life: one per data folder, a drain before its end, and a start that finds all that was promised."""
+"""A server's life: one process per data folder, the drain, and the recovery at the next start."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def begun_put(client: flight.FlightClient, path: str = "store/slow") -> tuple[An
 
 
 def wait_for_the_drain(client: flight.FlightClient) -> flight.FlightUnavailableError:
-    """Until new work is refused; the refusal."""
-    found: list[flight.FlightUnavailableError] = []
+    """Wait until new work is refused; return the refusal."""
+    refusals: list[flight.FlightUnavailableError] = []
 
     def is_refused() -> bool:
         try:
             list_paths(client)
         except flight.FlightUnavailableError as error:
-            found.append(error)
-        return bool(found)
+            refusals.append(error)
+        return bool(refusals)
 
     eventually(is_refused)
-    return found[0]
+    return refusals[0]
 
 
 # --- the end -------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def wait_for_the_drain(client: flight.FlightClient) -> flight.FlightUnavailableE
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_server_refuses_new_work_and_lets_running_streams_end(tmp_path: Path, number: int) -> None:
+def test_a_drain_refuses_new_work_and_lets_streams_end(tmp_path: Path, number: int) -> None:
     with process_server(tmp_path / "d", drain=30) as server, flight.connect(server.url) as bare:
         ticket = call(bare, "write.open", path="store/open")["ticket"]
         attempt = new_attempt()
@@ -94,7 +94,7 @@ def test_a_stopped_server_refuses_new_work_and_lets_running_streams_end(tmp_path
 
 
 @pytest.mark.process
-def test_what_the_drains_deadline_cuts_shows_in_the_exit_code(tmp_path: Path) -> None:
+def test_calls_cut_by_the_deadline_show_in_the_exit_code(tmp_path: Path) -> None:
     with process_server(tmp_path / "d", drain=0.3) as server, flight.connect(server.url) as bare:
         begun_put_stays = begun_put(bare)
         assert server.terminate() == CUT == 3
@@ -180,7 +180,7 @@ def test_tickets_survive_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_second_server_on_a_data_folder_is_refused_by_the_first_ones_name(tmp_path: Path) -> None:
+def test_a_data_folder_takes_one_server(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server:
         second = ServerConfig(data=tmp_path / "d", listen=ANY_PORT, http=None)
         with (
@@ -204,7 +204,7 @@ def test_the_server_runs_with_lean_memory_under_its_memory_limit(tmp_path: Path)
         assert limit(server, "Max data size") == str(900 << 20)
 
 
-def test_what_a_server_keeps_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+def test_a_data_folder_is_readable_by_its_user_alone(tmp_path: Path) -> None:
     with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         put(bare, at("store/x"), [trips(1)])
         kept = [tmp_path / "d", *(tmp_path / "d").rglob("*")]

@@ -1,4 +1,4 @@
-"""Limits: one stream too large, too long or too silent is refused, by the limit's name, and others aren't touched."""
+"""Limits: a stream above one is refused by the limit's name, and other streams are not affected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Make = Callable[..., PenstockServer]
 
 
 @pytest.mark.parametrize(
-    ("limit", "most", "batches"),
+    ("limit", "amount", "batches"),
     [("batch_rows", 2, [trips(1), trips(2, 3, 4)]),
      ("batch_bytes", 100, [trips(1), trips(*range(20))]),
      ("put_rows", 4, [trips(1, 2), trips(3, 4), trips(5)]),
@@ -50,12 +50,12 @@ Make = Callable[..., PenstockServer]
      ("put_batches", 2, [trips(1), trips(2), trips(3)]),
      ("columns", 1, [trips(1)])],
 )  # fmt: skip
-def test_more_than_a_limit_is_refused_by_its_name_and_nothing_is_kept(
-    make_server: Make, tmp_path: Path, limit: str, most: int, batches: list[pa.RecordBatch]
+def test_more_than_a_limit_is_refused_by_the_limits_name(
+    make_server: Make, tmp_path: Path, limit: str, amount: int, batches: list[pa.RecordBatch]
 ) -> None:
-    server = make_server(limits=ServerLimits(**{limit: most}))
+    server = make_server(limits=ServerLimits(**{limit: amount}))
     with flight.connect(server.url) as bare:
-        with refused("limit", f"--limit {limit}=", f"{most}"):
+        with refused("limit", f"--limit {limit}=", f"{amount}"):
             put(bare, at("store/x"), batches)
         assert list_paths(bare) == list_paths(bare, b"write/") == []
         put(bare, at("store/x"), [trips(1).select(["id"])])
@@ -72,7 +72,7 @@ def test_exactly_the_limit_is_taken(make_server: Make) -> None:
 
 
 def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightClient) -> None:
-    """It has no bytes at all, and 2^27 rows."""
+    """The batch has no bytes and 2^27 rows."""
     with refused("limit", "batch_rows"):
         put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
 
@@ -116,7 +116,7 @@ def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
 
 @contextmanager
 def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Iterator[Any]:
-    """A put that has sent one batch and says nothing more; it ends with the block, however it went."""
+    """Begin a put that sends one batch and nothing more; it fails when the block ends."""
     writer, _ = client.do_put(at(path), TRIPS)
     writer.write_batch(trips(1))
     with pytest.raises(flight.FlightError) as ended:
@@ -143,7 +143,7 @@ def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) ->
         put(bare, at("store/x"), [trips(1)])
 
 
-def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it_in_the_log(
+def test_a_refusal_at_the_gate_has_a_retry_time_and_a_request_id(
     make_server: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=ServerLimits(streams=0)).url) as bare:
@@ -153,7 +153,7 @@ def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it
         assert error_details(caught.value)["request"] in caplog.text
 
 
-def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
+def test_a_silent_put_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
     server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as silent, flight.connect(server.url) as other:
         assert list_paths(other) == []
@@ -168,7 +168,7 @@ def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tm
         assert ids(other, "store/idle") == [2]
 
 
-def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_server: Make) -> None:
+def test_a_put_that_takes_too_long_is_cut(make_server: Make) -> None:
     server = make_server(limits=ServerLimits(put_time=1), watch_every=0.1)
     with flight.connect(server.url) as bare, flight.connect(server.url) as other:
         writer, _ = bare.do_put(at("store/x"), TRIPS)
@@ -181,7 +181,7 @@ def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_serv
         assert list_paths(other) == list_paths(other, b"write/") == []
 
 
-def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
+def test_a_put_that_goes_on_sending_is_not_cut(make_server: Make) -> None:
     server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as bare:
         writer, reader = bare.do_put(at("store/x"), TRIPS)
@@ -224,7 +224,7 @@ def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: 
 
 
 def stalled(url: str, count: int) -> list[tuple[flight.FlightClient, list[Any]]]:
-    """So many idle puts, over a few connections."""
+    """Begin `count` idle puts over a few connections."""
     clients = [flight.connect(url) for _ in range(6)]
     return [
         (client, [client.do_put(at(f"store/idle/{number}"), TRIPS)[0] for number in range(at_, count, len(clients))])
@@ -233,7 +233,7 @@ def stalled(url: str, count: int) -> list[tuple[flight.FlightClient, list[Any]]]
 
 
 def outcomes(puts: list[tuple[flight.FlightClient, list[Any]]]) -> list[str]:
-    """How each of them ends when it is closed without a trailer."""
+    """Close each put without its trailer; return the codes of their errors."""
     codes = []
     for client, writers in puts:
         for writer in writers:
@@ -246,9 +246,9 @@ def outcomes(puts: list[tuple[flight.FlightClient, list[Any]]]) -> list[str]:
 
 @pytest.mark.process
 @pytest.mark.faults
-@pytest.mark.parametrize(("streams", "held"), [(128, 128), (400, 300)])
-def test_three_hundred_idle_puts_are_capped_and_others_still_answered(tmp_path: Path, streams: int, held: int) -> None:
-    """Under 1 GB of memory, of which each call's thread takes its stack."""
+@pytest.mark.parametrize(("streams", "admitted"), [(128, 128), (400, 300)])
+def test_of_three_hundred_idle_puts_only_the_limit_is_admitted(tmp_path: Path, streams: int, admitted: int) -> None:
+    """The server has 1 GB of memory, and each call's thread takes its stack of it."""
     with (
         process_server(tmp_path / "d", memory_limit=1 << 30, limits={"streams": streams}) as server,
         flight.connect(server.url) as bare,
@@ -258,15 +258,15 @@ def test_three_hundred_idle_puts_are_capped_and_others_still_answered(tmp_path: 
         base = threads(server.pid), descriptors(server.pid)
 
         puts = stalled(server.url, 300)
-        eventually(lambda: call(bare, "health")["open_streams"] == held)
+        eventually(lambda: call(bare, "health")["open_streams"] == admitted)
 
         assert len(list_paths(bare)) == 1
-        if held < streams:
+        if admitted < streams:
             assert bare.do_get(ticket).read_all().num_rows == 2
             put(bare, at("store/y"), [trips(1)])
         codes = outcomes(puts)
         puts.clear()
-        assert (codes.count("invalid"), codes.count("unavailable")) == (held, 300 - held)
+        assert (codes.count("invalid"), codes.count("unavailable")) == (admitted, 300 - admitted)
         eventually(lambda: call(bare, "health")["open_streams"] == 0)
         assert ids(bare, "store/x") == [1, 2]
         assert list_paths(bare, b"write/") == []

@@ -1,4 +1,4 @@
-"""A payload may be larger than the memory of those who move it."""
+"""A payload may be larger than the memory of server and client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT = 512 << 20
 
 @pytest.mark.process
 @pytest.mark.faults
-def test_twice_as_much_as_the_memory_limit_goes_in_and_comes_out(tmp_path: Path) -> None:
+def test_a_payload_may_be_twice_the_memory_limit(tmp_path: Path) -> None:
     """1 GiB in batches of 1 MiB, to disk and back by do_get, between a server and a client of 512 MiB each.
 
     The limit is on private memory (RLIMIT_DATA), of which each takes about 300 MiB, for 1 GiB as for 2: threads, gRPC's

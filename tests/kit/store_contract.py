@@ -134,9 +134,10 @@ class StoreContract:
         stored = store.get("k")
         assert (stored.data.num_rows if stored else None) == (7 if meanwhile == "replaced" else None)
 
-    def test_a_ledger_without_room_keeps_no_bytes_and_the_old_payload(
+    def test_a_full_ledger_keeps_the_old_payload(
         self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """And no bytes of the new one."""
         store.store("k", numbers(3))
 
         def full(database: Database, change: object) -> NoReturn:
@@ -187,9 +188,10 @@ class StoreContract:
         self.holds_nothing(store)
 
     @pytest.mark.parametrize(("split_id", "metadata"), [("s", {"x": {1}}), ("s", {"x": b"y"}), (7, {}), ("\ud800", {})])
-    def test_metadata_that_json_cannot_hold_is_refused_before_a_byte_is_kept(
+    def test_metadata_that_json_cannot_hold_is_refused(
         self, store: SplitPayloadStore, split_id: Any, metadata: Any
     ) -> None:
+        """Before a byte is kept."""
         with pytest.raises(InvalidRequest, match="metadata that JSON can't hold"):
             store.store("k", SplitPayload(numbers(1), split_id, metadata))
         self.holds_nothing(store)
@@ -208,7 +210,7 @@ class StoreContract:
 
     # --- delete, clear, keys ----------------------------------------------------------------
 
-    def test_delete_forgets_one_payload_and_says_whether_there_was_one(self, store: SplitPayloadStore) -> None:
+    def test_delete_removes_one_payload_and_returns_whether(self, store: SplitPayloadStore) -> None:
         store.store("a", numbers(1))
         store.store("b", numbers(2))
         assert store.delete("a")
@@ -316,7 +318,7 @@ class StoreContract:
             assert_same(part.reader().read_all(), table)
         assert_same(self.raw(store, kept.name), table)
 
-    def test_a_part_is_read_by_the_columns_that_are_asked_for_in_their_order(self, store: SplitPayloadStore) -> None:
+    def test_a_part_is_read_by_columns_in_the_order_given(self, store: SplitPayloadStore) -> None:
         table = pa.table({"a": [1, 2], "b": pa.array(["x", "y"]).dictionary_encode(), "c": [[1], []]})
         store.write("p", table.schema, table.to_batches())
         for columns in (["a"], ["c", "a"], ["b"], ["c", "b", "a"], []):
@@ -339,7 +341,7 @@ class StoreContract:
         assert_same(reader.read_all(), numbers(1))
         self.holds_nothing(store)
 
-    def test_a_payload_whose_bytes_are_gone_is_a_named_loss_and_not_absent(self, store: SplitPayloadStore) -> None:
+    def test_a_payload_without_bytes_is_lost_and_not_absent(self, store: SplitPayloadStore) -> None:
         store.store("a/b", numbers(1))
         for name, _ in list(store.medium.names()):
             store.medium.delete(name)
@@ -399,7 +401,7 @@ class StoreContract:
         store.clear()
         self.holds_nothing(store)
 
-    def test_a_store_prints_as_its_url_and_equals_another_of_the_same_bytes(self, store: SplitPayloadStore) -> None:
+    def test_a_store_prints_as_its_url_and_has_equality(self, store: SplitPayloadStore) -> None:
         assert repr(store) == f"SplitPayloadStore({store.url!r})"
         assert store == store  # noqa: PLR0124
         assert store != store.url

@@ -22,9 +22,11 @@ from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topics import Topics
 from penstock.spark_plugin.consumption import Consumption
-from penstock.spark_plugin.offsets import Limits, Offset
+from penstock.spark_plugin.offsets import StreamOffset, StreamOptions
+from penstock.wire.actions import DESCRIBE, ConsumerState, Target
+from penstock.wire.position import Position
 from tests.kit.clock import Clock
-from tests.kit.wire import TRIPS, at, call, create_topic, put, trips
+from tests.kit.wire import TRIPS, at, create_topic, put, trips
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -147,9 +149,9 @@ class Reading:
 
     def query(self, **limits: Any) -> Consumption:
         """Start a query, for the first time or again."""
-        return Consumption(self.client, X, Limits(**limits), self.clock.now)
+        return Consumption(self.client, X, StreamOptions(**limits), self.clock.now)
 
-    def begun(self, **limits: Any) -> tuple[Consumption, Offset, Offset]:
+    def begun(self, **limits: Any) -> tuple[Consumption, StreamOffset, StreamOffset]:
         """Start a query that has planned its first batch; return it with the batch's start and end."""
         query = self.query(**limits)
         start = query.initial()
@@ -157,12 +159,12 @@ class Reading:
         query.planned(start, end)
         return query, start, end
 
-    def consumers(self) -> list[dict[str, Any]]:
-        consumers: list[dict[str, Any]] = call(self.bare, "describe", path=X)["consumers"]
-        return consumers
+    def consumers(self) -> tuple[ConsumerState, ...]:
+        return self.client.call(DESCRIBE, Target(X)).consumers or ()
 
-    def position(self) -> dict[str, int]:
-        return only_position(self.consumers())
+    def position(self) -> Position:
+        (consumer,) = self.consumers()
+        return consumer.position
 
     @property
     def desk(self) -> Consumers:

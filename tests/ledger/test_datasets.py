@@ -1,4 +1,4 @@
-"""What may stand at a path, in which schema, how many, and for how long its bytes stay."""
+"""What may be at a path, in which schema, how many datasets there may be, and how long bytes stay."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, finish_write, make_atte
 
 @pytest.mark.parametrize("mode", ["error", "append", "overwrite"])
 @pytest.mark.parametrize(
-    ("there", "new"), [("store/a/b", "store/a"), ("store/a", "store/a/b"), ("store/a", "store/a/b/c/d")]
+    ("taken", "new"), [("store/a/b", "store/a"), ("store/a", "store/a/b"), ("store/a", "store/a/b/c/d")]
 )
-def test_a_path_is_a_dataset_or_a_folder_never_both(ledger: Ledger, there: str, new: str, mode: str) -> None:
-    finish_write(ledger, make_attempt(1), path=there)
+def test_a_path_is_a_dataset_or_a_folder_never_both(ledger: Ledger, taken: str, new: str, mode: str) -> None:
+    finish_write(ledger, make_attempt(1), path=taken)
     with pytest.raises(AlreadyExists, match=r"folder|nothing can be below"):
         ledger.open_write(new, mode=mode)  # type: ignore[arg-type]
 
 
-def test_dataset_or_folder_is_asked_again_at_finish(ledger: Ledger) -> None:
+def test_dataset_or_folder_is_checked_again_at_finish(ledger: Ledger) -> None:
     write, one = ledger.open_write("store/a/b").id, make_attempt(1)
     ledger.record(write, one)
     finish_write(ledger, make_attempt(2), path="store/a")
@@ -41,16 +41,11 @@ def test_dataset_or_folder_is_asked_again_at_finish(ledger: Ledger) -> None:
         ledger.finish(write, [one.id])
 
 
-def test_a_name_that_merely_begins_alike_is_no_folder(ledger: Ledger) -> None:
+def test_a_common_prefix_makes_no_folder(ledger: Ledger) -> None:
     for path in ("store/a", "store/a.b", "store/a-b/c", "store/aa", "store/a=1"):
         finish_write(ledger, make_attempt(1), path=path)
-    assert [found.path for found in ledger.datasets("store/")] == [
-        "store/a",
-        "store/a-b/c",
-        "store/a.b",
-        "store/a=1",
-        "store/aa",
-    ]
+    paths = [dataset.path for dataset in ledger.datasets("store/")]
+    assert paths == ["store/a", "store/a-b/c", "store/a.b", "store/a=1", "store/aa"]
 
 
 def test_a_folder_is_gone_with_its_last_dataset(ledger: Ledger) -> None:
@@ -63,19 +58,20 @@ def test_a_folder_is_gone_with_its_last_dataset(ledger: Ledger) -> None:
     finish_write(ledger, make_attempt(1), path="store/a")
 
 
-def test_a_folder_adds_up_what_lies_below(ledger: Ledger) -> None:
+def test_a_folder_sums_up_the_datasets_below(ledger: Ledger) -> None:
     for path, rows in (("store/x", 1), ("store/a/b", 2), ("store/a/c/d", 4), ("store/ab", 8)):
         finish_write(ledger, make_attempt(rows), path=path)
-    found = [(each.path, each.rows) for each in ledger.folder("store/")]
-    assert found == [("store/a/", 6), ("store/ab", 8), ("store/x", 1)]
-    assert [each.path for each in ledger.folder("store/a")] == ["store/a/b", "store/a/c/"]
-    assert [each.path for each in ledger.datasets("store/a/")] == ["store/a/b", "store/a/c/d"]
+    entries = [(entry.path, entry.rows) for entry in ledger.folder("store/")]
+    assert entries == [("store/a/", 6), ("store/ab", 8), ("store/x", 1)]
+    assert [entry.path for entry in ledger.folder("store/a")] == ["store/a/b", "store/a/c/"]
+    assert [entry.path for entry in ledger.datasets("store/a/")] == ["store/a/b", "store/a/c/d"]
 
 
 # --- schemas ---------------------------------------------------------------------------------
 
 
-def test_another_schema_is_refused_when_it_is_announced_recorded_or_finished(ledger: Ledger) -> None:
+def test_another_schema_is_refused(ledger: Ledger) -> None:
+    """Refused when a write announces it at open, when an attempt is recorded, and at finish."""
     finish_write(ledger, make_attempt(1))
     with pytest.raises(SchemaMismatch, match="id is int64, got string"):
         ledger.open_write(PATH, mode="append", schema=OTHER)
@@ -92,13 +88,14 @@ def test_another_schema_is_refused_when_it_is_announced_recorded_or_finished(led
     assert ledger.dataset("store/b").schema == OTHER
 
 
-def test_the_schema_that_was_announced_binds_the_attempts(ledger: Ledger) -> None:
+def test_an_announced_schema_binds_the_attempts(ledger: Ledger) -> None:
     write = ledger.open_write(PATH, schema=SCHEMA).id
     with pytest.raises(SchemaMismatch):
         ledger.record(write, make_attempt(1, schema=OTHER))
 
 
-def test_added_nullable_columns_are_accepted_and_older_parts_keep_their_schema(ledger: Ledger) -> None:
+def test_added_nullable_columns_are_accepted(ledger: Ledger) -> None:
+    """Older parts keep their schema."""
     one, two = make_attempt(1), make_attempt(2, schema=WIDER)
     finish_write(ledger, one)
     write = ledger.open_write(PATH, mode="append").id
@@ -117,7 +114,8 @@ def test_an_overwrite_may_bring_another_schema(ledger: Ledger) -> None:
     assert ledger.dataset(PATH).schema == OTHER
 
 
-def test_a_schema_that_changed_meanwhile_is_asked_for_again_at_finish(ledger: Ledger) -> None:
+def test_the_schema_is_checked_again_at_finish(ledger: Ledger) -> None:
+    """Another write has made the dataset in the meantime."""
     write, one = ledger.open_write(PATH, mode="append").id, make_attempt(1, schema=OTHER)
     ledger.record(write, one)
     finish_write(ledger, make_attempt(1), mode="append")
@@ -125,7 +123,7 @@ def test_a_schema_that_changed_meanwhile_is_asked_for_again_at_finish(ledger: Le
         ledger.finish(write, [one.id])
 
 
-# --- delete, and what tickets name -----------------------------------------------------------
+# --- delete, and parts that tickets name -----------------------------------------------------
 
 
 def test_a_deleted_dataset_is_gone_and_its_path_free(ledger: Ledger) -> None:
@@ -141,7 +139,7 @@ def test_a_deleted_dataset_is_gone_and_its_path_free(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("end", ["delete", "overwrite"])
-def test_bytes_that_a_ticket_names_stay_until_its_time(ledger: Ledger, clock: Clock, end: str) -> None:
+def test_bytes_that_a_ticket_names_stay_until_it_expires(ledger: Ledger, clock: Clock, end: str) -> None:
     one = make_attempt(1)
     finish_write(ledger, one)
     until = clock.now() + 3_600
@@ -157,9 +155,10 @@ def test_bytes_that_a_ticket_names_stay_until_its_time(ledger: Ledger, clock: Cl
 
 
 @pytest.mark.parametrize("noted", [0, 100])
-def test_where_there_is_no_room_to_note_a_ticket_it_holds_all_the_same(
+def test_a_ticket_that_could_not_be_noted_holds_its_bytes(
     ledger: Ledger, clock: Clock, noted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The disk is full when the ticket's time is to be noted, with or without an earlier ticket there."""
     finish_write(ledger, make_attempt(1))
     if noted:
         ledger.snapshot(PATH, ticketed_until=clock.now() + noted)
@@ -174,7 +173,7 @@ def test_where_there_is_no_room_to_note_a_ticket_it_holds_all_the_same(
     assert len(ledger.freeable()) == 1
 
 
-def test_a_later_ticket_holds_longer_and_an_earlier_one_no_shorter(ledger: Ledger, clock: Clock) -> None:
+def test_the_ticket_that_expires_last_holds_the_bytes(ledger: Ledger, clock: Clock) -> None:
     finish_write(ledger, make_attempt(1))
     start = clock.now()
     for seconds in (100, 5_000, 30):
@@ -186,7 +185,7 @@ def test_a_later_ticket_holds_longer_and_an_earlier_one_no_shorter(ledger: Ledge
     assert len(ledger.freeable()) == 1
 
 
-def test_a_ticket_of_before_an_append_holds_what_was_there(ledger: Ledger, clock: Clock) -> None:
+def test_a_ticket_from_before_an_append_holds_its_parts(ledger: Ledger, clock: Clock) -> None:
     finish_write(ledger, make_attempt(1))
     ledger.snapshot(PATH, ticketed_until=clock.now() + 100)
     finish_write(ledger, make_attempt(2), mode="append")
@@ -195,7 +194,8 @@ def test_a_ticket_of_before_an_append_holds_what_was_there(ledger: Ledger, clock
     assert ledger.freeable() == []
 
 
-def test_what_only_tickets_hold_is_known_with_the_time_of_its_end(ledger: Ledger, clock: Clock) -> None:
+def test_bytes_held_by_tickets_alone_are_counted(ledger: Ledger, clock: Clock) -> None:
+    """The count comes with the time at which the last of those tickets expires."""
     assert ledger.held_by_tickets() == (0, 0)
     start = clock.now()
     for path, rows, seconds in (("store/a", 1, 500), ("store/b", 2, 100), ("store/c", 4, 0), ("store/d", 8, 900)):
@@ -211,7 +211,7 @@ def test_what_only_tickets_hold_is_known_with_the_time_of_its_end(ledger: Ledger
     assert ledger.held_by_tickets() == (0, 0)
 
 
-def test_what_is_visible_is_never_forgotten(ledger: Ledger) -> None:
+def test_visible_parts_are_never_forgotten(ledger: Ledger) -> None:
     one = make_attempt(1, 2)
     finish_write(ledger, one)
     ledger.forget(part_names(one))
@@ -221,7 +221,8 @@ def test_what_is_visible_is_never_forgotten(ledger: Ledger) -> None:
 # --- limits ----------------------------------------------------------------------------------
 
 
-def test_one_dataset_too_many_is_refused_and_those_that_are_there_go_on(ledger: Ledger) -> None:
+def test_one_dataset_too_many_is_refused(ledger: Ledger) -> None:
+    """Existing datasets still take writes, and a deleted one makes room."""
     for path in ("store/a", "store/b"):
         finish_write(ledger, make_attempt(1), path=path)
     ledger.most_paths = 2
@@ -234,12 +235,12 @@ def test_one_dataset_too_many_is_refused_and_those_that_are_there_go_on(ledger: 
 
 def test_thousands_of_attempts_are_finished_in_one_go(ledger: Ledger) -> None:
     write = ledger.open_write(PATH, schema=SCHEMA).id
-    every = [Attempt(uuid.uuid4().hex, SCHEMA, 0, ()) for _ in range(2_000)]
-    ledger.change(lambda t: [writes.record(t, write, each) for each in every])
-    assert ledger.finish(write, [each.id for each in every[:-1]]).attempts == 1_999
+    attempts = [Attempt(uuid.uuid4().hex, SCHEMA, 0, ()) for _ in range(2_000)]
+    ledger.change(lambda t: [writes.record(t, write, attempt) for attempt in attempts])
+    assert ledger.finish(write, [attempt.id for attempt in attempts[:-1]]).attempts == 1_999
 
 
-def test_the_totals_are_those_of_the_rows(ledger: Ledger) -> None:
+def test_totals_count_datasets_rows_writes_and_bytes(ledger: Ledger) -> None:
     finish_write(ledger, make_attempt(1, 2), path="store/a")
     finish_write(ledger, make_attempt(4), path="store/b")
     ledger.open_write("store/c")

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import (
-    AlreadyExists,
-    InvalidRequest,
-    NotFound,
-    WriteEnded,
-)
+from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
+from penstock.wire.put import Mode
 from tests.kit.ledger import OTHER, PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- open, record, finish --------------------------------------------------------------------
@@ -27,14 +23,15 @@ def test_nothing_is_visible_before_finish(ledger: Ledger) -> None:
     assert ledger.summary(write.id).state == "open"
 
 
-def test_finish_shows_exactly_the_listed_attempts_in_the_order_of_the_list(ledger: Ledger) -> None:
+def test_finish_shows_the_listed_attempts_in_their_order(ledger: Ledger) -> None:
+    """It shows no other attempt, and counts theirs alone."""
     write = ledger.open_write(PATH)
     one, two, three = make_attempt(5, 6), make_attempt(7), make_attempt(8)
-    for each in (one, two, three):
-        ledger.record(write.id, each)
-    done = ledger.finish(write.id, [three.id, one.id])
+    for attempt in (one, two, three):
+        ledger.record(write.id, attempt)
+    summary = ledger.finish(write.id, [three.id, one.id])
     assert visible_parts(ledger) == part_names(three, one)
-    assert (done.state, done.attempts, done.rows, done.bytes, done.parts) == ("finished", 2, 19, 190, 3)
+    assert (summary.state, summary.attempts, summary.rows, summary.bytes, summary.parts) == ("finished", 2, 19, 190, 3)
     dataset = ledger.dataset(PATH)
     assert (dataset.rows, dataset.bytes, dataset.part_count, dataset.schema) == (19, 190, 3, SCHEMA)
 
@@ -46,24 +43,23 @@ def test_a_receipt_says_what_was_recorded(ledger: Ledger) -> None:
     assert receipt.digest != ledger.record(write, make_attempt(5, 6)).digest
 
 
-def test_an_attempt_that_is_recorded_again_gets_its_first_receipt(ledger: Ledger) -> None:
+def test_an_attempt_recorded_again_gets_its_first_receipt(ledger: Ledger) -> None:
     write, one = ledger.open_write(PATH).id, make_attempt(5)
     first = ledger.record(write, one)
-    again = tuple(replace(part, name=f"{part.name}-again") for part in one.parts)
-    assert ledger.record(write, replace(one, parts=again)) == first
+    parts = tuple(replace(part, name=f"{part.name}-again") for part in one.parts)
+    assert ledger.record(write, replace(one, parts=parts)) == first
     assert ledger.finish(write, [one.id]).rows == 5
     assert visible_parts(ledger) == part_names(one)
 
 
 @pytest.mark.parametrize("rows", [(9,), (5,), (2, 3), ()])
-def test_an_attempt_that_comes_again_with_other_rows_is_refused_and_the_first_ones_stay(
-    ledger: Ledger, rows: tuple[int, ...]
-) -> None:
+def test_an_attempt_recorded_again_with_other_rows_is_refused(ledger: Ledger, rows: tuple[int, ...]) -> None:
+    """The first rows stay."""
     write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
     other = Attempt(one.id, SCHEMA, sum(rows), make_attempt(*rows).parts)
-    said = f"attempt {one.id} .* recorded with 5 rows .* the {sum(rows)} rows .* new UUID"
-    with pytest.raises(AlreadyExists, match=said):
+    message = f"attempt {one.id} .* recorded with 5 rows .* the {sum(rows)} rows .* new UUID"
+    with pytest.raises(AlreadyExists, match=message):
         ledger.record(write, other)
     assert ledger.summary(write).rows == 5
     ledger.finish(write, [one.id])
@@ -79,7 +75,8 @@ def test_an_attempt_belongs_to_one_write(ledger: Ledger) -> None:
         ledger.finish(second, [one.id])
 
 
-def test_finish_lists_whole_attempts_only_and_else_changes_nothing(ledger: Ledger) -> None:
+def test_finish_refuses_attempts_that_are_not_whole(ledger: Ledger) -> None:
+    """A refused finish changes nothing: the write stays open."""
     write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
     with pytest.raises(NotFound, match="no whole attempt 'feed'"):
@@ -90,12 +87,13 @@ def test_finish_lists_whole_attempts_only_and_else_changes_nothing(ledger: Ledge
     assert visible_parts(ledger) == part_names(one)
 
 
-def test_the_same_list_again_gets_the_same_answer_and_another_is_refused(ledger: Ledger) -> None:
+def test_a_repeated_finish_gets_the_first_answer(ledger: Ledger) -> None:
+    """The list may be in another order; another list is refused."""
     write, one, two = ledger.open_write(PATH).id, make_attempt(5), make_attempt(6)
     ledger.record(write, one)
     ledger.record(write, two)
-    done = ledger.finish(write, [one.id, two.id])
-    assert ledger.finish(write, [two.id, one.id, two.id]) == done
+    summary = ledger.finish(write, [one.id, two.id])
+    assert ledger.finish(write, [two.id, one.id, two.id]) == summary
     for other in ([one.id], [], [one.id, two.id, "feed"]):
         with pytest.raises(WriteEnded, match="finished with another list"):
             ledger.finish(write, other)
@@ -113,7 +111,7 @@ def test_attempts_that_are_not_listed_are_retired_at_once(ledger: Ledger) -> Non
     assert ledger.part_names() == part_names(one)
 
 
-def test_nothing_is_recorded_in_a_write_that_has_ended(ledger: Ledger) -> None:
+def test_a_write_that_has_ended_records_nothing(ledger: Ledger) -> None:
     finished, aborted = finish_write(ledger, make_attempt(5)), ledger.open_write("store/b").id
     ledger.abort(aborted)
     for write, state in ((finished, "finished"), (aborted, "aborted")):
@@ -123,14 +121,14 @@ def test_nothing_is_recorded_in_a_write_that_has_ended(ledger: Ledger) -> None:
             ledger.touch(write)
 
 
-def test_a_put_of_its_own_is_recorded_and_finished_at_once(ledger: Ledger) -> None:
+def test_a_single_put_is_recorded_and_finished_at_once(ledger: Ledger) -> None:
     write, one = ledger.open_write(PATH), make_attempt(5)
     receipt = ledger.finish_single(write.id, one)
     assert visible_parts(ledger) == part_names(one)
     assert ledger.finished_receipt(write.id) == receipt
 
 
-def test_a_put_of_its_own_that_may_not_finish_records_nothing(ledger: Ledger) -> None:
+def test_a_single_put_that_cannot_finish_records_nothing(ledger: Ledger) -> None:
     write = ledger.open_write(PATH)
     finish_write(ledger, make_attempt(5))
     with pytest.raises(AlreadyExists):
@@ -138,29 +136,31 @@ def test_a_put_of_its_own_that_may_not_finish_records_nothing(ledger: Ledger) ->
     assert ledger.summary(write.id).attempts == 0
 
 
-def test_a_write_that_is_not_there_is_named(ledger: Ledger) -> None:
-    for ask in (ledger.write, ledger.summary, ledger.touch, ledger.abort, lambda write: ledger.finish(write, [])):
+def test_an_unknown_write_is_named(ledger: Ledger) -> None:
+    for method in (ledger.write, ledger.summary, ledger.touch, ledger.abort, lambda write: ledger.finish(write, [])):
         with pytest.raises(NotFound, match="no write/5d41"):
-            ask("5d41")
+            method("5d41")
 
 
 # --- an empty dataset ------------------------------------------------------------------------
 
 
-def test_nothing_finished_on_a_new_path_without_a_schema_is_an_error(ledger: Ledger) -> None:
+def test_an_empty_finish_without_a_schema_is_refused(ledger: Ledger) -> None:
+    """Nothing says which columns a dataset at the new path has."""
     write = ledger.open_write(PATH).id
     with pytest.raises(InvalidRequest, match=r"has no attempt, .* name the columns"):
         ledger.finish(write, [])
     assert ledger.datasets("store/") == []
 
 
-def test_nothing_finished_with_a_schema_is_an_empty_dataset(ledger: Ledger) -> None:
+def test_an_empty_finish_with_a_schema_makes_an_empty_dataset(ledger: Ledger) -> None:
     ledger.finish(ledger.open_write(PATH, schema=SCHEMA).id, [])
     assert (ledger.dataset(PATH).rows, ledger.dataset(PATH).schema) == (0, SCHEMA)
     assert visible_parts(ledger) == []
 
 
-def test_nothing_appended_changes_nothing_and_nothing_overwritten_empties(ledger: Ledger) -> None:
+def test_an_empty_append_changes_nothing(ledger: Ledger) -> None:
+    """An empty overwrite removes all rows."""
     one = make_attempt(5)
     finish_write(ledger, one)
     ledger.finish(ledger.open_write(PATH, mode="append").id, [])
@@ -173,10 +173,10 @@ def test_nothing_appended_changes_nothing_and_nothing_overwritten_empties(ledger
 # --- modes -----------------------------------------------------------------------------------
 
 
-def test_append_adds_after_what_is_there(ledger: Ledger) -> None:
+def test_append_adds_after_the_existing_parts(ledger: Ledger) -> None:
     one, two, three = make_attempt(1), make_attempt(2, 3), make_attempt(4)
-    for each in (one, two, three):
-        finish_write(ledger, each, mode="append")
+    for attempt in (one, two, three):
+        finish_write(ledger, attempt, mode="append")
     assert visible_parts(ledger) == part_names(one, two, three)
     assert ledger.dataset(PATH).rows == 10
 
@@ -190,13 +190,14 @@ def test_overwrite_replaces_and_retires(ledger: Ledger) -> None:
     assert sorted(ledger.freeable()) == sorted(part_names(one))
 
 
-def test_error_refuses_a_path_that_is_taken_at_open(ledger: Ledger) -> None:
+def test_mode_error_refuses_a_taken_path_at_open(ledger: Ledger) -> None:
     finish_write(ledger, make_attempt(1))
     with pytest.raises(AlreadyExists, match="choose mode 'append' or 'overwrite'"):
         ledger.open_write(PATH)
 
 
-def test_error_refuses_again_at_finish_what_was_taken_meanwhile(ledger: Ledger) -> None:
+def test_mode_error_refuses_a_taken_path_at_finish(ledger: Ledger) -> None:
+    """The path was taken after the write had been opened."""
     one, two = make_attempt(1), make_attempt(2)
     first, second = ledger.open_write(PATH).id, ledger.open_write(PATH).id
     ledger.record(first, one)
@@ -208,22 +209,14 @@ def test_error_refuses_again_at_finish_what_was_taken_meanwhile(ledger: Ledger) 
     ledger.abort(first)
 
 
-def test_two_appends_at_the_same_time_both_count(ledger: Ledger) -> None:
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_concurrent_writes_count_in_the_order_of_finish(ledger: Ledger, mode: Mode) -> None:
+    """Two appends both count; of two overwrites the last one to finish stays."""
     one, two = make_attempt(1), make_attempt(2)
-    first, second = (ledger.open_write(PATH, mode="append").id for _ in range(2))
+    first, second = (ledger.open_write(PATH, mode=mode).id for _ in range(2))
     ledger.record(first, one)
     ledger.record(second, two)
     ledger.finish(second, [two.id])
     ledger.finish(first, [one.id])
-    assert visible_parts(ledger) == part_names(two, one)
-
-
-def test_of_two_overwrites_the_last_one_to_finish_stays(ledger: Ledger) -> None:
-    one, two = make_attempt(1), make_attempt(2)
-    first, second = (ledger.open_write(PATH, mode="overwrite").id for _ in range(2))
-    ledger.record(first, one)
-    ledger.record(second, two)
-    ledger.finish(second, [two.id])
-    ledger.finish(first, [one.id])
-    assert visible_parts(ledger) == part_names(one)
-    assert ledger.freeable() == part_names(two)
+    assert visible_parts(ledger) == (part_names(two, one) if mode == "append" else part_names(one))
+    assert ledger.freeable() == ([] if mode == "append" else part_names(two))

@@ -45,9 +45,9 @@ def rows(*ids: int) -> pa.Table:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The data folder of format 2, as if it were of now."""
+    """Make the data folder of format 2, with its times moved to today."""
     later = time.time() - DUMPED_AT
-    dump = re.sub(r"1\.795\d+e\+09", lambda found: repr(float(found[0]) + later), DUMP.read_text())
+    dump = re.sub(r"1\.795\d+e\+09", lambda match: repr(float(match[0]) + later), DUMP.read_text())
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as ledger:
         ledger.executescript(dump + "PRAGMA user_version = 2;")
         (name,) = ledger.execute("SELECT name FROM stores").fetchone()
@@ -95,9 +95,9 @@ def test_a_folder_of_format_2_takes_writes(client: Client) -> None:
 
 def test_bytes_that_a_ticket_names_stay_after_a_migration(folder: Path) -> None:
     with closing(Database(folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)) as database:
-        held = {row["path"]: row["until"] for row in database.rows("SELECT path, until FROM ticketed")}
-    assert set(held) == {"topic/x"}
-    assert held["topic/x"] > time.time() + 11 * 3_600
+        expiry = {row["path"]: row["until"] for row in database.rows("SELECT path, until FROM ticketed")}
+    assert set(expiry) == {"topic/x"}
+    assert expiry["topic/x"] > time.time() + 11 * 3_600
 
 
 def test_a_migrated_ledger_has_the_tables_of_a_new_one(folder: Path, tmp_path: Path) -> None:

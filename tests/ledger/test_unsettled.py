@@ -1,4 +1,4 @@
-"""A COMMIT whose fsync fails: it didn't happen, a crash may still bring it to light, and then its bytes are there."""
+"""A COMMIT whose fsync fails counts as not done; a crash may still bring it to light, and then its bytes are there."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, p
 
 
 class FailingCommit:
-    """In the place of a database's connection: the first COMMIT after `fatal` was said fails.
+    """Takes the place of a database's connection: the first COMMIT after the statement `fatal` fails.
 
-    At its fsync: all frames are in the files, whose state at this moment is kept in `crashed`; then this process's own
-    state is what it was before, as SQLite has it. For want of room: nothing is in the files.
+    At its fsync (the default): all frames are in the files, which are copied to `crashed` at that moment; then this
+    process's own files are put back as they were before, as SQLite does. For want of room (SQLITE_FULL): nothing is in
+    the files.
     """
 
     def __init__(self, database: Database, fatal: str, crashed: Path, *, error: str = "SQLITE_IOERR_FSYNC") -> None:
@@ -66,7 +67,7 @@ class FailingCommit:
         self._real.execute("COMMIT")
         self._copy(self._path.parent, self._crashed)
         self._real.close()
-        while self._readers:  # they have the files open that are put back
+        while self._readers:  # they have the replaced files open
             self._readers.pop().close()
         self._path.with_name("ledger.db-shm").unlink(missing_ok=True)
         self._copy(before, self._path.parent)
@@ -82,7 +83,7 @@ class FailingCommit:
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Path:
-    """Where the ledger lies as a crash would have left it."""
+    """Return the folder that has the ledger as a crash would have left it."""
     return tmp_path / "crashed"
 
 
@@ -99,9 +100,10 @@ def put_once(bare: flight.FlightClient, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a write of its own", "an attempt"])
-def test_what_a_crash_may_bring_to_light_has_its_bytes(
+def test_a_put_whose_commit_failed_keeps_its_bytes(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path, kind: str
 ) -> None:
+    """It is invisible, but a crash may bring its rows to light."""
     FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with refused("unavailable", "nothing was changed, unless the server ends"):
         put_once(bare, kind)
@@ -111,7 +113,7 @@ def test_what_a_crash_may_bring_to_light_has_its_bytes(
     assert server.state.store.open(part).rows == 2
 
 
-def test_a_crash_then_shows_the_whole_dataset(
+def test_a_crash_after_a_failed_commit_shows_the_whole_dataset(
     make_server: Callable[..., PenstockServer], tmp_path: Path, crashed: Path
 ) -> None:
     server = make_server()
@@ -125,7 +127,8 @@ def test_a_crash_then_shows_the_whole_dataset(
         assert ids(bare, "store/x") == [1, 2]
 
 
-def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_path: Path, crashed: Path) -> None:
+def test_the_next_start_deletes_the_bytes_of_a_failed_commit(tmp_path: Path, crashed: Path) -> None:
+    """Until then the server goes on serving, and keeps them."""
     settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with serving(settings) as server, flight.connect(server.url) as bare:
         FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
@@ -139,9 +142,10 @@ def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_pat
         assert len(files(settings.data / "parts")) == 1
 
 
-def test_where_nothing_can_have_been_written_the_bytes_go_at_once(
+def test_a_commit_without_room_removes_the_bytes_at_once(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path
 ) -> None:
+    """Nothing of it can have been written."""
     failing = FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
     with refused("full", "no room on the disk for the ledger"):
         put_once(bare, "a write of its own")
@@ -155,7 +159,7 @@ def store(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_a_payload_that_a_crash_may_bring_to_light_has_its_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+def test_a_payload_whose_commit_failed_keeps_its_bytes(store: SplitPayloadStore, crashed: Path) -> None:
     store.store("k", numbers(1))
     FailingCommit(store._database, "REPLACE INTO payloads", crashed)
     with pytest.raises(Unavailable, match="unless the server ends"):
@@ -168,7 +172,7 @@ def test_a_payload_that_a_crash_may_bring_to_light_has_its_bytes(store: SplitPay
     assert store.open(name).rows == 2
 
 
-def test_a_payload_for_whose_row_there_is_no_room_leaves_no_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+def test_a_payload_without_room_for_its_row_leaves_no_bytes(store: SplitPayloadStore, crashed: Path) -> None:
     FailingCommit(store._database, "REPLACE INTO payloads", crashed, error="SQLITE_FULL")
     with pytest.raises(StoreFull):
         store.store("k", numbers(2))

@@ -91,7 +91,7 @@ def test_rows_are_there_once(cluster: Cluster, scenario: str, path: str) -> None
     assert cluster.left[scenario] == set()
 
 
-def test_the_executor_was_killed_while_the_server_had_some_of_its_rows(cluster: Cluster) -> None:
+def test_the_executor_died_with_rows_at_the_server(cluster: Cluster) -> None:
     assert any(0 < rows < ROWS // 6 for path, rows in cluster.puts.broken if path == "store/killed")
 
 
@@ -111,9 +111,7 @@ def test_a_read_goes_on_where_its_executors_were_killed(cluster: Cluster) -> Non
 @pytest.mark.parametrize(
     ("scenario", "path"), [("random_key", "store/random"), ("random_key_then_shuffle", "store/then")]
 )
-def test_rows_that_fall_otherwise_each_time_are_there_once_or_not_at_all(
-    cluster: Cluster, scenario: str, path: str
-) -> None:
+def test_a_random_key_leaves_all_rows_once_or_none(cluster: Cluster, scenario: str, path: str) -> None:
     if SPARK < (4, 1) or (SPARK < (4, 2) and scenario == "random_key"):
         pytest.skip("before 4.2 Spark itself loses and doubles rows where a random key is shuffled again, in any sink")
     told = cluster.told[scenario]
@@ -127,9 +125,8 @@ def test_rows_that_fall_otherwise_each_time_are_there_once_or_not_at_all(
     assert cluster.left[scenario] == set()
 
 
-def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
-    bare_python: Path, tmp_path: Path, puts: Puts
-) -> None:
+def test_a_dead_driver_leaves_only_an_open_write(bare_python: Path, tmp_path: Path, puts: Puts) -> None:
+    """Nothing is visible; `penstock rm` ends the write."""
     with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         process = start_driver(tmp_path / "spark", bare_python, url, "never_ends", "local[2]")
@@ -154,9 +151,8 @@ def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_dead_driver_of_a_read_leaves_no_stream_open_and_the_dataset_as_it_was(
-    bare_python: Path, tmp_path: Path
-) -> None:
+def test_a_dead_driver_of_a_read_leaves_no_stream_open(bare_python: Path, tmp_path: Path) -> None:
+    """The dataset is as it was."""
     with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         process = start_driver(tmp_path / "spark", bare_python, url, "never_reads", "local[2]")

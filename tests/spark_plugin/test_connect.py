@@ -31,10 +31,10 @@ spark.range(1).collect()  # Spark's processes are there
 os.environ["PENSTOCK_URL"] = sys.argv[2]  # which they can't see any more
 import penstock
 
-found = {"session": type(spark).__module__}
+report = {"session": type(spark).__module__}
 written = penstock.write(spark.range(0, 1000, 1, 4), "store/write")
-found["write"] = written.rows
-found["read"] = penstock.read(spark, "store/write", filter="id < 10").count()
+report["write"] = written.rows
+report["read"] = penstock.read(spark, "store/write", filter="id < 10").count()
 
 put = penstock.do_put("store/hand")
 put.finish(spark.range(0, 100, 1, 4).mapInArrow(put, put.schema).collect())
@@ -43,19 +43,19 @@ spark.dataSource.register(penstock.DataSource)
 spark.range(0, 1000, 1, 4).write.format("penstock").mode("append").save("store/source")
 spark.range(1000, 1010).write.format("penstock").mode("append").save("store/source")
 frame = spark.read.format("penstock").load("store/source")
-found["source"] = [frame.count(), frame.schema.simpleString(), frame.schema[0].nullable]
+report["source"] = [frame.count(), frame.schema.simpleString(), frame.schema[0].nullable]
 spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 pushed = spark.read.format("penstock").option("pushdown", "true").load("store/source")
-found["pushed"] = sorted(row.id for row in pushed.filter("id >= 998 and id != 1000 and id < 1003").collect())
+report["pushed"] = sorted(row.id for row in pushed.filter("id >= 998 and id != 1000 and id < 1003").collect())
 try:
     spark.read.format("penstock").option("fliter", "id < 3").load("store/source").count()
 except Exception as refused:
-    found["refused"] = str(refused)
+    report["refused"] = str(refused)
 try:
     spark.range(3).selectExpr("string(id) id").write.format("penstock").mode("append").save("store/source")
 except Exception as refused:
-    found["mismatch"] = str(refused)
-print(json.dumps(found))
+    report["mismatch"] = str(refused)
+print(json.dumps(report))
 spark.stop()
 """
 
@@ -81,10 +81,10 @@ def test_a_connect_session_writes_and_reads(
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    report = json.loads(done.stdout.splitlines()[-1])
 
-    refused, mismatch = found.pop("refused"), found.pop("mismatch")
-    assert found == {
+    refused, mismatch = report.pop("refused"), report.pop("mismatch")
+    assert report == {
         "session": "pyspark.sql.connect.session",
         "write": 1000,
         "read": 10,

@@ -20,7 +20,7 @@ pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need S
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 
-from penstock.spark_plugin import sink
+from penstock.spark_plugin.worker.pieces import TAKES_ARROW
 
 pytestmark = pytest.mark.spark
 
@@ -53,7 +53,7 @@ def put(path: str, *tasks: list[int], query: str = "q", overwrite: bool = False)
     messages = []
     for ids in tasks:
         batches: list[Any] = [pa.record_batch({"id": ids}, schema=ARROW)] if ids else []
-        message = pickle.loads(raw).write(iter(batches if sink._ARROW else [(number,) for number in ids]))
+        message = pickle.loads(raw).write(iter(batches if TAKES_ARROW else [(number,) for number in ids]))
         message.query = query  # which is Spark's to say
         messages.append(message)
     raw = cloudpickle.dumps(messages)
@@ -84,7 +84,7 @@ def test_an_epoch_that_comes_again_with_other_rows_says_so(guarded: Client, capl
     assert caplog.records == []
     writer("store/x").commit(put("store/x", [1, 2], [3, 4]), 0)
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "store/x: run ('q', 0) was written before, with 3 rows, and the 4 rows that come now are left out" in told
+    assert "store/x: run q/0 was written before, with 3 rows, and the 4 rows that come now are left out" in told
     assert ids(guarded, "store/x") == [1, 2, 3]
 
 

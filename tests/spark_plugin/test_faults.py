@@ -57,7 +57,7 @@ def test_a_sort_evaluates_everything_twice_in_one_action(spark: SparkSession) ->
 
     row_frame(spark, 800, 8).mapInArrow(put, put.schema).orderBy("attempt").collect()
 
-    assert put.so_far()["attempts"] > 8, "or the test before this one proves nothing"
+    assert put.progress().attempts > 8, "or the test before this one proves nothing"
 
 
 def test_two_actions_on_one_frame_and_one_finish(spark: SparkSession) -> None:
@@ -70,9 +70,10 @@ def test_two_actions_on_one_frame_and_one_finish(spark: SparkSession) -> None:
     assert stored_rows("store/x") == expected_rows(800)
 
 
-def test_a_frame_without_finish_leaves_nothing_visible_and_ls_write_says_why(
+def test_a_frame_without_finish_leaves_only_an_open_write(
     spark: SparkSession, here: Run, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`penstock ls write` says so."""
     put = penstock.do_put("store/x")
 
     row_frame(spark, 400, 40).mapInArrow(put, put.schema).show()
@@ -80,7 +81,7 @@ def test_a_frame_without_finish_leaves_nothing_visible_and_ls_write_says_why(
     assert "only showing top 20 rows" in capsys.readouterr().out
     with pytest.raises(NotFound):
         client.info("store/x")
-    assert 20 < put.so_far()["attempts"] < 40, "show evaluates a part"
+    assert 20 < put.progress().attempts < 40, "show evaluates a part"
     listed = here("ls", "write", terminal=True).text
     assert f"write/{put.write}" in listed
     assert "until finish" in listed
@@ -121,7 +122,7 @@ def test_receipts_of_another_write_are_refused(spark: SparkSession, client: Clie
 @pytest.mark.parametrize("fault", [fail_task, kill_worker])
 @pytest.mark.parametrize("step", ["begun", "half", "put"])
 @pytest.mark.usefixtures("small_batches")
-def test_a_task_that_fails_is_tried_again_and_its_rows_are_there_once(
+def test_a_retried_task_has_its_rows_once(
     spark: SparkSession, marks: Marks, puts: Puts, step: str, fault: Callable[[], None]
 ) -> None:
     put = penstock.do_put("store/x")
@@ -136,7 +137,7 @@ def test_a_task_that_fails_is_tried_again_and_its_rows_are_there_once(
     assert stored_rows("store/x") == expected_rows(800)
 
 
-def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
+def test_a_failed_job_leaves_the_path_and_the_disk_as_before(
     spark: SparkSession, client: Client, tmp_path: Path
 ) -> None:
     client.put("store/x", pa.Table.from_batches([row_batch(1, 2)]))
@@ -152,7 +153,7 @@ def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
     ):
         put.finish(row_frame(spark, 800, 4).mapInArrow(FaultyPut(put, always), put.schema))
 
-    assert put.so_far()["state"] == "aborted"
+    assert put.progress().state == "aborted"
     assert stored_rows("store/x") == expected_rows(3, 1)
     eventually(lambda: files(tmp_path / "data" / "parts") == kept, what="what was aborted is swept")
 

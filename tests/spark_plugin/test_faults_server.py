@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,9 +45,8 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("step", "on"), [("part.named", 2), ("put.durable", 3), ("put.recorded", 2), ("finish.shown", 1)]
 )
-def test_a_server_that_dies_and_comes_back_costs_time_and_no_rows(
-    spark: SparkSession, tmp_path: Path, step: str, on: int
-) -> None:
+def test_a_killed_server_costs_a_write_no_rows(spark: SparkSession, tmp_path: Path, step: str, on: int) -> None:
+    """It dies at a step, and comes back."""
     server = RestartingServer(tmp_path / "d", crash_at=step, crash_on=on)
 
     with server.living():
@@ -143,7 +143,7 @@ def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, cut: Proxy, aft
 # --- no room, no right ---------------------------------------------------------------------------
 
 
-def test_a_full_store_is_an_error_that_says_so_and_leaves_nothing(
+def test_a_full_store_is_a_clear_error_and_leaves_nothing(
     spark: SparkSession, make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
     server = make_server(quota=2_000_000)
@@ -175,11 +175,11 @@ def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSess
 
 def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer) -> None:
     put = penstock.do_put("store/x", url=server.url)
-    own = put._opened
+    own = put._put
     read = Signer(b"another key of thirty-two bytes!").sign(ReadTicket(("x",), "store/x", time.time() + 60)).decode()
 
     for ticket in (own.ticket[:-4] + "AAAA", read):
-        object.__setattr__(put, "_opened", type(own)(own.write, ticket, own.state, own.summary))
+        put._put = dataclasses.replace(own, ticket=ticket)
         with pytest.raises(Exception, match="Denied"):
             row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect()
 
@@ -213,7 +213,7 @@ def test_a_frame_reads_what_was_there_when_it_was_made(
 
 
 @pytest.mark.parametrize("change", [replace, remove])
-def test_after_its_tickets_life_a_frame_is_an_error_that_says_read_again(
+def test_a_frame_whose_tickets_expired_says_read_again(
     spark: SparkSession, make_server: Callable[..., PenstockServer], change: Callable[[Any], None]
 ) -> None:
     server = make_server(ticket_life=1.0)

@@ -21,12 +21,12 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "found"), [(None, "no "), ("1.8.0_402", "is 8"), ("11.0.2", "is 11"), ("16.0.1", "is 16")]
+    ("version", "reason"), [(None, "no "), ("1.8.0_402", "is 8"), ("11.0.2", "is 11"), ("16.0.1", "is 16")]
 )
-def test_a_java_before_17_is_told_as_none_at_all_is(java: Path, version: str | None, found: str) -> None:
+def test_a_java_before_17_is_told_as_none_at_all_is(java: Path, version: str | None, reason: str) -> None:
     if version:
         says(java, version)
-    with pytest.raises(pytest.skip.Exception, match=f"needs Java 17 or newer, .*{found}.*scripts/java.sh"):
+    with pytest.raises(pytest.skip.Exception, match=f"needs Java 17 or newer, .*{reason}.*scripts/java.sh"):
         needs_spark()
 
 

@@ -73,12 +73,12 @@ def test_a_streams_options_are_known_by_other_sources_names(name: str, said: str
 
 
 def test_what_is_sparks_own_is_no_option_of_a_sink() -> None:
-    given = {"path": "store/x", "checkpointLocation": "/c", "asyncProgressTrackingEnabled": "false"}
-    assert options.checked(given, "sink") == {"path": "store/x"}
+    values = {"path": "store/x", "checkpointLocation": "/c", "asyncProgressTrackingEnabled": "false"}
+    assert options.checked(values, "sink") == {"path": "store/x"}
     with pytest.raises(InvalidRequest, match="asyncProgressTracking doesn't repeat an epoch with the same rows"):
-        options.checked(given | {"asyncProgressTrackingEnabled": "true"}, "sink")
+        options.checked(values | {"asyncProgressTrackingEnabled": "true"}, "sink")
     with pytest.raises(InvalidRequest, match="no option 'checkpointlocation'"):
-        options.checked(given, "stream")
+        options.checked(values, "stream")
 
 
 WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
@@ -94,11 +94,11 @@ def test_an_option_of_the_other_use_is_refused(use: options.Use, name: str) -> N
         options.checked({"path": "store/x", name: "a"}, use)
 
 
-@pytest.mark.parametrize("given", [{}, {"path": ""}])
-def test_a_missing_path_is_refused_by_name(given: dict[str, str]) -> None:
+@pytest.mark.parametrize("values", [{}, {"path": ""}])
+def test_a_missing_path_is_refused_by_name(values: dict[str, str]) -> None:
     """As saveAsTable and INSERT INTO hand out no options at all."""
     with pytest.raises(InvalidRequest, match=r"'path' is missing: say \.save.*saveAsTable"):
-        options.checked(given, "write")
+        options.checked(values, "write")
 
 
 def test_several_paths_are_refused() -> None:

@@ -19,7 +19,7 @@ import penstock
 from penstock.flight_server import selection
 from penstock.flight_server.server import PenstockServer
 from penstock.rows.filter.parse import Filter, parse_filter
-from penstock.spark_plugin.pushing import Pushed
+from penstock.spark_plugin.pushing import PushedFilters
 
 sql = pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 if not hasattr(sql, "EqualTo"):
@@ -81,12 +81,12 @@ def one_filter(draw: st.DrawFn) -> Any:
     value = st.sampled_from(KINDS[name][2])
     kind = draw(st.sampled_from([*COMPARE, "In", "IsNull", "IsNotNull", "StringContains"]))
     if kind in COMPARE:
-        found = getattr(sql, kind)((name,), draw(value | st.none()))
+        pushed_filter = getattr(sql, kind)((name,), draw(value | st.none()))
     elif kind == "In":
-        found = sql.In((name,), tuple(draw(st.lists(value | st.none(), max_size=3))))
+        pushed_filter = sql.In((name,), tuple(draw(st.lists(value | st.none(), max_size=3))))
     else:
-        found = sql.StringContains((name,), "a") if kind == "StringContains" else getattr(sql, kind)((name,))
-    return sql.Not(found) if draw(st.booleans()) else found
+        pushed_filter = sql.StringContains((name,), "a") if kind == "StringContains" else getattr(sql, kind)((name,))
+    return sql.Not(pushed_filter) if draw(st.booleans()) else pushed_filter
 
 
 def rank(value: Any) -> tuple[int, Any]:
@@ -118,7 +118,7 @@ def holds(one: Any, row: dict[str, Any]) -> bool | None:
 def agrees(wanted: list[Any]) -> None:
     """What is taken of them keeps the rows that Spark would keep."""
     rows = table()
-    pushed = Pushed(rows.schema, {name: kind for name, (kind, _, _) in KINDS.items()}, "id >= 0")
+    pushed = PushedFilters(rows.schema, {name: kind for name, (kind, _, _) in KINDS.items()}, "id >= 0")
     back = list(pushed.take(wanted))
     assert not [one for one in back if isinstance(one, sql.IsNull | sql.IsNotNull)], "these can always be taken"
     taken = [one for one in wanted if all(one is not other for other in back)]
@@ -131,7 +131,7 @@ def agrees(wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_each_comparison_with_each_value_keeps_what_spark_would_keep(name: str) -> None:
+def test_each_comparison_keeps_the_rows_that_spark_keeps(name: str) -> None:
     for value in (*KINDS[name][2], None):
         for one in (*(getattr(sql, kind)((name,), value) for kind in COMPARE), sql.In((name,), (value, None))):
             agrees([one])
@@ -159,7 +159,7 @@ def test_what_is_taken_keeps_what_spark_would_keep(wanted: list[Any]) -> None:
 )
 def test_what_comes_out_exactly_is_taken(one: Any, text: str) -> None:
     """Else all tests here would pass with nothing taken at all."""
-    pushed = Pushed(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()})
+    pushed = PushedFilters(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()})
     assert list(pushed.take([one])) == []
     assert f"({pushed.text()})" == text
 
@@ -193,7 +193,7 @@ def test_what_doesnt_goes_back(one: Any) -> None:
         "st": "struct<i:int>",
     }
     more = [pa.field("lower", pa.string()), pa.field("st", pa.struct({"i": pa.int32()}))]
-    pushed = Pushed(pa.schema([*SCHEMA, *more]), kinds, "i > 0")
+    pushed = PushedFilters(pa.schema([*SCHEMA, *more]), kinds, "i > 0")
     assert list(pushed.take([one])) == [one]
     assert pushed.text() == "i > 0"
 
@@ -201,7 +201,7 @@ def test_what_doesnt_goes_back(one: Any) -> None:
 def test_what_would_be_too_much_beside_the_users_own_goes_back() -> None:
     own = " or ".join(f"i = {number}" for number in range(90))
     many = [sql.EqualTo(("i",), number) for number in range(40)]
-    pushed = Pushed(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()}, own)
+    pushed = PushedFilters(SCHEMA, {name: kind for name, (kind, _, _) in KINDS.items()}, own)
     back = list(pushed.take(many))
     assert 0 < len(back) < 40
     parse_filter(str(pushed.text()), SCHEMA)
@@ -240,12 +240,12 @@ def predicate(draw: st.DrawFn) -> str:
     column = f"`{name.replace('`', '``')}`"
     sign = draw(st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "<=>", "in", "not in", "is null", "is not null"]))
     if sign.startswith("is"):
-        found = f"{column} {sign}"
+        text = f"{column} {sign}"
     elif sign.endswith("in"):
-        found = f"{column} {sign} ({', '.join(draw(st.lists(value, min_size=1, max_size=3)))})"
+        text = f"{column} {sign} ({', '.join(draw(st.lists(value, min_size=1, max_size=3)))})"
     else:
-        found = f"{column} {sign} {draw(value)}"
-    return f"not ({found})" if draw(st.booleans()) else found
+        text = f"{column} {sign} {draw(value)}"
+    return f"not ({text})" if draw(st.booleans()) else text
 
 
 @pytest.fixture
@@ -287,21 +287,21 @@ def test_what_can_be_is_evaluated_at_the_server(
     spark: SparkSession, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where both the conf and the option are on, and only there."""
-    asked: list[str] = []
+    filters: list[str] = []
     parse = parse_filter
 
     def heard(text: str, schema: pa.Schema) -> Filter:
-        asked.append(text)
+        filters.append(text)
         return parse(text, schema)
 
     monkeypatch.setattr(selection, "parse_filter", heard)
     for conf, option in (("false", "true"), ("true", "false"), ("true", "true")):
-        assert asked == []
+        assert filters == []
         spark.conf.set(CONF, conf)
-        found = load(spark, server_url, option).filter("l >= 7 and s like '%\"%' and i in (7, 8)").collect()
-        assert [row.id for row in found] == [3]
+        rows = load(spark, server_url, option).filter("l >= 7 and s like '%\"%' and i in (7, 8)").collect()
+        assert [row.id for row in rows] == [3]
 
-    assert set(asked) == {"(`l` is not null) and (`s` is not null) and (`l` >= 7) and (`i` in (7, 8))"}
+    assert set(filters) == {"(`l` is not null) and (`s` is not null) and (`l` >= 7) and (`i` in (7, 8))"}
 
 
 @pytest.mark.parametrize("pushdown", ["false", "true"])

@@ -106,7 +106,7 @@ def test_the_recipes_first_range_never_reads_as_fewer_rows(
     assert written(client) == [6]
 
 
-def test_the_recipe_takes_no_offsets_of_one_topic_for_those_of_another(
+def test_the_recipe_notices_a_topic_that_was_created_again(
     take: Callable[[], None], client: Client, file: Path
 ) -> None:
     put(client, 0, 10)

@@ -117,7 +117,8 @@ def test_an_epoch_is_there_once(cluster: Cluster, scenario: str, path: str) -> N
     assert cluster.left[scenario] == set()
 
 
-def test_the_task_that_ran_twice_was_whole_twice_before_its_epoch_was_committed(cluster: Cluster) -> None:
+def test_both_attempts_were_whole_before_the_commit(cluster: Cluster) -> None:
+    """Of the task that ran twice."""
     assert len(set(cluster.speculated)) > TASKS
 
 

@@ -100,7 +100,7 @@ def several(streams: Streams, first: int) -> None:
         ("finish.shown", 2, OUT),
     ],
 )
-def test_a_server_killed_at_a_step_of_the_stream_costs_time_and_no_rows(
+def test_a_server_killed_at_a_step_costs_a_stream_no_rows(
     at: Callable[[str], Streams], tmp_path: Path, step: str, on: int, out: str
 ) -> None:
     server = RestartingServer(tmp_path / "d", crash_at=step, crash_on=on)
@@ -136,9 +136,7 @@ def test_a_server_killed_again_and_again_at_any_moment(
         assert landed(streams) == once(kills * 100 + 10)
 
 
-def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
-    at: Callable[[str], Streams], tmp_path: Path
-) -> None:
+def test_a_stopped_server_costs_a_stream_no_rows(at: Callable[[str], Streams], tmp_path: Path) -> None:
     """SIGSTOP: connections stay, and nobody answers."""
     with process_server(tmp_path / "d") as server:
         streams = at(server.url)
@@ -160,7 +158,7 @@ def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [300_000, pytest.param(2_500_000, marks=pytest.mark.soak), 6_000_000])
-def test_a_wire_cut_in_the_middle_of_a_batch_costs_time_and_no_rows(
+def test_a_cut_connection_costs_a_stream_no_rows(
     at: Callable[[str], Streams], make_server: Callable[..., PenstockServer], after: int
 ) -> None:
     """4 MB go through it into Spark, and as many out."""
@@ -232,7 +230,7 @@ def _by_value() -> None:
 
 
 @pytest.mark.parametrize("step", ["begun", "half", "put"])
-def test_python_workers_that_are_killed_cost_an_attempt_and_no_rows(streams: Streams, marks: Marks, step: str) -> None:
+def test_killed_python_workers_cost_a_stream_no_rows(streams: Streams, marks: Marks, step: str) -> None:
     for first in range(0, 400, 50):
         streams.put(first, 50)
     task = FaultyTask(same, Once(marks, {(step, 0): kill_workers, (step, 1): kill_workers}))
@@ -244,7 +242,8 @@ def test_python_workers_that_are_killed_cost_an_attempt_and_no_rows(streams: Str
     assert len(streams.client.list("write/")) == 0
 
 
-def test_the_process_that_plans_the_batches_is_killed_and_the_query_starts_again(streams: Streams) -> None:
+def test_a_query_starts_again_after_its_source_is_killed(streams: Streams) -> None:
+    """The source is the process that plans the batches."""
     streams.put(0, 10)
     query = streams.start(streams.stream(), OUT, now=False)
     goes_on(query, streams, 10)

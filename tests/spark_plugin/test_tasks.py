@@ -36,7 +36,7 @@ def test_a_receipt_leaves_only_when_its_attempt_is_whole() -> None:
 
     next(put(iter([row_batch(1, 2)])))  # and no more: a limit ends a task here
 
-    assert put.so_far()["attempts"] == 1
+    assert put.progress().attempts == 1
 
 
 def test_each_evaluation_is_an_attempt_of_its_own() -> None:
@@ -91,7 +91,7 @@ def test_a_task_whose_rows_came_too_slowly_is_told_the_limit(
 
     with pytest.raises(LimitExceeded, match=r"sent nothing for 1 s.*maxRecordsPerBatch.*--limit put_idle="):
         list(put(slow()))
-    assert put.so_far()["attempts"] == 0
+    assert put.progress().attempts == 0
     put.finish(pa.Table.from_batches(put(iter([row_batch(1)]))))
     assert server_paths(server.url) == ["store/x"]
 
@@ -105,9 +105,9 @@ def test_the_tickets_name_all_of_a_dataset(client: Client) -> None:
 
     get = penstock.do_get("store/x")
 
-    assert sum(rows.num_rows for rows in get(get._pieces)) == 3 * third
-    assert len(get._pieces) >= 3
-    assert len(penstock.do_get("store/x", filter="id < 7")._pieces) == 1, "looking through them costs less than a task"
+    assert sum(rows.num_rows for rows in get(get._tickets)) == 3 * third
+    assert len(get._tickets) >= 3
+    assert len(penstock.do_get("store/x", filter="id < 7")._tickets) == 1, "looking through them costs less than a task"
 
 
 def test_only_the_rows_that_a_filter_keeps_are_got(client: Client) -> None:
@@ -115,7 +115,7 @@ def test_only_the_rows_that_a_filter_keeps_are_got(client: Client) -> None:
 
     get = penstock.do_get("store/x", filter="id >= 98")
 
-    assert [one for rows in get(get._pieces) for one in rows["id"].to_pylist()] == [98, 99]
+    assert [one for rows in get(get._tickets) for one in rows["id"].to_pylist()] == [98, 99]
 
 
 def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
@@ -128,10 +128,10 @@ def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
     eventually(lambda: time.time() > made + 0.6)
 
     with pytest.raises(Expired, match="read again"):
-        list(get(get._pieces))
+        list(get(get._tickets))
 
 
-def test_rows_that_a_memory_store_has_forgotten_are_refused_at_finish(tmp_path: Path) -> None:
+def test_rows_lost_with_a_memory_store_are_rejected_at_finish(tmp_path: Path) -> None:
     settings = ServerConfig(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
     with serving(settings) as server:
         put = penstock.do_put("store/x", url=server.url)

@@ -49,8 +49,8 @@ def sent(thing: Any) -> tuple[Any, bytes]:
     return pickle.loads(raw), raw
 
 
-def made(given: dict[str, str]) -> Any:
-    return sent(penstock.DataSource)[0](options=given)
+def made(options: dict[str, str]) -> Any:
+    return sent(penstock.DataSource)[0](options=options)
 
 
 def test_the_environment_counts_where_the_class_is_registered(guarded: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_certificates_travel_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sent(penstock.DataSource)
 
 
-@pytest.mark.parametrize("given", [{}, {"token": TOKEN}], ids=["environment", "option"])
-def test_no_task_has_the_token_of_a_read(given: dict[str, str], guarded: Client) -> None:
+@pytest.mark.parametrize("options", [{}, {"token": TOKEN}], ids=["environment", "option"])
+def test_no_task_has_the_token_of_a_read(options: dict[str, str], guarded: Client) -> None:
     """Spark sends the source along with its reader; before planning it is needed."""
-    source, raw = sent(made({"path": "store/x", **given}))
+    source, raw = sent(made({"path": "store/x", **options}))
     assert TOKEN.encode() in raw
     reader = source.reader(SCHEMA)
     partitions = reader.partitions()
@@ -149,7 +149,7 @@ def test_a_commit_that_is_refused_leaves_what_was(guarded: Client) -> None:
     assert len(guarded.list("write/")) == 0
 
 
-def test_a_dataset_that_becomes_another_between_planning_steps_is_an_error(guarded: Client) -> None:
+def test_a_dataset_replaced_while_planning_is_an_error(guarded: Client) -> None:
     reader = made({"path": "store/x"}).reader(SCHEMA)
     guarded.put("store/x", pa.table({"id": ["a"]}), mode="overwrite")
     with pytest.raises(SchemaMismatch, match="replaced by rows of another schema"):
@@ -165,8 +165,8 @@ def test_an_empty_dataset_has_a_partition_without_rows(guarded: Client) -> None:
 def test_planning_pushes_only_where_spark_can_take_it(guarded: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    given = {"path": "store/x", "pushdown": "true"}
-    assert type(sources.DataSource(given).reader(SCHEMA)) is sources.Reader
+    options = {"path": "store/x", "pushdown": "true"}
+    assert type(sources.DataSource(options).reader(SCHEMA)) is sources.Reader
     monkeypatch.setitem(sys.modules, sources._PUSHING, sys)
-    assert type(sources.DataSource(given).reader(SCHEMA)) is sources.PushingReader
+    assert type(sources.DataSource(options).reader(SCHEMA)) is sources.PushingReader
     assert type(sources.DataSource({"path": "store/x"}).reader(SCHEMA)) is sources.Reader

@@ -28,8 +28,8 @@ def write(spark: Any) -> None:
 class Confs:
     """A session's confs, as far as they matter here."""
 
-    def __init__(self, **given: str) -> None:
-        self.values = dict(given)
+    def __init__(self, **confs: str) -> None:
+        self.values = dict(confs)
         self.version = "4.3.0"
         self.refuses = False
         self.interrupts = ""
@@ -73,7 +73,7 @@ def test_what_has_no_width_of_its_own_keeps_the_check(kind: pa.DataType) -> None
         assert spark.values[CHECK] == str(8 << 20)
 
 
-def test_rows_that_nobody_knows_the_width_of_keep_sparks_own_confs() -> None:
+def test_rows_of_unknown_width_keep_sparks_own_confs() -> None:
     spark: Any = Confs()
     with tuned(spark, None):
         assert spark.values == {}
@@ -116,7 +116,7 @@ def test_blobs_keep_the_check_on_also_beside_a_write_of_numbers() -> None:
     assert spark.values == {}
 
 
-def test_writes_that_end_in_the_order_in_which_they_began_put_the_confs_back_too() -> None:
+def test_writes_that_overlap_restore_the_confs() -> None:
     spark: Any = Confs()
     first, second = tuned(spark, NUMBERS), tuned(spark, NUMBERS)
     first.__enter__()
@@ -161,9 +161,9 @@ def test_a_megabyte_a_row_makes_no_large_batch(spark: SparkSession) -> None:
 
     blobs = spark.range(0, 256, 1, 1).selectExpr("id as a", "cast(repeat('x', 1000000) as binary) as b")
     with tuned(spark, BLOBS):
-        found = [row.size for row in blobs.mapInArrow(sizes, "size long").collect()]
-    assert max(found) < (256 << 20 if spark.version.startswith("3.") else 10 << 20)
-    assert sum(found) > 256_000_000
+        sizes_of_batches = [row.size for row in blobs.mapInArrow(sizes, "size long").collect()]
+    assert max(sizes_of_batches) < (256 << 20 if spark.version.startswith("3.") else 10 << 20)
+    assert sum(sizes_of_batches) > 256_000_000
 
 
 @pytest.mark.spark

@@ -14,14 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest, SchemaMismatch
-from penstock.spark_plugin.worker.fitting import fitted
+from penstock.spark_plugin.worker.fitting import fit_batches
 
 pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock[spark]'")
 
 import pyspark
 from pyspark.sql import types as sql
 
-from penstock.spark_plugin.worker.types import readable, storable, stored
+from penstock.spark_plugin.spark_types import to_arrow, to_spark
+from penstock.spark_plugin.worker.types import widen_schema
 from tests.kit import rows, spark_types
 from tests.kit.spark_types import arrow_of, exactly
 
@@ -50,7 +51,7 @@ EVERY = sql.StructType(
 @example(EVERY)
 @given(STRUCTS)
 def test_a_frame_s_schema_comes_back_as_it_was(struct: sql.StructType) -> None:
-    assert readable(stored(struct))[0] == struct
+    assert to_spark(to_arrow(struct))[0] == struct
 
 
 @example(EVERY, "Europe/Berlin", False)
@@ -58,19 +59,19 @@ def test_a_frame_s_schema_comes_back_as_it_was(struct: sql.StructType) -> None:
 @given(STRUCTS, st.sampled_from(["Europe/Berlin", "+05:30"]), st.booleans())
 def test_a_task_stores_the_schema_that_the_driver_stores(struct: sql.StructType, zone: str, large: bool) -> None:
     handed = arrow_of(struct, zone=zone, large=large)
-    assert storable(handed).equals(stored(struct), check_metadata=True)
+    assert widen_schema(handed).equals(to_arrow(struct), check_metadata=True)
 
 
 @example(EVERY)
 @given(STRUCTS)
 def test_a_task_gives_back_the_schema_that_spark_compares_with(struct: sql.StructType) -> None:
-    assert readable(stored(struct))[1].equals(arrow_of(struct, zone="UTC"))
+    assert to_spark(to_arrow(struct))[1].equals(arrow_of(struct, zone="UTC"))
 
 
 @example(EVERY)
 @given(STRUCTS)
 def test_what_is_stored_is_read_without_a_change(struct: sql.StructType) -> None:
-    assert readable(stored(struct))[1].equals(stored(struct), check_metadata=True)
+    assert to_spark(to_arrow(struct))[1].equals(to_arrow(struct), check_metadata=True)
 
 
 def _one(kind: sql.DataType, *, nullable: bool = True) -> sql.StructType:
@@ -88,17 +89,17 @@ def _one(kind: sql.DataType, *, nullable: bool = True) -> sql.StructType:
     ids=str,
 )
 def test_these_come_back_wider_as_the_docs_say(kind: sql.DataType, back: sql.DataType) -> None:
-    assert readable(stored(_one(kind)))[0] == _one(back)
+    assert to_spark(to_arrow(_one(kind)))[0] == _one(back)
 
 
 @pytest.mark.skipif(SPARK < (4, 0), reason="Spark 4.0 is the first with collations")
 def test_a_collation_isn_t_stored() -> None:
-    assert readable(stored(_one(sql.StringType("UTF8_LCASE"))))[0] == _one(sql.StringType())
+    assert to_spark(to_arrow(_one(sql.StringType("UTF8_LCASE"))))[0] == _one(sql.StringType())
 
 
 @pytest.mark.skipif(SPARK < (4, 1), reason="Spark 4.1 is the first with TIME")
 def test_a_time_comes_back_with_the_digits_of_the_default() -> None:
-    assert readable(stored(_one(sql.TimeType(3))))[0] == _one(sql.TimeType(6))
+    assert to_spark(to_arrow(_one(sql.TimeType(3))))[0] == _one(sql.TimeType(6))
 
 
 def _marked() -> list[sql.DataType]:
@@ -112,9 +113,9 @@ def _marked() -> list[sql.DataType]:
 def test_a_type_of_spark_s_own_is_known_again_by_its_marker(kind: sql.DataType) -> None:
     for nested in (kind, sql.ArrayType(kind, False), sql.MapType(sql.StringType(), kind), _one(kind, nullable=False)):
         struct = _one(nested)
-        assert readable(stored(struct))[0] == struct
-        assert storable(arrow_of(struct, large=True)).equals(stored(struct), check_metadata=True)
-        assert stored(struct).equals(arrow_of(struct), check_metadata=True)
+        assert to_spark(to_arrow(struct))[0] == struct
+        assert widen_schema(arrow_of(struct, large=True)).equals(to_arrow(struct), check_metadata=True)
+        assert to_arrow(struct).equals(arrow_of(struct), check_metadata=True)
 
 
 @pytest.mark.parametrize(("since", "name"), [((4, 0), "variant"), ((4, 2), "geometry")])
@@ -125,31 +126,31 @@ def test_an_older_spark_sees_the_struct_that_such_a_type_is(
     inner = {"variant": ("value", "metadata"), "geometry": ("srid", "wkb")}[name]
     fields = [pa.field(one, pa.binary(), nullable=False) for one in inner]
     fields[1] = fields[1].with_metadata({name: "true"})
-    told, _ = readable(pa.schema({"v": pa.struct(fields)}))
+    told, _ = to_spark(pa.schema({"v": pa.struct(fields)}))
     assert told["v"].dataType.simpleString() == f"struct<{inner[0]}:binary,{inner[1]}:binary>"
 
 
 def test_a_map_without_a_type_of_key_is_refused_with_the_cure() -> None:
     void = sql.MapType(sql.NullType(), sql.NullType(), False)
     with pytest.raises(InvalidRequest, match=r"column v\[\] is a map without a type of key: cast\("):
-        stored(_one(sql.ArrayType(void)))
+        to_arrow(_one(sql.ArrayType(void)))
     with pytest.raises(InvalidRequest, match="column v is a map without a type of key: cast"):
-        readable(pa.schema({"v": pa.map_(pa.dictionary(pa.int8(), pa.null()), pa.int8())}))
+        to_spark(pa.schema({"v": pa.map_(pa.dictionary(pa.int8(), pa.null()), pa.int8())}))
 
 
 def test_views_are_stored_as_what_they_show() -> None:
     views = pa.schema({"s": pa.string_view(), "l": pa.list_view(pa.binary_view())})
     plain = pa.schema({"s": pa.string(), "l": pa.list_(pa.field("element", pa.binary()))})
-    assert storable(views).equals(plain)
+    assert widen_schema(views).equals(plain)
 
 
 def test_metadata_is_dropped_but_for_spark_s_markers() -> None:
     inner = pa.field("x", pa.int8(), metadata={"comment": "c", "variant": "true"})
     schema = pa.schema([pa.field("v", pa.struct([inner]), metadata={"SPARK::metadata::json": "{}"})], {"pandas": "{}"})
-    found = storable(schema)
-    assert found.metadata is None
-    assert found.field("v").metadata is None
-    assert found.field("v").type.field(0).metadata == {b"variant": b"true"}
+    widened = widen_schema(schema)
+    assert widened.metadata is None
+    assert widened.field("v").metadata is None
+    assert widened.field("v").type.field(0).metadata == {b"variant": b"true"}
 
 
 class Point(sql.UserDefinedType):
@@ -165,7 +166,7 @@ class Point(sql.UserDefinedType):
     ids=lambda one: type(one).__name__,
 )
 @pytest.mark.parametrize("where", ["v", "v.w", "v[]", "v[].w", "v.value", "v.key"])
-def test_what_spark_doesn_t_hand_out_is_refused_by_path_with_the_cure(kind: Any, cure: str, where: str) -> None:
+def test_types_that_spark_keeps_are_rejected_with_the_cure(kind: Any, cure: str, where: str) -> None:
     deep = {
         "v": kind,
         "v.w": sql.StructType([sql.StructField("w", kind)]),
@@ -175,19 +176,19 @@ def test_what_spark_doesn_t_hand_out_is_refused_by_path_with_the_cure(kind: Any,
         "v.key": sql.MapType(kind, sql.StringType()),
     }[where]
     with pytest.raises(InvalidRequest) as refused:
-        stored(_one(deep))
+        to_arrow(_one(deep))
     assert f"column {where} is {kind.simpleString()}," in str(refused.value)
     assert cure.format(where) in str(refused.value)
 
 
 def test_a_name_twice_is_refused_at_any_depth() -> None:
     twins = sql.StructType([sql.StructField("a", sql.LongType()), sql.StructField("a", sql.LongType())])
-    with pytest.raises(InvalidRequest, match=r"the column 'a' is there more than once: rename"):
-        stored(twins)
+    with pytest.raises(InvalidRequest, match=r"there is more than one column 'a': rename"):
+        to_arrow(twins)
     with pytest.raises(InvalidRequest, match=r"column v\[\] has the field 'a' more than once, .*rename"):
-        stored(_one(sql.ArrayType(twins)))
+        to_arrow(_one(sql.ArrayType(twins)))
     with pytest.raises(InvalidRequest, match=r"column v has the field 'a' more than once"):
-        readable(pa.schema({"v": pa.struct([("a", pa.int8()), ("a", pa.int8())])}))
+        to_spark(pa.schema({"v": pa.struct([("a", pa.int8()), ("a", pa.int8())])}))
 
 
 # --- what others store ---------------------------------------------------------------------
@@ -235,67 +236,67 @@ if SPARK >= (4, 1):
     ]
 
 
-@pytest.mark.parametrize(("kind", "told", "held"), FOREIGN, ids=[str(kind) for kind, *_ in FOREIGN])
-def test_others_types_reach_spark_as_the_next_wider_one(kind: pa.DataType, told: str, held: list[Any]) -> None:
-    column = pa.array([None, *held, None, *held], kind)
-    struct, arrow = readable(pa.schema({"v": kind}))
+@pytest.mark.parametrize(("kind", "told", "values"), FOREIGN, ids=[str(kind) for kind, *_ in FOREIGN])
+def test_others_types_reach_spark_as_the_next_wider_one(kind: pa.DataType, told: str, values: list[Any]) -> None:
+    column = pa.array([None, *values, None, *values], kind)
+    struct, arrow = to_spark(pa.schema({"v": kind}))
     assert struct["v"].dataType.simpleString() == told
     assert arrow.equals(arrow_of(struct))
-    for batch in (pa.record_batch({"v": column}), pa.record_batch({"v": column}).slice(1, len(held) + 1)):
-        (found,) = fitted([batch], arrow)
-        found.validate(full=True)
-        assert found.schema.equals(arrow)
-        assert exactly(found.column(0).to_pylist()) == exactly(batch.column(0).to_pylist())
+    for batch in (pa.record_batch({"v": column}), pa.record_batch({"v": column}).slice(1, len(values) + 1)):
+        (fitted,) = fit_batches([batch], arrow)
+        fitted.validate(full=True)
+        assert fitted.schema.equals(arrow)
+        assert exactly(fitted.column(0).to_pylist()) == exactly(batch.column(0).to_pylist())
 
 
-def _deep(kind: pa.DataType, held: list[Any]) -> Iterator[tuple[pa.DataType, list[Any]]]:
-    yield pa.list_view(kind), [[None, *held], None, [], held]
-    yield pa.list_(kind, 1), [[held[0]], None, [None]]
-    yield pa.struct({"s": kind, "i": pa.int8()}), [{"s": held[0], "i": 1}, None, {"s": None, "i": None}]
-    yield pa.map_(pa.string_view(), kind), [[("a", held[0]), ("b", None)], None, []]
+def _deep(kind: pa.DataType, values: list[Any]) -> Iterator[tuple[pa.DataType, list[Any]]]:
+    yield pa.list_view(kind), [[None, *values], None, [], values]
+    yield pa.list_(kind, 1), [[values[0]], None, [None]]
+    yield pa.struct({"s": kind, "i": pa.int8()}), [{"s": values[0], "i": 1}, None, {"s": None, "i": None}]
+    yield pa.map_(pa.string_view(), kind), [[("a", values[0]), ("b", None)], None, []]
 
 
-@pytest.mark.parametrize(("kind", "told", "held"), FOREIGN, ids=[str(kind) for kind, *_ in FOREIGN])
-def test_so_they_do_within_others(kind: pa.DataType, told: str, held: list[Any]) -> None:
-    for outer, values in _deep(kind, held):
-        struct, arrow = readable(pa.schema({"v": outer}))
+@pytest.mark.parametrize(("kind", "told", "stored"), FOREIGN, ids=[str(kind) for kind, *_ in FOREIGN])
+def test_so_they_do_within_others(kind: pa.DataType, told: str, stored: list[Any]) -> None:
+    for outer, values in _deep(kind, stored):
+        struct, arrow = to_spark(pa.schema({"v": outer}))
         assert told in struct["v"].dataType.simpleString()
         batch = pa.record_batch({"v": pa.array(values, outer)})
-        (found,) = fitted([batch.slice(1)], arrow)
-        found.validate(full=True)
-        assert exactly(found.column(0).to_pylist()) == exactly(values[1:])
+        (fitted,) = fit_batches([batch.slice(1)], arrow)
+        fitted.validate(full=True)
+        assert exactly(fitted.column(0).to_pylist()) == exactly(values[1:])
 
 
 def test_a_dictionary_of_lists_is_its_lists() -> None:
     column = pa.DictionaryArray.from_arrays(pa.array([1, None, 0, 1], pa.int8()), pa.array([[1], [2, None]]))
-    _, arrow = readable(pa.schema({"v": column.type}))
-    (found,) = fitted([pa.record_batch({"v": column})], arrow)
-    assert found.column(0).to_pylist() == [[2, None], None, [1], [2, None]]
+    _, arrow = to_spark(pa.schema({"v": column.type}))
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow)
+    assert fitted.column(0).to_pylist() == [[2, None], None, [1], [2, None]]
 
 
 def test_an_extension_is_what_it_is_stored_as() -> None:
     column = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16)))
-    struct, arrow = readable(pa.schema({"v": column.type}))
-    (found,) = fitted([pa.record_batch({"v": column})], arrow)
+    struct, arrow = to_spark(pa.schema({"v": column.type}))
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow)
     assert struct == _one(sql.BinaryType())
-    assert found.column(0).to_pylist() == [b"0123456789abcdef", None]
+    assert fitted.column(0).to_pylist() == [b"0123456789abcdef", None]
 
 
 def test_a_decimal_may_be_all_behind_the_point() -> None:
     column = pa.Array.from_buffers(pa.decimal128(2, 4), 1, pa.array([Decimal(12)], pa.decimal128(2, 0)).buffers())
-    struct, arrow = readable(pa.schema({"v": column.type}))
-    (found,) = fitted([pa.record_batch({"v": column})], arrow)
+    struct, arrow = to_spark(pa.schema({"v": column.type}))
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow)
     assert struct == _one(sql.DecimalType(4, 4))
-    assert found.column(0).to_pylist() == [Decimal("0.0012")]
+    assert fitted.column(0).to_pylist() == [Decimal("0.0012")]
 
 
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
 def test_nanoseconds_are_rounded_down_to_microseconds(zone: str | None) -> None:
     exact = [-1, -1_000, -1_001, 0, 999, 1_000, None, 2**63 - 1, -(2**63)]
     for kind in (pa.timestamp("ns", zone), pa.duration("ns")):
-        (found,) = fitted([pa.record_batch({"v": pa.array(exact, kind)})], readable(pa.schema({"v": kind}))[1])
+        (fitted,) = fit_batches([pa.record_batch({"v": pa.array(exact, kind)})], to_spark(pa.schema({"v": kind}))[1])
         micros = [None if one is None else one // 1_000 for one in exact]
-        assert found.column(0).cast(pa.int64()).to_pylist() == micros
+        assert fitted.column(0).cast(pa.int64()).to_pylist() == micros
 
 
 @pytest.mark.parametrize(
@@ -309,10 +310,10 @@ def test_nanoseconds_are_rounded_down_to_microseconds(zone: str | None) -> None:
     ],
     ids=str,
 )
-def test_what_spark_has_no_type_for_is_refused_by_path_with_the_cure(kind: pa.DataType) -> None:
+def test_types_that_spark_lacks_are_rejected_with_the_cure(kind: pa.DataType) -> None:
     for outer, path in [(kind, "v"), (pa.list_(pa.struct({"w": kind})), "v[].w"), (pa.map_("string", kind), "v.value")]:
         with pytest.raises(InvalidRequest) as refused:
-            readable(pa.schema({"v": outer}))
+            to_spark(pa.schema({"v": outer}))
         assert str(refused.value).startswith(
             f"column {path} is {kind}, which Spark has no type for: read with columns="
         )
@@ -322,13 +323,13 @@ def test_what_spark_has_no_type_for_is_refused_by_path_with_the_cure(kind: pa.Da
 def test_a_spark_without_time_says_which_one_has_it(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.0.5")
     with pytest.raises(InvalidRequest, match=r"column v is .*columns=.*or read it with Spark 4\.1 or newer"):
-        readable(pa.schema({"v": kind}))
+        to_spark(pa.schema({"v": kind}))
 
 
 @given(rows.schemas())
 def test_every_schema_is_read_exactly_or_refused_by_its_column(schema: pa.Schema) -> None:
     try:
-        struct, arrow = readable(schema)
+        struct, arrow = to_spark(schema)
     except InvalidRequest as refused:
         assert "column " in str(refused)  # noqa: PT017
         return
@@ -339,10 +340,10 @@ def test_every_schema_is_read_exactly_or_refused_by_its_column(schema: pa.Schema
 
 def _values_of(schema: pa.Schema) -> list[pa.Field]:
     """The fields as a dictionary's values have them."""
-    found = list(schema)
-    while any(pa.types.is_dictionary(one.type) for one in found):
-        found = [one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in found]
-    return found
+    fields = list(schema)
+    while any(pa.types.is_dictionary(one.type) for one in fields):
+        fields = [one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in fields]
+    return fields
 
 
 # --- batches -------------------------------------------------------------------------------
@@ -354,55 +355,55 @@ def batches(draw: st.DrawFn, *, large: bool = False) -> tuple[sql.StructType, pa
     struct = draw(STRUCTS)
     rows = draw(spark_types.rows(struct))
     schema = arrow_of(struct, zone="America/Los_Angeles", large=large)
-    held = [pa.array([row[one.name] for row in rows], one.type) for one in schema]
+    columns = [pa.array([row[one.name] for row in rows], one.type) for one in schema]
     start = draw(st.integers(0, len(rows)))
-    return struct, pa.record_batch(held, schema=schema).slice(start, draw(st.integers(0, len(rows))))
+    return struct, pa.record_batch(columns, schema=schema).slice(start, draw(st.integers(0, len(rows))))
 
 
 def _addresses(array: Any, *, bits_of_structs: bool = True) -> list[int | None]:
     """Where the buffers are. A slice of a struct has the same values, but bits of its own which of them are null."""
     kind, buffers = array.type, array.buffers()
     own = buffers[: kind.num_buffers] if bits_of_structs or not pa.types.is_struct(kind) else []
-    found = [None if buffer is None else buffer.address for buffer in own]
+    addresses = [None if buffer is None else buffer.address for buffer in own]
     inner = [array.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
     inner += [array.values] if pa.types.is_list(kind) or pa.types.is_map(kind) else []
-    return found + [one for child in inner for one in _addresses(child, bits_of_structs=bits_of_structs)]
+    return addresses + [one for child in inner for one in _addresses(child, bits_of_structs=bits_of_structs)]
 
 
 @given(batches())
-def test_another_dress_has_the_same_values_in_the_same_memory(given: tuple[sql.StructType, pa.RecordBatch]) -> None:
-    struct, batch = given
-    (found,) = fitted([batch], stored(struct))
-    found.validate(full=True)
-    assert found.schema.equals(stored(struct), check_metadata=True)
-    assert exactly(found.to_pylist()) == exactly(batch.to_pylist())
-    for one, other in zip(found.columns, batch.columns, strict=True):
+def test_reinterpreted_buffers_have_the_same_values_and_memory(drawn: tuple[sql.StructType, pa.RecordBatch]) -> None:
+    struct, batch = drawn
+    (fitted,) = fit_batches([batch], to_arrow(struct))
+    fitted.validate(full=True)
+    assert fitted.schema.equals(to_arrow(struct), check_metadata=True)
+    assert exactly(fitted.to_pylist()) == exactly(batch.to_pylist())
+    for one, other in zip(fitted.columns, batch.columns, strict=True):
         whole = other.offset == 0
         where = zip(_addresses(one, bits_of_structs=whole), _addresses(other, bits_of_structs=whole), strict=True)
         assert all(mine in (None, its) for mine, its in where)  # without nulls no bits are needed
 
 
 @given(batches(large=True))
-def test_large_types_become_small_ones_with_the_same_values(given: tuple[sql.StructType, pa.RecordBatch]) -> None:
-    struct, batch = given
-    (found,) = fitted([batch], stored(struct))
-    found.validate(full=True)
-    assert found.schema.equals(stored(struct), check_metadata=True)
-    assert exactly(found.to_pylist()) == exactly(batch.to_pylist())
+def test_large_types_become_small_ones_with_the_same_values(drawn: tuple[sql.StructType, pa.RecordBatch]) -> None:
+    struct, batch = drawn
+    (fitted,) = fit_batches([batch], to_arrow(struct))
+    fitted.validate(full=True)
+    assert fitted.schema.equals(to_arrow(struct), check_metadata=True)
+    assert exactly(fitted.to_pylist()) == exactly(batch.to_pylist())
 
 
 def test_a_batch_in_the_schema_is_that_batch() -> None:
     batch = pa.record_batch({"v": pa.array([1]), "w": pa.array(["x"])})
     again = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
-    first, second = fitted(iter([batch, again]), batch.schema)
+    first, second = fit_batches(iter([batch, again]), batch.schema)
     assert first is batch
     assert second is again
 
 
 def test_a_column_s_comment_is_no_part_of_what_is_stored() -> None:
-    held = pa.schema([pa.field("v", pa.int64(), metadata={"comment": "c"})], {"more": "m"})
-    (found,) = fitted([pa.record_batch([pa.array([1])], schema=held)], storable(held))
-    assert found.schema.equals(storable(held), check_metadata=True)
+    schema = pa.schema([pa.field("v", pa.int64(), metadata={"comment": "c"})], {"more": "m"})
+    (fitted,) = fit_batches([pa.record_batch([pa.array([1])], schema=schema)], widen_schema(schema))
+    assert fitted.schema.equals(widen_schema(schema), check_metadata=True)
 
 
 def test_optimized_nullability_is_put_back_without_a_copy() -> None:
@@ -410,12 +411,12 @@ def test_optimized_nullability_is_put_back_without_a_copy() -> None:
     loose = pa.struct({"a": pa.list_(pa.field("element", pa.timestamp("us", "UTC")))})
     column = pa.array([{"a": [1, 2]}, None, {"a": None}, {"a": [3]}] * 5, strict)
     batch = pa.record_batch({"v": column})
-    for held in (batch, batch.slice(3, 11)):
-        (found,) = fitted([held], pa.schema({"v": loose}))
-        assert found.schema.field("v").type == loose
-        assert exactly(found.to_pylist()) == exactly(held.to_pylist())
-    (found,) = fitted([batch], pa.schema({"v": loose}))
-    assert _addresses(found.column(0)) == _addresses(column)
+    for each in (batch, batch.slice(3, 11)):
+        (fitted,) = fit_batches([each], pa.schema({"v": loose}))
+        assert fitted.schema.field("v").type == loose
+        assert exactly(fitted.to_pylist()) == exactly(each.to_pylist())
+    (fitted,) = fit_batches([batch], pa.schema({"v": loose}))
+    assert _addresses(fitted.column(0)) == _addresses(column)
 
 
 def _hollow(kind: Any) -> pa.Array:
@@ -435,7 +436,7 @@ def test_an_empty_array_without_offsets_stays_one(inner: Any, wanted: pa.DataTyp
     empty = _hollow(inner)
     other = pa.array([], pa.timestamp("us", "Asia/Tokyo") if wanted != pa.int64() else pa.int32())
     both = pa.StructArray.from_arrays([empty, other], ["e", "o"])
-    to = {"e": storable(pa.schema({"e": inner})).field("e").type, "o": wanted}
+    to = {"e": widen_schema(pa.schema({"e": inner})).field("e").type, "o": wanted}
     offsets = pa.array([0, 0, 0], pa.int32())
     columns = {
         "l": (pa.ListArray.from_arrays(offsets, both), pa.list_(pa.struct(to))),
@@ -443,10 +444,10 @@ def test_an_empty_array_without_offsets_stays_one(inner: Any, wanted: pa.DataTyp
     }
     batch = pa.record_batch({name: column for name, (column, _) in columns.items()})
     schema = pa.schema({name: kind for name, (_, kind) in columns.items()})
-    (found,) = fitted([batch], schema)
-    found.validate(full=True)
-    assert found.to_pylist() == [{"l": [], "m": []}] * 2
-    (none,) = fitted([pa.record_batch({"e": empty, "o": other})], pa.schema(to))
+    (fitted,) = fit_batches([batch], schema)
+    fitted.validate(full=True)
+    assert fitted.to_pylist() == [{"l": [], "m": []}] * 2
+    (none,) = fit_batches([pa.record_batch({"e": empty, "o": other})], pa.schema(to))
     none.validate(full=True)
     assert none.num_rows == 0
 
@@ -455,33 +456,33 @@ def test_a_stream_may_change_its_schema() -> None:
     wanted = pa.schema({"v": pa.int64(), "t": pa.timestamp("us", "UTC")})
     some = pa.record_batch([[1], pa.array([1], pa.timestamp("us", "UTC"))], schema=wanted)
     other = pa.record_batch({"t": pa.array([2], pa.timestamp("us", "Asia/Tokyo")), "v": pa.array([2], pa.int32())})
-    found = pa.Table.from_batches(fitted([some, other, some], wanted), wanted)
-    assert found.column("v").to_pylist() == [1, 2, 1]
-    assert found.column("t").cast(pa.int64()).to_pylist() == [1, 2, 1]
+    fitted = pa.Table.from_batches(fit_batches([some, other, some], wanted), wanted)
+    assert fitted.column("v").to_pylist() == [1, 2, 1]
+    assert fitted.column("t").cast(pa.int64()).to_pylist() == [1, 2, 1]
 
 
 def test_columns_and_fields_are_matched_by_name() -> None:
     batch = pa.record_batch({"b": [1], "s": [{"y": 1, "x": 2}], "a": [2]})
     wanted = pa.schema({"a": pa.int64(), "b": pa.int64(), "s": pa.struct({"x": pa.int64(), "y": pa.int64()})})
-    (found,) = fitted([batch], wanted)
-    assert found.schema.equals(wanted)
-    assert found.to_pylist() == [{"a": 2, "b": 1, "s": {"x": 2, "y": 1}}]
+    (fitted,) = fit_batches([batch], wanted)
+    assert fitted.schema.equals(wanted)
+    assert fitted.to_pylist() == [{"a": 2, "b": 1, "s": {"x": 2, "y": 1}}]
 
 
 @pytest.mark.parametrize(
-    ("held", "difference"),
+    ("columns", "difference"),
     [
         ({"a": [1]}, "lack b"),
         ({"a": [1], "b": [2], "c": [3]}, "have c too"),
         ({"a": [1], "c": [2]}, "lack b and have c too"),
     ],
 )
-def test_columns_that_are_missing_or_too_many_are_refused_by_name(held: dict[str, Any], difference: str) -> None:
+def test_missing_and_extra_columns_are_rejected_by_name(columns: dict[str, Any], difference: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"the rows {difference}: expected a, b"):
-        list(fitted([pa.record_batch(held)], pa.schema({"a": pa.int64(), "b": pa.int64()})))
+        list(fit_batches([pa.record_batch(columns)], pa.schema({"a": pa.int64(), "b": pa.int64()})))
     inner = pa.schema({"s": pa.struct({"a": pa.int64(), "b": pa.int64()})})
     with pytest.raises(SchemaMismatch, match=f"the values of s {difference}: expected a, b"):
-        list(fitted([pa.record_batch({"s": [{name: value[0] for name, value in held.items()}]})], inner))
+        list(fit_batches([pa.record_batch({"s": [{name: value[0] for name, value in columns.items()}]})], inner))
 
 
 @pytest.mark.parametrize(
@@ -497,13 +498,13 @@ def test_columns_that_are_missing_or_too_many_are_refused_by_name(held: dict[str
 )
 def test_a_value_that_doesn_t_fit_is_refused_by_column(column: pa.Array, kind: pa.DataType, reason: str) -> None:
     with pytest.raises(SchemaMismatch) as refused:
-        list(fitted([pa.record_batch({"v": column})], pa.schema({"v": kind})))
+        list(fit_batches([pa.record_batch({"v": column})], pa.schema({"v": kind})))
     assert str(refused.value).startswith(f"column v is {column.type}")
     assert reason in str(refused.value)
     structs = pa.StructArray.from_arrays([column], ["w"])
     nested = pa.record_batch({"v": pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), structs)})
     with pytest.raises(SchemaMismatch, match=r"column v\[\]\.w is "):
-        list(fitted([nested], pa.schema({"v": pa.list_(pa.struct({"w": kind}))})))
+        list(fit_batches([nested], pa.schema({"v": pa.list_(pa.struct({"w": kind}))})))
 
 
 # --- nulls ---------------------------------------------------------------------------------
@@ -526,15 +527,15 @@ def test_a_null_where_there_may_be_none_is_refused_by_path(
 ) -> None:
     wanted = pa.schema({"v": kind})
     loose = pa.schema({"v": _loosened(kind)})
-    for held in (wanted, loose):
-        column = pa.array([*good, *bad, *good], held.field("v").type)
-        batch = pa.record_batch([column], schema=held)
+    for schema in (wanted, loose):
+        column = pa.array([*good, *bad, *good], schema.field("v").type)
+        batch = pa.record_batch([column], schema=schema)
         fine = batch.slice(0, len(good))
-        assert next(fitted([fine], wanted)).to_pylist() == fine.to_pylist()
-        assert next(fitted([batch.slice(len(good) + len(bad))], wanted)).to_pylist() == fine.to_pylist()
+        assert next(fit_batches([fine], wanted)).to_pylist() == fine.to_pylist()
+        assert next(fit_batches([batch.slice(len(good) + len(bad))], wanted)).to_pylist() == fine.to_pylist()
         with pytest.raises(InvalidRequest) as refused:
-            list(fitted([batch], wanted))
-        assert str(refused.value).startswith(f"column {path} has a null where its schema says that there is none")
+            list(fit_batches([batch], wanted))
+        assert str(refused.value).startswith(f"column {path} has a null where its schema allows none")
 
 
 def _loosened(kind: Any) -> pa.DataType:
@@ -545,13 +546,13 @@ def _loosened(kind: Any) -> pa.DataType:
     return pa.list_(_loosened(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def test_a_null_in_a_column_that_has_none_is_refused_whoever_says_so() -> None:
+def test_a_null_in_a_column_without_nulls_is_rejected() -> None:
     wanted = pa.schema([pa.field("v", pa.int64(), nullable=False)])
-    for held in (wanted, pa.schema({"v": pa.int64()}), pa.schema({"v": pa.int32()})):
-        batch = pa.record_batch([pa.array([1, None], held.field("v").type)], schema=held)
-        assert next(fitted([batch.slice(0, 1)], wanted)).to_pylist() == [{"v": 1}]
+    for schema in (wanted, pa.schema({"v": pa.int64()}), pa.schema({"v": pa.int32()})):
+        batch = pa.record_batch([pa.array([1, None], schema.field("v").type)], schema=schema)
+        assert next(fit_batches([batch.slice(0, 1)], wanted)).to_pylist() == [{"v": 1}]
         with pytest.raises(InvalidRequest, match="column v has a null where"):
-            list(fitted([batch], wanted))
+            list(fit_batches([batch], wanted))
 
 
 def test_an_empty_array_without_offsets_has_no_nulls() -> None:
@@ -559,8 +560,8 @@ def test_an_empty_array_without_offsets_has_no_nulls() -> None:
     lists = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), _hollow(inner), type=pa.list_(inner))
     column = pa.StructArray.from_arrays([pa.array([1, None]), lists], ["n", "l"], mask=pa.array([False, True]))
     wanted = pa.schema({"v": pa.struct([_N, pa.field("l", pa.list_(inner))])})
-    (found,) = fitted([pa.record_batch({"v": column})], wanted)
-    assert found.to_pylist() == [{"v": {"n": 1, "l": []}}, {"v": None}]
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], wanted)
+    assert fitted.to_pylist() == [{"v": {"n": 1, "l": []}}, {"v": None}]
 
 
 def test_what_lies_beneath_a_null_parent_is_nobody_s_business() -> None:
@@ -568,8 +569,8 @@ def test_what_lies_beneath_a_null_parent_is_nobody_s_business() -> None:
     structs = pa.StructArray.from_arrays([pa.array([1, None])], ["n"], mask=pa.array([False, True]))
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), ones, mask=pa.array([False, True]))
     wanted = pa.schema({"v": pa.struct([_N]), "w": pa.list_(pa.struct([_N]))})
-    (found,) = fitted([pa.record_batch({"v": structs, "w": lists})], wanted)
-    assert found.to_pylist() == [{"v": {"n": 1}, "w": [{"n": 1}]}, {"v": None, "w": None}]
+    (fitted,) = fit_batches([pa.record_batch({"v": structs, "w": lists})], wanted)
+    assert fitted.to_pylist() == [{"v": {"n": 1}, "w": [{"n": 1}]}, {"v": None, "w": None}]
 
 
 # --- size ----------------------------------------------------------------------------------
@@ -586,13 +587,13 @@ def test_large_types_above_2_gib_are_cut_by_rows_without_a_copy() -> None:
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 3, 3, 6], pa.int32()), big)
     for column in (big, lists):
         batch = pa.record_batch({"n": pa.array(range(6)), "v": column})
-        wanted = storable(batch.schema)
-        pieces = list(fitted([batch], wanted))
+        wanted = widen_schema(batch.schema)
+        pieces = list(fit_batches([batch], wanted))
         assert len(pieces) > 1
         assert [n for piece in pieces for n in piece.column("n").to_pylist()] == list(range(6))
         assert all(piece.schema.equals(wanted) and piece.nbytes < 2**31 for piece in pieces)
-        found = [(one is None) for piece in pieces for one in piece.column("v").is_null().to_pylist() if one]
-        assert len(found) == column.null_count
+        nulls = [(one is None) for piece in pieces for one in piece.column("v").is_null().to_pylist() if one]
+        assert len(nulls) == column.null_count
         for piece in pieces:
             piece.validate()
             buffer = piece.column("v").buffers()[-1]

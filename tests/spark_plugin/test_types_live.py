@@ -35,16 +35,17 @@ class Carried:
     def __reduce__(self) -> tuple[Any, ...]:
         from penstock.spark_plugin import carry
 
-        return carry.packed(self.function)
+        return carry.pack(self.function)
 
 
 def out(frame: DataFrame, *, by_driver: bool = True) -> pa.Table:
     """What the tasks would store of the frame; in the driver's schema, or in the one that a task finds for itself."""
-    from penstock.spark_plugin.worker.fitting import fitted
-    from penstock.spark_plugin.worker.types import storable, stored
+    from penstock.spark_plugin.spark_types import to_arrow
+    from penstock.spark_plugin.worker.fitting import fit_batches
+    from penstock.spark_plugin.worker.types import widen_schema
 
-    given_schema = stored(frame.schema) if by_driver else None
-    carried: list[Any] = [Carried(fitted), Carried(storable)]
+    given_schema = to_arrow(frame.schema) if by_driver else None
+    carried: list[Any] = [Carried(fit_batches), Carried(widen_schema)]
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import io
@@ -70,15 +71,15 @@ def out(frame: DataFrame, *, by_driver: bool = True) -> pa.Table:
 
 def back(spark: SparkSession, table: pa.Table) -> DataFrame:
     """The frame that reading the table gives."""
-    from penstock.spark_plugin.worker.fitting import fitted
-    from penstock.spark_plugin.worker.types import readable
+    from penstock.spark_plugin.spark_types import to_spark
+    from penstock.spark_plugin.worker.fitting import fit_batches
 
-    struct, schema = readable(table.schema)
+    struct, schema = to_spark(table.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
     stream = sink.getvalue().to_pybytes()
-    carried: Any = Carried(fitted)
+    carried: Any = Carried(fit_batches)
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow  # noqa: ICN001  `pa` is the driver's
@@ -185,8 +186,8 @@ def full(spark: SparkSession) -> Iterator[DataFrame]:
     with conf(spark, whole="false", code="NO_CODEGEN", **({"time": "true"} if _version(spark) >= (4, 1) else {})):
         bare, nested = ["id"], ["id"]
         for at, (kind, values) in enumerate(_every(spark).items()):
-            held = ", ".join(f"cast({value} as {kind})" for value in [*values, "null"])
-            bare.append(f"array({held})[id % {len(values) + 1}] as v{at}")
+            values_and_null = ", ".join(f"cast({value} as {kind})" for value in [*values, "null"])
+            bare.append(f"array({values_and_null})[id % {len(values) + 1}] as v{at}")
             deep = f"array(map('k', v{at}, 'n', null), null) as x, array(named_struct('z', v{at}), null) as y"
             nested += [
                 f"v{at}",
@@ -295,7 +296,7 @@ def test_a_frame_without_rows_keeps_its_schema(spark: SparkSession, full: DataFr
 def _tables(draw: st.DrawFn) -> tuple[Any, list[Any], str]:
     from tests.kit import spark_types
 
-    struct = draw(spark_types.structs(spark_types.types(time=False), most=25).filter(lambda found: len(found) > 5))
+    struct = draw(spark_types.structs(spark_types.types(time=False), most=25).filter(lambda struct: len(struct) > 5))
     return struct, draw(spark_types.rows(struct, least=1, most=6)), draw(st.sampled_from(ZONES))
 
 
@@ -304,8 +305,8 @@ def test_any_schema_and_any_rows_come_back_as_they_were(spark: SparkSession) -> 
     # One example is a job or two of Spark's, of many columns; to make a failing one small would take minutes
     @settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
     @given(_tables())
-    def holds(found: tuple[Any, list[Any], str]) -> None:
-        struct, rows, zone = found
+    def holds(drawn: tuple[Any, list[Any], str]) -> None:
+        struct, rows, zone = drawn
         with conf(spark, zone=zone, whole="false", code="NO_CODEGEN"):
             # mapInArrow looks its columns up by name, and takes the dot of one for a field's
             names = [name.replace(".", "_") for name in struct.names]
@@ -359,11 +360,11 @@ def test_others_types_are_read_by_a_real_spark(spark: SparkSession) -> None:
 
 def test_what_spark_won_t_hand_out_is_refused_before_a_task_runs(spark: SparkSession) -> None:
     from penstock.errors import InvalidRequest
-    from penstock.spark_plugin.worker.types import stored
+    from penstock.spark_plugin.spark_types import to_arrow
 
     months = spark.sql("select array(interval '1-2' year to month) as v")
     with pytest.raises(InvalidRequest, match=r"column v\[\] is interval year to month, .* cast\(`v\[\]` as int\)"):
-        stored(months.schema)
+        to_arrow(months.schema)
     cured = spark.sql("select cast(interval '1-2' year to month as int) as v")
     assert seen(back(spark, out(cured))) == seen(cured)
     assert cured.collect()[0]["v"] == 14
@@ -375,10 +376,10 @@ def test_a_user_type_is_refused_and_the_cure_holds(spark: SparkSession) -> None:
     from pyspark.ml.linalg import Vectors
 
     from penstock.errors import InvalidRequest
-    from penstock.spark_plugin.worker.types import stored
+    from penstock.spark_plugin.spark_types import to_arrow
 
     vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),)], ["v"])
     with pytest.raises(InvalidRequest, match=r"column v is vector, .*vector_to_array"):
-        stored(vectors.schema)
+        to_arrow(vectors.schema)
     cured = vectors.select(vector_to_array(vectors["v"]).alias("v"))
     assert seen(back(spark, out(cured))) == seen(cured)

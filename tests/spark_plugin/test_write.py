@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock.client.client import Client
+from penstock.client.connection import Connection
 from penstock.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -25,7 +26,6 @@ from penstock.errors import (
     WriteEnded,
 )  # fmt: skip
 from penstock.flight_server.server import PenstockServer
-from penstock.spark_plugin.opened import run_name
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def ids(client: Client, path: str) -> list[int]:
 
 
 def test_workers_have_pyarrow_alone(spark: SparkSession) -> None:
-    def found(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import importlib.machinery
 
         for _ in batches:
@@ -52,7 +52,7 @@ def test_workers_have_pyarrow_alone(spark: SparkSession) -> None:
             there = [name for name in names if importlib.machinery.PathFinder.find_spec(name)]
             yield pa.RecordBatch.from_pydict({"names": [",".join(there)]})
 
-    assert {row.names for row in spark.range(0, 4, 1, 2).mapInArrow(found, "names string").collect()} == {""}
+    assert {row.names for row in spark.range(0, 4, 1, 2).mapInArrow(look, "names string").collect()} == {""}
 
 
 # --- out ----------------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def test_the_five_lines(spark: SparkSession, client: Client) -> None:
     put = penstock.do_put("store/x")
     put.finish(df.mapInArrow(put, put.schema).collect())
     get = penstock.do_get("store/x", columns=["id"])
-    found = get.tickets(spark).mapInArrow(get, get.schema)
+    frame = get.tickets(spark).mapInArrow(get, get.schema)
 
     assert ids(client, "store/x") == list(range(1000))
-    assert sorted(row.id for row in found.collect()) == list(range(1000))
+    assert sorted(row.id for row in frame.collect()) == list(range(1000))
 
 
 def test_one_line_writes_and_says_what_was_written(spark: SparkSession, client: Client) -> None:
@@ -118,7 +118,7 @@ def test_finish_takes_receipts_in_every_form(spark: SparkSession, client: Client
     assert ids(client, "store/x") == list(range(10))
 
 
-def test_finish_again_is_the_same_answer_and_with_others_is_refused(spark: SparkSession) -> None:
+def test_finish_again_returns_the_same_and_rejects_others(spark: SparkSession) -> None:
     put = penstock.do_put("store/x")
     frame = spark.range(0, 10, 1, 2).mapInArrow(put, put.schema)
     receipts = frame.collect()
@@ -147,24 +147,24 @@ def test_a_put_is_for_one_frame_and_refuses_a_second_ones_rows(spark: SparkSessi
     assert ids(client, "store/x") == list(range(10))
 
 
-def test_an_answer_to_finish_that_comes_too_late_is_asked_for_again(
+def test_a_finish_whose_answer_is_late_is_repeated(
     spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    real = Client.call
+    called: list[str] = []
+    call = Connection.call_raw
 
-    def late(self: Client, name: str, body: Any = None) -> dict[str, Any]:
-        answer = real(self, name, body)
-        asked.append(name)
-        if asked.count("write.finish") == 1 and name == "write.finish":
+    def late(self: Connection, name: str, fields: Any, **options: Any) -> dict[str, Any]:
+        answer = call(self, name, fields, **options)
+        called.append(name)
+        if called.count("write.finish") == 1 and name == "write.finish":
             raise TimedOut("planted: the answer is late")
         return answer
 
-    monkeypatch.setattr(Client, "call", late)
+    monkeypatch.setattr(Connection, "call_raw", late)
     written = penstock.write(spark.range(10), "store/x", mode="append")
 
-    assert asked.count("write.finish") == 2
-    assert "write.abort" not in asked
+    assert called.count("write.finish") == 2
+    assert "write.abort" not in called
     assert written.rows == 10
     assert ids(client, "store/x") == list(range(10))
 
@@ -174,28 +174,17 @@ def test_a_block_whose_finish_had_no_answer_is_not_aborted(client: Client, error
     with pytest.raises(error, match="planted"), penstock.do_put("store/x") as put:
         raise error("planted: no answer")
 
-    assert put.so_far()["state"] == "open"
+    assert put.progress().state == "open"
 
 
 def test_two_drivers_of_one_run_write_it_once_and_both_are_told(spark: SparkSession, client: Client) -> None:
     puts = [penstock.do_put("store/x", run=("nightly", 7)) for _ in range(2)]
     receipts = [spark.range(0, 10, 1, 2).mapInArrow(put, put.schema).collect() for put in puts]
 
-    first, second = (put.finish(found) for put, found in zip(puts, receipts, strict=True))
+    first, second = (put.finish(rows) for put, rows in zip(puts, receipts, strict=True))
 
     assert (first.rows, second.rows, second.seconds) == (10, 10, None)
     assert ids(client, "store/x") == list(range(10))
-
-
-@pytest.mark.parametrize("run", ["", (), ("orders", None), ("orders", ""), 1.5, ("orders", 1.5)])
-def test_a_run_that_names_nothing_is_refused(server: PenstockServer, run: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"run=.*expected a text such as"):
-        penstock.do_put("store/x", run=run)
-
-
-def test_a_slash_in_a_part_makes_no_other_run() -> None:
-    assert run_name(("q/1", 2)) != run_name(("q", "1/2")) != run_name(("q%2F1", 2)) != run_name(("q/1", 2))
-    assert run_name(("orders", 7)) == run_name("orders/7") == "orders/7"
 
 
 def test_what_cannot_be_written_is_refused_with_its_cure(spark: SparkSession, server: PenstockServer) -> None:
@@ -229,9 +218,7 @@ def test_receipts_of_another_write_or_none_at_all_are_refused(spark: SparkSessio
         one.finish(spark.range(3).collect())
 
 
-def test_a_block_that_ends_by_an_exception_or_without_finish_aborts(
-    spark: SparkSession, client: Client, tmp_path: Path
-) -> None:
+def test_a_block_without_finish_aborts(spark: SparkSession, client: Client, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="of the user"), penstock.do_put("store/x") as put:
         spark.range(0, 10, 1, 2).mapInArrow(put, put.schema).collect()
         raise ValueError("of the user")
@@ -242,7 +229,7 @@ def test_a_block_that_ends_by_an_exception_or_without_finish_aborts(
     eventually(lambda: not files(tmp_path / "data" / "parts"))
 
 
-def test_a_task_that_fails_leaves_nothing_and_tells_the_users_error(spark: SparkSession, client: Client) -> None:
+def test_a_task_that_fails_leaves_nothing_but_its_error(spark: SparkSession, client: Client) -> None:
     broken = spark.range(0, 10, 1, 2).selectExpr("if(id > 7, raise_error('of the user'), id) AS id")
     with pytest.raises(Exception, match="of the user"):
         penstock.write(broken, "store/x")
@@ -291,7 +278,7 @@ def test_a_run_is_written_once_and_says_so(
     assert "written before by run 'query/7'" in repr(written)
 
 
-def test_the_rows_of_several_sessions_time_zones_are_of_one_schema(spark: SparkSession, client: Client) -> None:
+def test_sessions_of_all_time_zones_write_one_schema(spark: SparkSession, client: Client) -> None:
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     try:
         for name in ("Europe/Berlin", "America/Los_Angeles", "+05:30"):
@@ -299,9 +286,9 @@ def test_the_rows_of_several_sessions_time_zones_are_of_one_schema(spark: SparkS
             penstock.write(spark.sql("SELECT timestamp'2026-03-29 12:00:00Z' AS at"), "store/x", mode="append")
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
-    found = client.get("store/x").read_all()
-    assert found.schema.field("at").type == pa.timestamp("us", "UTC")
-    assert found["at"].unique().cast(pa.int64()).to_pylist() == [1774785600_000_000]
+    table = client.get("store/x").read_all()
+    assert table.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert table["at"].unique().cast(pa.int64()).to_pylist() == [1774785600_000_000]
 
 
 def test_progress_is_told_while_spark_works(

@@ -1,4 +1,4 @@
-"""Changes that wait share a transaction, and each alone counts or is undone; readers wait for nobody."""
+"""Waiting changes share a transaction, and each alone counts or is undone; readers wait for no change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def commits(database: Database) -> list[str]:
-    """The transactions that end while the test runs."""
+    """Record how transactions end while the test runs."""
     statements: list[str] = []
     database._connection.set_trace_callback(
         lambda statement: statements.append(statement) if statement in ("COMMIT", "ROLLBACK") else None
@@ -51,23 +51,24 @@ def numbers(database: Database) -> list[int]:
 
 
 class Busy:
-    """A change that keeps the database's thread until it is let go: what is submitted meanwhile is one group."""
+    """A change that occupies the database's thread until `end`: changes submitted meanwhile form one group."""
 
     def __init__(self, database: Database) -> None:
-        self._begun, self._go = threading.Event(), threading.Event()
-        self.answer: Future[None] = database.submit(self._hold)
-        assert self._begun.wait(10)
+        self._started, self._ended = threading.Event(), threading.Event()
+        self.answer: Future[None] = database.submit(self._wait)
+        assert self._started.wait(10)
 
-    def _hold(self, sql: sqlite3.Connection) -> None:
-        self._begun.set()
-        self._go.wait(10)
+    def _wait(self, sql: sqlite3.Connection) -> None:
+        self._started.set()
+        self._ended.wait(10)
 
     def end(self) -> None:
-        self._go.set()
+        self._ended.set()
         self.answer.result(10)
 
 
 def as_group(database: Database, *changes: Callable[[sqlite3.Connection], Any]) -> list[Future[Any]]:
+    """Submit these changes as one group, and return their answers."""
     busy = Busy(database)
     answers = [database.submit(change) for change in changes]
     busy.end()
@@ -84,20 +85,20 @@ def test_a_change_returns_its_value_once_it_is_committed(database: Database) -> 
 def test_changes_that_wait_share_one_commit(database: Database, commits: list[str]) -> None:
     answers = as_group(database, *(insert(number) for number in range(20)))
     assert [answer.result() for answer in answers] == list(range(20))
-    assert commits == ["COMMIT", "COMMIT"], "the busy one's, and one for all others"
+    assert commits == ["COMMIT", "COMMIT"], "one of the busy change, and one of all others"
 
 
 def test_a_change_that_raises_is_undone_alone(database: Database) -> None:
-    def half(sql: sqlite3.Connection) -> None:
+    def insert_and_fail(sql: sqlite3.Connection) -> None:
         insert(50)(sql)
         raise ValueError("no")
 
-    one, failed, twin, two = as_group(database, insert(1), half, insert(1), insert(2))
+    one, failed, repeated, two = as_group(database, insert(1), insert_and_fail, insert(1), insert(2))
     assert (one.result(), two.result(), numbers(database)) == (1, 2, [1, 2])
     with pytest.raises(ValueError, match="no"):
         failed.result()
     with pytest.raises(Exception, match="refuses a change"):
-        twin.result()
+        repeated.result()
 
 
 def test_a_group_that_sqlite_ended_runs_again_one_by_one(database: Database) -> None:
@@ -106,26 +107,26 @@ def test_a_group_that_sqlite_ended_runs_again_one_by_one(database: Database) -> 
     assert fatal.exception() is not None
 
 
-def test_an_error_is_told_after_the_group_is_committed(database: Database) -> None:
-    """It may be about what another of the group did."""
-    told: list[bool] = []
+def test_an_error_is_answered_after_the_groups_commit(database: Database) -> None:
+    """It may depend on another change of the group."""
+    was_answered: list[bool] = []
 
     def fails(sql: sqlite3.Connection) -> None:
         raise ValueError
 
     busy = Busy(database)
     failed = database.submit(fails)
-    last = database.submit(lambda sql: told.append(failed.done()))
+    last = database.submit(lambda sql: was_answered.append(failed.done()))
     busy.end()
     last.result(10)
-    assert told == [False]
+    assert was_answered == [False]
 
 
-def failing_commit(database: Database, errorname: str) -> None:
-    """Let the second of the next commits fail with SQLite's error of that name."""
+def fail_second_commit(database: Database, errorname: str) -> None:
+    """Let the second commit from now on fail with SQLite's error of that name."""
     real, commits = database._connection, iter([False, True])
 
-    class Failing:
+    class FailingConnection:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
@@ -137,23 +138,23 @@ def failing_commit(database: Database, errorname: str) -> None:
                 raise error
             return real.execute(statement, *arguments)
 
-    database._connection = Failing()  # type: ignore[assignment]
+    database._connection = FailingConnection()  # type: ignore[assignment]
 
 
 def test_a_group_whose_commit_failed_for_sure_runs_again(database: Database) -> None:
-    failing_commit(database, "SQLITE_FULL")
+    fail_second_commit(database, "SQLITE_FULL")
     answers = as_group(database, *(insert(number) for number in range(3)))
     assert [answer.result() for answer in answers] == numbers(database) == [0, 1, 2]
 
 
-def test_a_lone_change_whose_commit_failed_for_sure_is_told(database: Database) -> None:
-    failing_commit(database, "SQLITE_FULL")
+def test_a_lone_change_whose_commit_failed_for_sure_fails(database: Database) -> None:
+    fail_second_commit(database, "SQLITE_FULL")
     (answer,) = as_group(database, insert(1))
     assert (type(answer.exception()), numbers(database)) == (StoreFull, [])
 
 
 def test_a_commit_of_unknown_outcome_is_unsettled_for_all(database: Database) -> None:
-    failing_commit(database, "SQLITE_IOERR_FSYNC")
+    fail_second_commit(database, "SQLITE_IOERR_FSYNC")
     answers = as_group(database, *(insert(number) for number in range(3)))
     assert [type(answer.exception()) for answer in answers] == [Unsettled] * 3
     assert database.run(insert(9)) == 9
@@ -171,10 +172,10 @@ def test_a_change_that_waits_too_long_is_withdrawn(database: Database, monkeypat
 
 def test_a_change_that_has_started_is_awaited(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.01)
-    waited = threading.Event()
+    pause = threading.Event()
 
     def slow(sql: sqlite3.Connection) -> int:
-        waited.wait(0.2)
+        pause.wait(0.2)
         return insert(1)(sql)
 
     assert database.run(slow) == 1
@@ -205,14 +206,14 @@ def test_only_changes_can_write(database: Database) -> None:
     assert numbers(database) == []
 
 
-def test_closing_carries_out_what_waits(tmp_path: Path) -> None:
+def test_close_carries_out_the_changes_that_wait(tmp_path: Path) -> None:
     database = Database(tmp_path / "ledger.db", TABLES)
     busy = Busy(database)
     answer = database.submit(insert(3))
-    closing_ = threading.Thread(target=database.close)
-    closing_.start()
+    closer = threading.Thread(target=database.close)
+    closer.start()
     busy.end()
-    closing_.join(10)
+    closer.join(10)
     assert answer.result(10) == 3
     with pytest.raises(Unavailable, match="closed"):
         database.run(insert(4))

@@ -1,4 +1,4 @@
-"""The memory store keeps the contract, within its bound and beyond it, and ends with the process."""
+"""The memory store fulfils the contract, within its bound and beyond it, and ends with the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestMemoryStore(StoreContract):
         store.store("k", numbers(1_000))
         assert not [path for path in (tmp_path / "parts").rglob("*") if path.is_file()]
 
-    def test_what_another_process_kept_is_lost_by_name(self, make: Make) -> None:
+    def test_payloads_of_another_process_are_lost_by_name(self, make: Make) -> None:
         first = make()
         first.store("k", numbers(1))
         second = make()
@@ -41,7 +41,7 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSpillingMemoryStore(TestMemoryStore):
-    """So small that nearly everything goes to disk."""
+    """A memory store so small that nearly all parts are spilled to the disk."""
 
     def medium(self, folder: Path) -> Medium:
         return MemoryMedium(folder, max_bytes=64)
@@ -56,17 +56,18 @@ class TestSpillingMemoryStore(TestMemoryStore):
         store.store("k", numbers(1_000))
         assert [path for path in (tmp_path / "parts").rglob("*") if path.is_file()]
 
-    def test_what_was_spilled_goes_when_the_store_is_closed(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_spilled_parts_are_removed_on_close(self, store: SplitPayloadStore, tmp_path: Path) -> None:
         store.store("k", numbers(1_000))
         store.close()
         assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != tmp_path.name]
 
-    def test_what_a_killed_process_had_spilled_goes_at_the_next_start(self, tmp_path: Path) -> None:
+    def test_parts_spilled_by_a_killed_process_are_removed(self, tmp_path: Path) -> None:
         DiskMedium(tmp_path).write("left-over", numbers(9).schema, numbers(9).to_batches())
         assert list(MemoryMedium(tmp_path, max_bytes=64).names()) == []
 
 
-def test_memory_is_used_up_to_the_bound_and_again_after_a_delete(tmp_path: Path) -> None:
+def test_memory_is_used_up_to_its_bound(tmp_path: Path) -> None:
+    """A delete makes room again."""
     table = numbers(100)
     medium = MemoryMedium(tmp_path, max_bytes=2 * table.nbytes)
     for _ in range(3):
@@ -91,13 +92,13 @@ def test_a_part_written_again_takes_its_room_once(tmp_path: Path) -> None:
     assert_same(medium.open("a").reader().read_all(), numbers(1_000))
 
 
-def test_a_memory_store_of_ones_own_is_opened_by_url() -> None:
+def test_a_memory_store_is_opened_by_url() -> None:
     with_bound, plain = stores.open("memory:?max=1MiB"), stores.open("memory:")
     for store in (with_bound, plain):
         store.store("k", numbers(10_000))
-        found = store.get("k")
-        assert found is not None
-        assert_same(found.data, numbers(10_000))
+        payload = store.get("k")
+        assert payload is not None
+        assert_same(payload.data, numbers(10_000))
     assert plain != stores.open("memory:")
     for store in (with_bound, plain):
         store.close()
@@ -119,18 +120,9 @@ def test_the_quota_of_an_opened_store_holds() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "",
-        "disk",
-        "file:/tmp",
-        "s3://bucket",
-        "memory:/tmp",
-        "memory:?min=1",
-        "memory:?max=lots",
-        "disk://host/a",
-        "disk:/a?x=1",
-    ],
-)
+    ["", "disk", "file:/tmp", "s3://bucket", "memory:/tmp", "memory:?min=1", "memory:?max=lots", "disk://host/a",
+     "disk:/a?x=1"],
+)  # fmt: skip
 def test_a_url_that_is_no_store_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"store|size"):
         stores.open(url)

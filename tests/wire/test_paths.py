@@ -1,4 +1,4 @@
-"""A path is a kind and a key; a key that could be anything else is refused."""
+"""A path is a kind and a key; a key that might mean anything else is refused."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def test_a_nasty_key_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["a", "A-Z.a_z=0", "...", "a..b", "..a", "a/b=1/c.arrow", "-", "=", "_", "a" * 512, "/".join("a" * 256)]
 )
-def test_a_good_key_is_taken_as_it_is(key: str) -> None:
+def test_a_good_key_is_accepted_unchanged(key: str) -> None:
     assert check_key(key) == key
 
 
 @given(KEYS)
-def test_every_key_of_good_names_is_taken(key: str) -> None:
+def test_every_key_of_good_names_is_accepted(key: str) -> None:
     assert check_key(key) == key
     assert str(parse(f"store/{key}")) == f"store/{key}"
 
 
 @given(st.text(max_size=40))
-def test_a_key_is_taken_if_it_reads_like_one_and_else_refused_briefly(text: str) -> None:
-    good = (
+def test_any_text_is_a_good_key_or_refused_briefly(text: str) -> None:
+    is_good = (
         0 < len(text) <= 512
         and all(sign in SIGNS + "/" for sign in text)
         and not set(text.split("/")) & {"", ".", ".."}
     )
-    if good:
+    if is_good:
         assert check_key(text) == text
     else:
         with pytest.raises(InvalidRequest) as refused:
@@ -79,7 +79,7 @@ def test_a_path_without_a_kind_is_refused(text: str) -> None:
 
 
 def test_a_kind_is_any_word() -> None:
-    """Which ones there are is the server's to say."""
+    """The server decides which kinds there are."""
     assert parse("queue/a") == Path("queue", "a")
 
 
@@ -113,7 +113,7 @@ def test_a_descriptor_that_is_no_path_is_refused(parts: list[bytes]) -> None:
 @given(st.lists(st.binary(max_size=20), max_size=4))
 def test_a_descriptor_of_any_bytes_is_a_path_or_refused(parts: list[bytes]) -> None:
     try:
-        found = parse(join_descriptor(parts))
+        path = parse(join_descriptor(parts))
     except InvalidRequest:
         return
-    assert re.fullmatch(r"[a-z]+(/[A-Za-z0-9._=-]+)+", str(found))
+    assert re.fullmatch(r"[a-z]+(/[A-Za-z0-9._=-]+)+", str(path))

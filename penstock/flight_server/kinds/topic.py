@@ -94,7 +94,7 @@ class TopicKind(Kind):
         return _select(self.topics.topic(str(path)), command).schema
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
-        """List the topics below a folder; what lies directly in it is not told apart."""
+        """List the topics below a folder, at any depth: topics have no lines for folders."""
         below = self.topics.below(str(folder))
         for topic in below or ([self.topics.topic(str(folder))] if folder.key else []):
             yield endpoints.listed(self._entry(topic), topic.schema)
@@ -163,9 +163,7 @@ class TopicKind(Kind):
         """Make a topic of the stream's schema, or change what an existing one keeps."""
         for _ in upload.parts():
             if upload.rows:
-                raise InvalidRequest(
-                    f"{path}: a put with `create` makes the topic only, and has no rows: put them next"
-                )
+                raise InvalidRequest(f"{path}: a put with `create` takes no rows: put them afterwards, without it")
         upload.check_whole()
         self.topics.create(
             str(path), upload.schema.remove_metadata(), key=options.key, shards=options.shards,

@@ -40,7 +40,7 @@ class WriteKind(Kind):
         return wire.Description.from_json({"kind": "write", **self.state.ledger.summary(path.key).to_json()})
 
     def delete(self, path: Path) -> wire.Deleted:
-        """Abort the write, whoever has opened it."""
+        """Abort the write, even if another client has opened it."""
         ended = self.state.ledger.abort(path.key)
         return wire.Deleted(ended.path, ended.rows, ended.bytes, ended.parts, ended.write, ended.state)
 

@@ -85,7 +85,7 @@ def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             marks.first("both")
 
     receipts = widen(row_frame(spark, ROWS, 6)).mapInArrow(FaultyPut(put, slow), put.schema).collect()
-    attempts = put.so_far()["attempts"]
+    attempts = put.progress().attempts
     return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts > 6]}
 
 

@@ -1,0 +1,108 @@
+"""A connection to a server: one gRPC channel, the headers and deadlines of its calls, and which of them are retried."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.client.settings import ConnectSettings, read_certificates
+from penstock.errors import InvalidRequest, StoreFull, Unavailable, from_flight
+from penstock.wire.body import VERSION
+
+if TYPE_CHECKING:
+    from penstock.wire.actions import Action, AnswerT, RequestT
+
+_KEEPALIVE = [("grpc.keepalive_time_ms", 310_000), ("grpc.http2.ping_timeout_ms", 20_000)]
+"""A stream whose other end has vanished breaks after so long, not at its deadline: a task may have 12 hours. gRPC's
+servers take more than one ping in 300 s for an attack."""
+_T = TypeVar("_T")
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise pyarrow's errors as penstock's."""
+    try:
+        yield
+    except (flight.FlightError, pa.ArrowException, OSError) as error:
+        raise from_flight(error) from error
+
+
+class Connection:
+    """A channel to one server. Safe to share between threads; must not cross a fork, as gRPC's channels don't."""
+
+    def __init__(self, settings: ConnectSettings) -> None:
+        self.settings = settings
+        certificates = read_certificates(settings.ca) if settings.ca else None
+        try:
+            self.flight = flight.connect(settings.url, tls_root_certs=certificates, generic_options=_KEEPALIVE)
+        except (pa.ArrowException, flight.FlightError) as wrong:
+            raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel. Streams that are still open end with an error."""
+        self.flight.close()
+
+    def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
+        """Return the headers and the deadline of a call."""
+        token = self.settings.token
+        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        return flight.FlightCallOptions(timeout=timeout or self.settings.timeout, headers=headers)
+
+    def call(self, action: Action[RequestT, AnswerT], request: RequestT, *, retry_for: float | None = None) -> AnswerT:
+        """Call an action."""
+        return action.answer.from_json(self.call_raw(action.name, request.to_json(), retry_for=retry_for))
+
+    def call_raw(self, name: str, fields: Mapping[str, Any], *, retry_for: float | None = None) -> dict[str, Any]:
+        """Call an action by its name, with the fields of its JSON body."""
+        action = flight.Action(name, json.dumps({"v": VERSION, **fields}).encode())
+
+        def once() -> dict[str, Any]:
+            results = list(self.flight.do_action(action, self.options()))
+            answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+            return answer
+
+        repeatable = name not in ("delete", "write.open") or fields.get("run") is not None
+        return self.retry(once, safe=lambda refused: refused or repeatable, retry_for=retry_for)
+
+    def retry(
+        self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True,
+        retry_for: float | None = None,
+    ) -> _T:  # fmt: skip
+        """Return the call's result; retry while the server is busy or unreachable, where that can't do anything twice.
+
+        `safe` is evaluated after each failure, with whether the server itself refused the call: then the call never
+        began there.
+        """
+        retry_for = self.settings.retry_for if retry_for is None else retry_for
+        give_up = time.monotonic() + retry_for
+        pause = 0.05
+        while True:
+            try:
+                with translate_errors():
+                    return call()
+            except Unavailable as error:
+                refused = error.request is not None or error.retry_after is not None
+                if isinstance(error, StoreFull) or not safe(refused):
+                    raise
+                pause = min(pause * 2, 5.0)
+                spread = (1 + os.urandom(1)[0] / 256) / 2  # clients that failed together shouldn't retry together
+                wait = max(error.retry_after or 0, pause) * spread
+                if time.monotonic() + wait > give_up:
+                    url, cure = self.settings.url, "Is the server running? (penstock serve; penstock doctor)"
+                    unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
+                    text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
+                    raise Unavailable(text, request=error.request) from error
+                time.sleep(wait)

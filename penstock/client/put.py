@@ -1,0 +1,186 @@
+"""Put: rows to a server, one stream for each attempt."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.client.connection import Connection, translate_errors
+from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
+from penstock.rows import slices
+from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions, Trailer
+
+_REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
+_PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+class Writer:
+    """One attempt: batches go to the server as they are written, and count once `close` has the receipt.
+
+    A context manager: leaving normally closes; leaving by exception abandons the stream, the server keeps nothing of
+    it, and the exception is the one that is seen.
+    """
+
+    def __init__(
+        self, connection: Connection, command: PutCommand, schema: pa.Schema, *, timeout: float | None = None
+    ) -> None:
+        self.schema = schema
+        self.receipt: Receipt | None = None
+        self._connection, self._command = connection, command
+        self._batches = self._rows = 0
+        self._ended = False
+        with translate_errors():
+            descriptor = flight.FlightDescriptor.for_command(command.encode())
+            options = connection.options(timeout or connection.settings.stream_timeout)
+            self._writer, self._reader = connection.flight.do_put(descriptor, schema, options)
+            if command.ready and self._reader.read() is None:
+                self._writer.close()  # raises the server's refusal
+
+    def write(self, data: pa.RecordBatch | pa.Table) -> None:
+        """Send rows. Batches of more than 2 MiB are cut, without a copy."""
+        if self._ended:
+            raise InvalidRequest("this writer is closed: each takes one stream")
+        for batch in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
+            for piece in slices.sliced(batch):
+                with self._refusal_explained():
+                    self._writer.write_batch(piece)
+                self._batches += 1
+                self._rows += piece.num_rows
+
+    def close(self) -> Receipt:
+        """Send the trailer, and wait for the receipt: the rows are durable."""
+        if self.receipt is not None:
+            return self.receipt
+        if self._ended:
+            raise InvalidRequest("this writer was abandoned: the server kept none of its rows")
+        self._ended = True
+        answer = None
+        with self._refusal_explained():
+            self._writer.write_metadata(pa.py_buffer(Trailer(self._batches, self._rows).encode()))
+            self._writer.done_writing()
+            answer = self._reader.read()
+            self._writer.close()
+        if answer is None:
+            raise InvalidRequest("the server took the stream and gave no receipt: it isn't a penstock server")
+        self.receipt = Receipt.decode(answer.to_pybytes())
+        return self.receipt
+
+    def abandon(self) -> None:
+        """End the stream without its trailer: the server drops its rows."""
+        if not self._ended:
+            self._ended = True
+            try:
+                self._writer.close()
+            except _PYARROW_ERRORS:
+                return  # the server's complaint about the missing trailer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    @contextmanager
+    def _refusal_explained(self) -> Iterator[None]:
+        """Raise the server's reason: a write into a stream that it has refused fails without one, `close` has it."""
+        try:
+            yield
+        except _PYARROW_ERRORS as error:
+            self._ended = True
+            try:
+                self._writer.close()
+            except _PYARROW_ERRORS as reason:
+                raise self._reason(from_flight(reason)) from error
+            raise from_flight(error) from error
+
+    def _reason(self, error: PenstockError) -> PenstockError:
+        """Return why the connection broke: a server that cut an attempt says so when the attempt is opened again."""
+        if self._command.ticket is None or not isinstance(error, Unavailable) or error.request is not None:
+            return error
+        try:
+            again = replace(self._command, ready=True)
+            Writer(self._connection, again, self.schema, timeout=_REASON_TIMEOUT).abandon()
+        except LimitExceeded as cut:
+            return cut
+        except PenstockError:  # the server is away
+            return error
+        return error
+
+
+def open_attempt(connection: Connection, ticket: str, schema: pa.Schema) -> Writer:
+    """Open one of many attempts of an open write; wait while the server has no room."""
+    return connection.retry(lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema))
+
+
+def create_topic(connection: Connection, path: str, schema: pa.Schema, options: TopicOptions) -> None:
+    """Make an empty topic by a put without rows, or change what an existing one keeps."""
+    command = PutCommand(uuid.uuid4().hex, path=path, create=options)
+    connection.retry(lambda: Writer(connection, command, schema).close())
+
+
+def put(
+    connection: Connection, path: str, data: Any, *, mode: Mode, run: str | None, schema: pa.Schema | None
+) -> Receipt:
+    """Write rows to a path, all or nothing, as a write of its own.
+
+    Each put is a run, so that one whose answer was lost can be sent again. A one-shot source is not consumed before the
+    server accepts the put (`ready`), and not sent again afterwards: a retry would send only the rest.
+    """
+    source = to_source(data, schema)
+    run = run or f"put-{uuid.uuid4().hex}"
+    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not source.repeatable)
+    begun = False
+
+    def once() -> Receipt:
+        nonlocal begun
+        with Writer(connection, command, source.schema) as writer:
+            for batch in source.batches:
+                begun = True
+                writer.write(batch)
+        return writer.close()
+
+    return connection.retry(once, safe=lambda refused: source.repeatable or not begun)
+
+
+class Source(NamedTuple):
+    """The rows of a put."""
+
+    schema: pa.Schema
+    batches: Iterable[pa.RecordBatch | pa.Table]
+    repeatable: bool
+    """Whether the batches can be read more than once."""
+
+
+def to_source(data: Any, schema: pa.Schema | None) -> Source:
+    """Return the rows of anything that holds Arrow data; `schema` is for an iterator without batches."""
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        return Source(data.schema, [data], repeatable=True)
+    if hasattr(data, "__arrow_c_stream__"):  # a RecordBatchReader's, too
+        reader = pa.RecordBatchReader.from_stream(data)
+        return Source(reader.schema, reader, repeatable=False)
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | dict):
+        raise InvalidRequest(
+            f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, or "
+            "anything with __arrow_c_stream__ (pandas, polars, DuckDB, …)"
+        )
+    batches = iter(data)
+    first = next(batches, None)
+    if first is None and schema is None:
+        raise InvalidRequest("an iterator without batches has no schema: pass schema=")
+    if first is not None and not isinstance(first, pa.RecordBatch):
+        raise InvalidRequest(f"an iterator of {type(first).__name__} can't be put: expected pyarrow.RecordBatch")
+    rows = batches if first is None else chain((first,), batches)
+    return Source(schema or first.schema, rows, repeatable=False)  # type: ignore[union-attr]  # one of them is there

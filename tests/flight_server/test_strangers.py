@@ -13,21 +13,17 @@ from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.server import PenstockServer
 from tests.kit.raw_flight import RawFlight
-from tests.kit.server import process_server
+from tests.kit.server import TOKEN, process_server, token_file
 from tests.kit.wait import eventually
 from tests.kit.wire import TRIPS, at, attempt_of, call, new_attempt, put, refused, trailer, trips
 
-TOKEN = "canary-0123456789abcdef"
 KNOWN = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())], timeout=60)
 UNKNOWN = flight.FlightCallOptions(timeout=60)  # or a put that a failed test leaves open holds the server's end
 
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
-    path.chmod(0o600)
-    return path
+    return token_file(tmp_path)
 
 
 @pytest.fixture

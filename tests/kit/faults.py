@@ -49,19 +49,19 @@ def files_at_most(server: ProcessServer, size: int) -> Iterator[None]:
 FAILING = """
 import errno, os, pathlib
 real, flag = os.{call}, pathlib.Path({flag!r})
-def failing(*given, **named):
+def failing(*arguments, **options):
     if flag.exists():
         raise OSError({code}, os.strerror({code}))
-    return real(*given, **named)
+    return real(*arguments, **options)
 os.{call} = failing
 """
 
 
 @contextmanager
-def failing_server(data: Path, call_: str, code: str = "errno.EIO") -> Iterator[tuple[ProcessServer, Path]]:
-    """A server one of whose system calls fails while a file is there."""
+def failing_server(data: Path, system_call: str, code: str = "errno.EIO") -> Iterator[tuple[ProcessServer, Path]]:
+    """Start a server; one of its system calls fails while the file exists that is returned beside it."""
     flag = data.parent / "failing"
-    with process_server(data, prelude=FAILING.format(call=call_, flag=str(flag), code=code)) as server:
+    with process_server(data, prelude=FAILING.format(call=system_call, flag=str(flag), code=code)) as server:
         yield server, flag
 
 

@@ -73,7 +73,10 @@ def serve(*, log_level: str, **options: Any) -> int:
 
     Every option is also a variable: --listen is PENSTOCK_LISTEN, --memory-limit PENSTOCK_MEMORY_LIMIT.
     """
-    from penstock.flight_server import lifecycle
+    try:
+        from penstock.flight_server import lifecycle
+    except ImportError as missing:  # of an extra, with the cure
+        raise InvalidRequest(str(missing)) from missing
 
     settings = _settings(**options)
     settings.check()

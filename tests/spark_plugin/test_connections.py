@@ -169,7 +169,7 @@ def test_a_failure_drops_only_its_own_connection() -> None:
 
 FORK = """
     import os, signal, sys
-    from tests.kit import plain
+
     from penstock.spark_plugin.worker.connections import CONNECTIONS
     from penstock.client.get import fetch
     from penstock.client.client import connect

@@ -11,7 +11,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run-flight test test-spark-matrix check bench bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo run-flight test test-spark-matrix soak check bench bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -27,13 +27,20 @@ run-flight: $(STAMP)  ## run a server here (ARGS="--listen grpc://127.0.0.1:8815
 	@$(BIN)/penstock serve $(ARGS)
 
 # A thousand servers and drivers start in the tests, 0.2 s sooner with bytecode.
-test test-spark-matrix check planted: export PYTHONDONTWRITEBYTECODE :=
+test test-spark-matrix soak check planted: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) $(JAVA)  ## run every test (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) $(ARGS)
 
 test-spark-matrix: $(STAMP) $(JAVA)  ## run the Spark tests on Spark 3.5 to 4.3 (ARGS="3.5 4.3" for some)
 	@$(BIN)/python scripts/spark_matrix.py $(ARGS)
+
+soak: $(STAMP) $(JAVA)  ## run the long tests, for hours: far examples, repeated faults, chaos (SEEDS="4 5"), every Spark
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) -m soak
+	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load --hypothesis-profile=long --timeout=3600 \
+	    -m "not process and not faults and not spark"
+	@$(BIN)/python -m tests.chaos.run $(or $(SEEDS),1 2 3 4 5 6 7 8)
+	@$(BIN)/python scripts/spark_matrix.py
 
 check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 	@echo "ruff check"; $(BIN)/ruff check --quiet
@@ -44,14 +51,14 @@ check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 	    -m "not process and not faults and not spark"; tests=$$?; \
 	wait $$!; types=$$?; cat "$$said"; exit $$((tests | types))
 
-bench: $(STAMP)  ## measure puts and gets beside plain pyarrow
-	@$(BIN)/python scripts/bench_flight.py $(ARGS)
+bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against REV": beside another revision)
+	@$(BIN)/python -m scripts.bench flight $(ARGS)
 
 bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own floors, Parquet and the driver
-	@$(BIN)/python scripts/bench_spark.py $(ARGS)
+	@$(BIN)/python -m scripts.bench spark $(ARGS)
 
 bench-topics: $(STAMP) $(JAVA)  ## measure topics and streams beside Kafka
-	@$(BIN)/python scripts/bench_topics.py $(ARGS)
+	@$(BIN)/python -m scripts.bench topics $(ARGS)
 
 planted: $(STAMP)  ## plant known faults in copies of the code: the tests must find each
 	@$(IN_MEMORY) $(BIN)/python scripts/planted/run.py $(ARGS)

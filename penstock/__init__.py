@@ -42,8 +42,8 @@ def __getattr__(name: str) -> object:
     import importlib
 
     module, attribute = _HOMES[name]
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    home = importlib.import_module(module)
+    return getattr(home, attribute) if attribute else home
 
 
 def __dir__() -> list[str]:

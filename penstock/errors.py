@@ -186,10 +186,10 @@ def from_flight(error: Exception) -> PenstockError:
 
 def _extra(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
+        extra = json.loads(raw)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return extra if isinstance(extra, dict) else {}
 
 
 def _own_words(text: str) -> str:

@@ -8,21 +8,24 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_LONGEST_NAME = 100  # the search for a similar name takes its time for each character
+_MOST_SEARCHED = 2_000
+_MOST_LISTED = 20
 
 
-def format_size(amount: float) -> str:
-    """1.2 MB; in powers of 1,000, as disks and networks count."""
-    if amount < 1000:
-        return f"{amount:.0f} B"
+def format_size(size: float) -> str:
+    """Return a number of bytes as 1.2 MB; in powers of 1,000, as disks and networks count."""
+    if size < 1000:
+        return f"{size:.0f} B"
     for unit in ("kB", "MB", "GB", "TB"):
-        amount /= 1000
-        if amount < 999.5:
-            return f"{amount:.{0 if amount >= 99.95 else 1}f} {unit}"
-    return f"{amount:,.0f} TB"
+        size /= 1000
+        if size < 999.5:
+            return f"{size:.{0 if size >= 99.95 else 1}f} {unit}"
+    return f"{size:,.0f} TB"
 
 
 def format_age(seconds: float) -> str:
-    """12 s, 5 min, 3 h, 2 days."""
+    """Return a time in its largest unit: 12 s, 5 min, 3 h, 2 days."""
     for unit, length in (("s", 60), ("min", 60), ("h", 48)):
         if seconds < length:
             return f"{max(0, seconds):.0f} {unit}"
@@ -30,40 +33,56 @@ def format_age(seconds: float) -> str:
     return f"{seconds:.0f} days"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 part, 2 parts."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def cut(text: str, length: int) -> str:
+    """Return the text, or its beginning and an ellipsis."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return the text with its control characters escaped, as a terminal might obey them."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def parse_duration(text: str) -> float | None:
-    """90s, 10m, 12h or 2d in seconds; None if it is none of these."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
-    return float(found[1]) * _SECONDS[found[2]] if found else None
+    """Return 90s, 10m, 12h or 2d in seconds; None if the text is no duration."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
+    return float(match[1]) * _SECONDS[match[2]] if match else None
 
 
-def suggest(name: str, known: Collection[str], there: str = "there are") -> str:
-    """What to say of a name that isn't known: the one that was meant, or some that there are."""
-    some = [other for other in islice(known, 2_000) if len(other) <= 100]  # the search takes its time for each
-    found = difflib.get_close_matches(name[:100], some, n=1)
-    return f"did you mean {found[0]!r}?" if found else f"{there} {', '.join(islice(known, 20))}"
+def suggest(name: str, known: Collection[str], otherwise: str = "there are") -> str:
+    """Return a hint for an unknown name: the known name that is most like it, or else a list of known names."""
+    searched = [other for other in islice(known, _MOST_SEARCHED) if len(other) <= _LONGEST_NAME]
+    similar = difflib.get_close_matches(name[:_LONGEST_NAME], searched, n=1)
+    return f"did you mean {similar[0]!r}?" if similar else f"{otherwise} {', '.join(islice(known, _MOST_LISTED))}"
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """Aligned columns under their heads, two spaces apart; those named in `right` at the right."""
-    widths = [max(len(line[at]) for line in [heads, *rows]) for at in range(len(heads))]
-    lines = [
+    """Return aligned columns under their heads, two spaces apart; the columns named in `right` are right-aligned."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
         "  ".join(
             cell.rjust(width) if head in right else cell.ljust(width)
             for head, cell, width in zip(heads, line, widths, strict=True)
         ).rstrip()
-        for line in [heads, *rows]
-    ]
-    return "\n".join(lines)
+        for line in lines
+    )
 
 
 def format_html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """The same for a notebook."""
+    """Return the same table as HTML, for notebooks."""
     import html
 
-    style = [' style="text-align:right"' if head in right else ' style="text-align:left"' for head in heads]
-    head = "".join(f"<th{s}>{html.escape(text)}</th>" for s, text in zip(style, heads, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{s}>{html.escape(cell)}</td>" for s, cell in zip(style, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    styles = [f' style="text-align:{"right" if head in right else "left"}"' for head in heads]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        tagged = (f"<{tag}{s}>{html.escape(cell)}</{tag}>" for s, cell in zip(styles, cells, strict=True))
+        return f"<tr>{''.join(tagged)}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', heads)}</thead><tbody>{body}</tbody></table>"

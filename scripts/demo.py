@@ -110,9 +110,9 @@ def address(process: subprocess.Popen[bytes], log: Path) -> str:
     give_up = time.monotonic() + START_LIMIT
     while time.monotonic() < give_up and process.poll() is None:
         text = log.read_text()
-        if found := re.search(r"^penstock serves (\S+)$", text, re.MULTILINE):
+        if match := re.search(r"^penstock serves (\S+)$", text, re.MULTILINE):
             say(text)
-            return found[1]
+            return match[1]
         time.sleep(0.02)
     raise SystemExit(f"the server didn't start:\n{log.read_text()}")
 

@@ -49,12 +49,12 @@ def missing() -> str | None:
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else "java"
     try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+        version = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):
-        said = ""
-    found = re.search(r'version "(?:1\.)?(\d+)', said)  # 8 called itself 1.8
-    if found is None or int(found[1]) < JAVA:
-        has = f"{program} is {found[1]}" if found else f"no {program}"
+        version = ""
+    match = re.search(r'version "(?:1\.)?(\d+)', version)  # 8 called itself 1.8
+    if match is None or int(match[1]) < JAVA:
+        has = f"{program} is {match[1]}" if match else f"no {program}"
         return f"Spark needs Java {JAVA} or newer, {has}: `sh scripts/java.sh` installs it, or says how"
     return None
 
@@ -117,7 +117,7 @@ def shown(spark: SparkSession) -> tuple[WriteSummary, list[tuple[str, int, float
     written = penstock.write(df, PATH, mode="overwrite")
     say(f"{written}\n")
     assert written.seconds is not None
-    found = [("write", written.rows, written.seconds)]
+    measured = [("write", written.rows, written.seconds)]
     code(
         f'back = penstock.read(spark, "{PATH}")',
         f'few = penstock.read(spark, "{PATH}", filter="{FILTER}")',
@@ -130,12 +130,12 @@ def shown(spark: SparkSession) -> tuple[WriteSummary, list[tuple[str, int, float
         sums, seconds = summed(ours)
         if sums != summed(own)[0]:
             raise SystemExit(f"{name}: what came back isn't what Spark computes itself")
-        found.append((name, sums[0], seconds))
+        measured.append((name, sums[0], seconds))
     say("what came back is what Spark computes itself\n")
-    return written, found
+    return written, measured
 
 
-def figures(written: WriteSummary, found: list[tuple[str, int, float]]) -> str:
+def figures(written: WriteSummary, measured: list[tuple[str, int, float]]) -> str:
     """The three ways, as a table. What a filter leaves at the server counts as worked through, not as moved."""
     lines = [
         (
@@ -145,7 +145,7 @@ def figures(written: WriteSummary, found: list[tuple[str, int, float]]) -> str:
             f"{written.rows / seconds:,.0f}",
             f"{written.bytes / seconds / 1e6:,.0f}",
         )
-        for name, rows, seconds in found
+        for name, rows, seconds in measured
     ]
     heads = ("", "rows moved", "seconds", "rows/s", "MB/s")
     return format_table(heads, lines, right=heads[1:])
@@ -161,8 +161,8 @@ def main() -> None:
     with session() as spark:
         started(spark)
         say(f"Spark {spark.version} is there after {time.perf_counter() - began:.1f} s\n")
-        written, found = shown(spark)
-        say(figures(written, found))
+        written, measured = shown(spark)
+        say(figures(written, measured))
         say(f"rows/s and MB/s are of the dataset's {written.rows:,} rows and {format_size(written.bytes)}")
     with penstock.connect() as c:
         c.delete(PATH)

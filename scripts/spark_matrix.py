@@ -73,7 +73,7 @@ def main() -> int:
         raise SystemExit("Spark needs Java 17 or newer, there is none here: `make setup` says how to get it")
     outcomes = [tested(version, options) for version in versions or PINS]
     for each in outcomes:
-        print(f"Spark {each.version}: {told(each.total)}, {each.seconds:.0f} s")
+        print(f"Spark {each.version}: {format_counts(each.total)}, {each.seconds:.0f} s")
     if not versions and not options:
         PAGE.write_text(page(outcomes))
         print(f"written: {PAGE.relative_to(ROOT)}")
@@ -149,13 +149,13 @@ def java() -> str:
     """The version of the Java that Spark starts."""
     home = os.environ.get("JAVA_HOME")
     try:
-        said = subprocess.run(
+        version = subprocess.run(
             [Path(home, "bin", "java") if home else "java", "-version"], capture_output=True, text=True, check=False
         ).stderr
     except OSError:
         return "none"
-    found = re.search(r'version "([^"]+)"', said)
-    return found[1] if found else "unknown"
+    match = re.search(r'version "([^"]+)"', version)
+    return match[1] if match else "unknown"
 
 
 def count(report: Path, outcome: Outcome) -> None:
@@ -176,13 +176,13 @@ def count(report: Path, outcome: Outcome) -> None:
 
 def reason(skipped: ET.Element) -> str:
     """Why a test, or a file of them, was skipped."""
-    said = skipped.get("message", "")
-    if said == "collection skipped":
-        said = str(ast.literal_eval(skipped.text or "")[2])
-    return said.removeprefix("Skipped: ")
+    message = skipped.get("message", "")
+    if message == "collection skipped":
+        message = str(ast.literal_eval(skipped.text or "")[2])
+    return message.removeprefix("Skipped: ")
 
 
-def told(counts: Counter[str]) -> str:
+def format_counts(counts: Counter[str]) -> str:
     """`12 passed, 1 skipped`."""
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "none ran"
 
@@ -197,8 +197,8 @@ def page(outcomes: list[Outcome]) -> str:
         ["---", *("---" for _ in outcomes)],
         *([name, *(each.facts[name] for each in outcomes)] for name in ("pyspark", "Java", "Python", *PACKAGES)),
         *([name, *("yes" if each.facts["has"][name] else "no" for each in outcomes)] for name in features),
-        *([f"tests: {area}", *(told(each.areas[area]) for each in outcomes)] for area in areas),
-        ["**all tests**", *(f"**{told(each.total)}**" for each in outcomes)],
+        *([f"tests: {area}", *(format_counts(each.areas[area]) for each in outcomes)] for area in areas),
+        ["**all tests**", *(f"**{format_counts(each.total)}**" for each in outcomes)],
     ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"""# Compatibility

@@ -22,7 +22,7 @@ SENT = [kind for kind in KINDS if kind is not PenstockError]
 WORDS = st.text("abc ü.:'[]/\n", max_size=1_500)
 
 
-def test_every_code_stands_for_one_class() -> None:
+def test_every_code_belongs_to_one_class() -> None:
     assert len({kind.code for kind in KINDS}) == len(KINDS) == 15
 
 
@@ -40,17 +40,17 @@ def test_an_error_survives_pickling_and_copying(kind: type[PenstockError]) -> No
     request_id=st.none() | st.text("0123456789abcdef", min_size=1, max_size=12),
     retry_after=st.none() | st.floats(0, 1e6),
 )
-def test_an_error_says_the_same_after_the_trip(
+def test_an_error_is_the_same_after_the_wire(
     kind: type[PenstockError], text: str, request_id: str | None, retry_after: float | None
 ) -> None:
     sent = to_flight(kind(text, request=request_id, retry_after=retry_after))
-    got = from_flight(sent)
-    assert type(got) is kind
-    assert (got.request, got.retry_after) == (request_id, retry_after)
+    received = from_flight(sent)
+    assert type(received) is kind
+    assert (received.request, received.retry_after) == (request_id, retry_after)
     assert len(str(sent)) <= 1_000
-    assert str(got).startswith(text[:900])
+    assert str(received).startswith(text[:900])
     if request_id:
-        assert f"[request {request_id}]" in str(got)
+        assert f"[request {request_id}]" in str(received)
 
 
 @pytest.mark.parametrize(("request_id", "end"), [(None, "x" * 24), ("0123456789ab", "[request 0123456789ab]")])
@@ -60,7 +60,7 @@ def test_a_long_text_is_cut_and_its_request_id_stays(request_id: str | None, end
     assert str(sent).endswith(end)
 
 
-class Raising(flight.FlightServerBase):
+class RaisingServer(flight.FlightServerBase):
     """Answers every action with the error that its body names."""
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
@@ -70,7 +70,7 @@ class Raising(flight.FlightServerBase):
 
 @pytest.fixture(scope="module")
 def wire() -> Iterator[flight.FlightClient]:
-    with Raising("grpc://127.0.0.1:0") as server, flight.connect(f"grpc://127.0.0.1:{server.port}") as client:
+    with RaisingServer("grpc://127.0.0.1:0") as server, flight.connect(f"grpc://127.0.0.1:{server.port}") as client:
         yield client
 
 
@@ -79,18 +79,18 @@ def wire() -> Iterator[flight.FlightClient]:
 def test_an_error_crosses_a_real_wire(wire: flight.FlightClient, kind: type[PenstockError], text: str) -> None:
     with pytest.raises(flight.FlightError) as raised:
         list(wire.do_action(flight.Action(kind.code, text.encode())))
-    got = from_flight(raised.value)
-    assert type(got) is kind
-    assert (got.request, got.retry_after) == ("r1", 0.5)
-    assert str(got) == f"{text[:976]} [request r1]"
+    received = from_flight(raised.value)
+    assert type(received) is kind
+    assert (received.request, received.retry_after) == ("r1", 0.5)
+    assert str(received) == f"{text[:976]} [request r1]"
 
 
-def test_a_server_that_is_not_there_is_unavailable() -> None:
+def test_an_absent_server_is_unavailable() -> None:
     with flight.connect("grpc://127.0.0.1:1") as client, pytest.raises(flight.FlightUnavailableError) as raised:
         list(client.do_action("health"))
-    got = from_flight(raised.value)
-    assert type(got) is Unavailable
-    assert str(got).startswith("failed to connect")
+    received = from_flight(raised.value)
+    assert type(received) is Unavailable
+    assert str(received).startswith("failed to connect")
 
 
 FOREIGN: list[tuple[Exception, type[PenstockError]]] = [
@@ -107,7 +107,7 @@ FOREIGN: list[tuple[Exception, type[PenstockError]]] = [
 
 
 @pytest.mark.parametrize(("error", "kind"), FOREIGN)
-def test_an_error_of_another_server_has_a_type_too(error: Exception, kind: type[PenstockError]) -> None:
+def test_errors_of_other_servers_have_a_type(error: Exception, kind: type[PenstockError]) -> None:
     assert type(from_flight(error)) is kind
 
 
@@ -118,17 +118,17 @@ EXTRAS: list[Any] = [
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: repr(extra[:20]))
-def test_extra_info_that_is_not_ours_is_left_alone(extra: bytes) -> None:
+def test_foreign_extra_info_is_ignored(extra: bytes) -> None:
     assert type(from_flight(flight.FlightServerError("what", extra_info=extra))) is Internal
 
 
-def test_fields_of_another_type_are_left_out() -> None:
+def test_fields_of_a_wrong_type_are_ignored() -> None:
     extra = json.dumps({"code": "full", "request": 7, "retry_after": "soon"}).encode()
-    got = from_flight(flight.FlightServerError("what", extra_info=extra))
-    assert (type(got), got.request, got.retry_after) == (StoreFull, None, None)
+    received = from_flight(flight.FlightServerError("what", extra_info=extra))
+    assert (type(received), received.request, received.retry_after) == (StoreFull, None, None)
 
 
-def test_what_leaves_the_server_has_code_request_and_retry_after_in_extra_info() -> None:
+def test_extra_info_has_code_request_and_retry_after() -> None:
     sent = to_flight(StoreFull("no room", request="r1", retry_after=5))
     assert isinstance(sent, flight.FlightUnavailableError)
     assert json.loads(sent.extra_info) == {"code": "full", "request": "r1", "retry_after": 5}

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "wire": GROUND,
     "rows": (*GROUND, "wire"),
     "store": BELOW,
-    "ledger": (*BELOW, "store", "queue"),
+    "ledger": (*BELOW, "store"),
     "queue": (*BELOW, "store", "ledger"),
     "flight_server": ("penstock", *BELOW, "store", "ledger", "queue"),
     "client": BELOW,
@@ -78,12 +78,12 @@ def wrong_imports(file: Path, source: str) -> list[str]:
         return [f"{file}: {room} has no row in ROOMS"]
     allowed = {room, *ROOMS[room], *ALSO.get(str(file), ())}
     package = ".".join(["penstock", *file.parts[:-1]])
-    found = []
+    wrong = []
     for each in imports_of(source, package):
         top = each.module.split(".")[0]
         if top == "tests" or (top == "penstock" and room_of(each.module) not in allowed):
-            found.append(f"penstock/{file}:{each.line}: {room} may not import {each.module}")
-    return found
+            wrong.append(f"penstock/{file}:{each.line}: {room} may not import {each.module}")
+    return wrong
 
 
 def python_files() -> list[Path]:
@@ -152,10 +152,10 @@ def test_imports_point_one_way() -> None:
         ("store/disk.py", "from .. import ledger"),
         ("queue/ledger.py", "def later():\n    from penstock.flight_server import server"),
         ("client.py", "from penstock.flight_server.server import Server"),
-        ("cli/look.py", "import penstock.flight_server.server"),
+        ("cli/ls.py", "import penstock.flight_server.server"),
         ("client.py", "from penstock.spark_plugin import write"),
         ("spark_plugin/write.py", "def later():\n    from penstock.flight_server import server"),
-        ("cli/look.py", "from penstock.spark_plugin.read import read"),
+        ("cli/ls.py", "from penstock.spark_plugin.read import read"),
         ("wire/paths.py", "from tests.kit import server"),
         ("novelty.py", ""),
     ],
@@ -186,8 +186,27 @@ def test_the_root_of_the_package_is_a_hall() -> None:
 
 def test_scripts_do_without_the_tests() -> None:
     sources = [(file, file.read_text()) for file in (ROOT / "scripts").rglob("*.py")]
-    found = [(file, each) for file, text in sources for each in imports_of(text, "")]
-    assert not [f"{file}:{each.line}" for file, each in found if each.module.split(".")[0] == "tests"]
+    imports = [(file, each) for file, text in sources for each in imports_of(text, "")]
+    assert not [f"{file}:{each.line}" for file, each in imports if each.module.split(".")[0] == "tests"]
+
+
+def test_test_modules_import_the_kit_alone() -> None:
+    """What two of them need is in tests/kit; chaos has its rig besides."""
+    wrong = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        room = file.relative_to(ROOT / "tests").parts[0]
+        for each in imports_of(file.read_text(), ""):
+            is_shared = each.module.startswith(("tests.kit.", "tests.chaos.") if room == "chaos" else "tests.kit.")
+            if each.module.startswith("tests.") and (not is_shared or ".test_" in each.module):
+                wrong.append(f"{file.relative_to(ROOT)}:{each.line} imports {each.module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_tests_are_short() -> None:
+    """A name is one plain clause of at most 60 characters; details go to the docstring."""
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "tests").rglob("*.py")]
+    names = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert not sorted(name for name in names if name.startswith("test_") and len(name) > 60)
 
 
 def test_queue_at_the_root_is_the_standard_librarys() -> None:
@@ -198,8 +217,8 @@ def test_queue_at_the_root_is_the_standard_librarys() -> None:
 
 
 def test_the_links_are_relative_and_lead_to_rooms() -> None:
-    found = {name: str((ROOT / name).readlink()) for name in LINKS if (ROOT / name).is_symlink()}
-    assert found == {name: f"penstock/{name}" for name in LINKS}
+    links = {name: str((ROOT / name).readlink()) for name in LINKS if (ROOT / name).is_symlink()}
+    assert links == {name: f"penstock/{name}" for name in LINKS}
     assert all((ROOT / "penstock" / name).is_dir() for name in LINKS)
 
 

@@ -1,1 +1,1 @@
-"""The command line, one file per family of verbs."""
+"""The command line: a file for each verb, and files for what verbs share."""

@@ -1,4 +1,4 @@
-"""The formats that files have, by name and by extension. Light: `--help` needs them, and no pyarrow."""
+"""The formats of files, by name and by extension. Without pyarrow, as `--help` needs them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ EXTENSIONS = {
 }  # fmt: skip
 
 
-def by_extension(file: str) -> str:
-    """The format that a file's name tells."""
+def format_by_extension(file: str) -> str:
+    """Return the format that a file's name tells."""
     extension = PurePath(file).suffix.lower()
     if extension in EXTENSIONS:
         return EXTENSIONS[extension]
@@ -24,10 +24,8 @@ def by_extension(file: str) -> str:
     raise InvalidRequest(f"{file}: the extension {extension!r} tells no format; {hint} (--format says it, too)")
 
 
-def by_beginning(head: bytes) -> str:
-    """The format of what begins so (a file of Arrow or a stream is found out on opening); anything else is CSV."""
-    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
-        return "arrow"
-    if head.startswith(b"PAR1"):
-        return "parquet"
+def format_by_head(head: bytes) -> str:
+    """Return the format of a file by its first bytes; CSV has none of its own. (Opening tells Arrow's two apart.)"""
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff", b"PAR1")):
+        return "parquet" if head.startswith(b"PAR1") else "arrow"
     return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"

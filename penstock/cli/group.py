@@ -1,7 +1,4 @@
-"""The command `penstock` itself: its help, its verbs, and the script that completes them.
-
-A new verb is a file, an import, and its place in the tuple below.
-"""
+"""The command `penstock`: its help, its verbs (a new one has a place in the last loop), and their completion."""
 
 from __future__ import annotations
 
@@ -11,12 +8,15 @@ import click
 from click.shell_completion import get_completion_class
 
 import penstock
-from penstock.cli.app import left_alone
+from penstock.cli.app import silence
+from penstock.cli.call import call
 from penstock.cli.doctor import doctor
-from penstock.cli.look import call, ls, show
-from penstock.cli.move import get, put, rm
+from penstock.cli.get import get
+from penstock.cli.invocation import example, shared_options
+from penstock.cli.ls import ls, show
+from penstock.cli.put import put
+from penstock.cli.rm import rm
 from penstock.cli.serve import serve
-from penstock.cli.session import example, shared
 from penstock.cli.top import top
 
 _EPILOG = """\b
@@ -40,8 +40,8 @@ _INSTALL = {
 }
 
 
-class InOrder(click.Group):
-    """Commands in the order of a first day, not of the alphabet."""
+class _Group(click.Group):
+    """Lists commands in the order of a first day, not of the alphabet."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -50,14 +50,13 @@ class InOrder(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # click would make 1 of it
-            raise click.exceptions.Exit(left_alone()) from None
+            raise click.exceptions.Exit(silence()) from None
 
 
 @click.group(
-    cls=InOrder, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(penstock.__version__, message="penstock %(version)s")
-@shared
 def cli() -> None:
     """Store datasets of Arrow batches in a Flight server, append to topics, and read both back.
 
@@ -66,11 +65,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, put, ls, show, get, rm, top, call, doctor):
-    cli.add_command(command)
-
-
-@cli.command(epilog=example(_INSTALL["bash"]), short_help="Print the script that lets a shell complete all this.")
+@click.command(epilog=example(_INSTALL["bash"]), short_help="Print the script that lets a shell complete all this.")
 @click.argument("shell", type=click.Choice([*_INSTALL]))
 def completion(shell: str) -> None:
     """Print the script that lets SHELL complete commands, options and paths."""
@@ -80,3 +75,8 @@ def completion(shell: str) -> None:
     if shell == "bash":  # a folder isn't the end of a path: no space after it
         script = script.replace("    return 0", '    [[ "${COMPREPLY[0]}" == */ ]] && compopt -o nospace\n    return 0')
     click.echo(f"# to install: {_INSTALL[shell]}\n{script}")
+
+
+cli.params += shared_options()
+for command in (serve, put, ls, show, get, rm, top, call, doctor, completion):
+    cli.add_command(command)

@@ -1,7 +1,8 @@
-"""The first rows of a dataset as a table that fits the terminal."""
+"""The first rows of a dataset or a topic as a table that fits the terminal."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,57 +14,53 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import tables, writing
+from penstock.cli import writers
 from penstock.client.client import Client
+from penstock.text import counted, cut, printable
 
-ROWS = 20
-"""What a bare `get` shows."""
-_GRID_ROWS = 1_000  # rows of one table: its columns are as wide as these need
-_LONGEST_CELL = 40
-_GAP = 2  # spaces between columns
+_ROWS = 20  # what `get` shows by itself
+_TABLE_ROWS = 1_000  # rows of one table: its columns are as wide as these need
+_CELL, _GAP = 40, 2  # characters of a cell, and between columns
 
 
-def show(client: Client, path: str, rows: int | None, asked: Mapping[str, Any]) -> None:
-    """The first rows of a dataset, and how many there are; all of those that were asked for, if they were."""
-    if "start" in asked:
-        total = client.info(path, **{**asked, "filter": None}).rows
+def show(client: Client, path: str, rows: int | None, selection: Mapping[str, Any]) -> None:
+    """Print the first rows, and how many there are."""
+    if "start" in selection:
+        total = client.info(path, **{**selection, "filter": None}).rows
     else:
         total = client.call("describe", {"path": path})["rows"]
-    limit = min(ROWS if rows is None else rows, total)
-    table = client.get(path, limit=limit, **asked).read_all()
+    limit = min(_ROWS if rows is None else rows, total)
+    table = client.get(path, limit=limit, **selection).read_all()
     hidden: list[str] = []
-    for start in range(0, max(1, table.num_rows), _GRID_ROWS):  # the heads alone if there is no row
+    for start in range(0, max(1, table.num_rows), _TABLE_ROWS):  # the heads alone if there is no row
         if start:
             click.echo()
-        hidden = _grid(table.slice(start, _GRID_ROWS))
+        hidden = _print(table.slice(start, _TABLE_ROWS))
     more = "; -n N shows more, -o FILE takes them all" if rows is None and limit == table.num_rows < total else ""
     click.secho(f"{table.num_rows:,} of {total:,} rows{more}", dim=True, err=True)
     if hidden:
-        room = f"no room for {tables.counted(len(hidden), 'more column')}: "
-        click.secho(f"{room}{tables.cut(', '.join(hidden), 200)}; -c A,B chooses", dim=True, err=True)
+        names = cut(", ".join(hidden), 200)
+        click.secho(f"no room for {counted(len(hidden), 'more column')}: {names}; -c A,B chooses", dim=True, err=True)
 
 
-def _grid(table: pa.Table) -> list[str]:
-    """Print the rows, long cells cut; the names of the columns that had no room."""
+def _print(table: pa.Table) -> list[str]:
+    """Print the rows, long cells cut; return the names of the columns that had no room."""
+    width = shutil.get_terminal_size().columns
     grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
-    room = tables.width() + _GAP
-    names = [tables.cut(tables.printable(name), _LONGEST_CELL) for name in table.column_names]
-    shown: list[list[Text]] = []
+    room = width + _GAP
+    names = [cut(printable(name), _CELL) for name in table.column_names]
+    columns: list[list[Text]] = []
     for name, column in zip(names, table.columns, strict=True):
-        kind = tables.cut(str(column.type), max(len(name), 16))
-        cells = [_cell(text) for text in writing.cells(column)]
-        room -= max(cell_len(text) for text in (name, kind, *(cell.plain for cell in cells))) + _GAP
-        if shown and room < 0:
+        kind = cut(str(column.type), max(len(name), 16))
+        texts = [None if text is None else cut(printable(text), _CELL) for text in writers.cells(column)]
+        room -= max(map(cell_len, (name, kind, *(text or "null" for text in texts)))) + _GAP
+        if columns and room < 0:
             break
-        head = Text.assemble((name, "bold"), "\n", (kind, "dim"))
         number = types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type)
+        head = Text.assemble((name, "bold"), "\n", (kind, "dim"))
         grid.add_column(head, justify="right" if number else "left", no_wrap=True)
-        shown.append(cells)
-    for row in zip(*shown, strict=True):
+        columns.append([Text("null", "dim") if text is None else Text(text) for text in texts])
+    for row in zip(*columns, strict=True):
         grid.add_row(*row)
-    Console(width=tables.width(), highlight=False).print(grid)
-    return names[len(shown) :]
-
-
-def _cell(text: str | None) -> Text:
-    return Text("null", "dim") if text is None else Text(tables.cut(tables.printable(text), _LONGEST_CELL))
+    Console(width=width, highlight=False).print(grid)
+    return names[len(columns) :]

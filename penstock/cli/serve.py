@@ -1,4 +1,4 @@
-"""`serve`: run a server. Parses, and leaves the rest to the server's own life cycle."""
+"""`serve`: run a server. It parses the options; the server's own life cycle does the rest."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli import session
+from penstock.cli.invocation import example
 from penstock.errors import InvalidRequest
 from penstock.text import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.flight_server.config import Settings
+    from penstock.flight_server.config import ServerConfig
 
-_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LEVELS = click.Choice(("debug", "info", "warning", "error"))
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LISTEN = "Where Flight clients connect: grpc:// or grpc+tls://host:port.  [default: grpc://127.0.0.1:8815]"
 _HTTP = "For /healthz /readyz /metrics, or 'off'.  [default: 127.0.0.1:8816]"
@@ -29,26 +30,26 @@ _DRAIN = "What running calls get when the server is told to stop.  [default: 30s
 _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
 
 
-def seconds(text: str) -> float:
-    """30, 90s, 30m, 12h or 2d."""
-    for said in (text, f"{text}s"):
-        if (found := parse_duration(said)) is not None:
-            return found
-    raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
+def _duration(text: str) -> float:
+    """Parse 30, 90s, 30m, 12h or 2d."""
+    seconds = parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
+    if seconds is None:
+        raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
+    return seconds
 
 
-def size(text: str) -> int:
-    """512MB or 2GiB."""
+def _size(text: str) -> int:
+    """Parse 512MB or 2GiB."""
     from penstock.store.open import parse_bytes
 
     try:
         return parse_bytes(text)
-    except InvalidRequest as wrong:
-        raise click.BadParameter(str(wrong)) from wrong
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command(
-    epilog=session.example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"),
+    epilog=example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"),
     short_help="Run a server.",
     context_settings={"auto_envvar_prefix": "PENSTOCK"},  # an option's variable is PENSTOCK_ and its name
 )
@@ -57,50 +58,48 @@ def size(text: str) -> int:
 @click.option("--store", metavar="URL", help=_STORE)
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help=_DATA)
 @click.option("--advertise", metavar="URL", help=_ADVERTISE)
-@click.option("--memory-limit", type=lambda text: text if text == "off" else size(text), metavar="SIZE", help=_MEMORY)
-@click.option("--ticket-life", type=seconds, metavar="TIME", help=_LIFE)
-@click.option("--quota", type=size, metavar="SIZE", help="Bytes that the store may hold.")
-@click.option("--drain", type=seconds, metavar="TIME", help=_DRAIN)
+@click.option("--memory-limit", type=lambda text: text if text == "off" else _size(text), metavar="SIZE", help=_MEMORY)
+@click.option("--ticket-life", type=_duration, metavar="TIME", help=_LIFE)
+@click.option("--quota", type=_size, metavar="SIZE", help="Bytes that the store may hold.")
+@click.option("--drain", type=_duration, metavar="TIME", help=_DRAIN)
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
-@click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The log goes to stderr."
-)
-def serve(*, log_level: str, **given: Any) -> int:
+@click.option("--log-level", type=_LEVELS, default="info", show_default=True, help="The log goes to stderr.")
+def serve(*, log_level: str, **options: Any) -> int:
     """Run a server until SIGTERM or Ctrl-C; it lets running calls end. The exit code is 3 if some were cut off.
 
     Every option is also a variable: --listen is PENSTOCK_LISTEN, --memory-limit PENSTOCK_MEMORY_LIMIT.
     """
-    from penstock.flight_server import lifecycle
+    try:
+        from penstock.flight_server import lifecycle
+    except ImportError as missing:  # of an extra, with the cure
+        raise InvalidRequest(str(missing)) from missing
 
-    settings = _settings(**given)
+    settings = _settings(**options)
     settings.check()
     lifecycle.lean_memory()
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
     return lifecycle.run(settings)
 
 
-def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **given: Any) -> Settings:
-    """The server's settings; what wasn't given has its default there."""
-    from penstock.flight_server.config import Settings
-    from penstock.flight_server.limits import Limits
+def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **options: Any) -> ServerConfig:
+    """Return the server's settings; an absent option has its default there."""
+    from penstock.flight_server.config import ServerConfig
+    from penstock.flight_server.limits import ServerLimits
     from penstock.store.open import physical_memory
 
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if chosen.get("http") == "off":
-        chosen["http"] = None
-    if "data" in chosen:
-        chosen["data"] = chosen["data"].expanduser()  # no shell has done it for PENSTOCK_DATA
-    memory = memory_limit or physical_memory() // 2
+    present = {name: value for name, value in options.items() if value is not None}
+    if present.get("http") == "off":
+        present["http"] = None
+    if "data" in present:
+        present["data"] = present["data"].expanduser()  # no shell has done it for PENSTOCK_DATA
     for text in limit:
         if "=" not in text:
             raise InvalidRequest(f"--limit {text!r}: expected NAME=VALUE, such as streams=32")
-    most = None if isinstance(memory, str) else memory
-    limits = Limits() if most is None else Limits().within(most)
-    named = dict(text.split("=", 1) for text in limit)
-    return Settings(**chosen, memory_limit=most, limits=limits.changed(named))
+    memory = None if memory_limit == "off" else int(memory_limit or physical_memory() // 2)
+    limits = ServerLimits() if memory is None else ServerLimits().within(memory)
+    limits = limits.changed(dict(text.split("=", 1) for text in limit))
+    return ServerConfig(**present, memory_limit=memory, limits=limits)

@@ -20,7 +20,7 @@ from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import Action, AnswerT, RequestT
 from penstock.wire.paths import is_topic
-from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
@@ -86,6 +86,25 @@ class Client:
         """
         check_path(path)
         return put.put(self.connection, path, data, mode=mode, run=run, schema=schema)
+
+    def create_topic(
+        self,
+        path: str,
+        schema: pa.Schema,
+        *,
+        key: str | None = None,
+        shards: int | None = None,
+        keep_seconds: float | None = None,
+        keep_bytes: int | None = None,
+    ) -> None:
+        """Make an empty topic; of one that exists change what it keeps.
+
+        Rows with equal values in the column `key` stay in one shard, in order. There are 4 shards with a key and 1
+        without, unless `shards` says otherwise. Rows are removed after `keep_seconds` (24 hours), the oldest ones
+        beyond `keep_bytes` earlier; not before every live consumer has committed them.
+        """
+        check_path(path)
+        put.create_topic(self.connection, path, schema, TopicOptions(key, shards, keep_seconds, keep_bytes))
 
     def writer(self, path: str, schema: pa.Schema, *, mode: Mode = "error", run: str | None = None) -> Writer:
         """Return a writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 from penstock.client.connection import Connection, translate_errors
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
 from penstock.rows import slices
-from penstock.wire.put import Mode, PutCommand, Receipt, Trailer
+from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions, Trailer
 
 _REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -123,6 +123,12 @@ class Writer:
 def open_attempt(connection: Connection, ticket: str, schema: pa.Schema) -> Writer:
     """Open one of many attempts of an open write; wait while the server has no room."""
     return connection.retry(lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema))
+
+
+def create_topic(connection: Connection, path: str, schema: pa.Schema, options: TopicOptions) -> None:
+    """Make an empty topic by a put without rows, or change what an existing one keeps."""
+    command = PutCommand(uuid.uuid4().hex, path=path, create=options)
+    connection.retry(lambda: Writer(connection, command, schema).close())
 
 
 def put(

@@ -1,4 +1,4 @@
-"""What a server is told at its start."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.errors import InvalidRequest
-from penstock.flight_server.gate import read_token
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 
 DEFAULT_LISTEN = "grpc://127.0.0.1:8815"
 DEFAULT_HTTP = "127.0.0.1:8816"
 
 
 def default_data() -> Path:
-    """The user's data folder for penstock (XDG)."""
+    """Return the user's data folder for penstock (XDG)."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "penstock"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """`penstock serve --help` says what each is for."""
+class ServerConfig:
+    """`penstock serve --help` explains each setting."""
 
     data: Path = field(default_factory=default_data)
     listen: str = DEFAULT_LISTEN
@@ -35,39 +34,50 @@ class Settings:
     memory_limit: int | None = None
     """Bytes of private memory (RLIMIT_DATA): bounds what a batch expands to before a handler sees it. Not maps."""
     ticket_life: float = 12 * 3600
-    """Seconds for which a read ticket is good, and for which deleted bytes that it names stay."""
+    """Seconds for which a read ticket is valid, and for which the bytes that it names stay readable after a delete."""
     drain: float = 30
-    """Seconds that running calls get at the end."""
+    """Seconds that running calls have when the server stops."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     token_file: Path | None = None
     insecure: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     watch_every: float = 1.0
+    """Seconds between looks for puts that are silent."""
 
     def check(self) -> None:
-        """Refuse what can't be meant, before anything is opened."""
-        where = urlsplit(self.listen)
-        if where.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or where.hostname is None or where.port is None:
+        """Reject settings that can't be meant, before anything is opened."""
+        url = urlsplit(self.listen)
+        if url.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or url.hostname is None or url.port is None:
             raise InvalidRequest(f"--listen {self.listen!r}: expected grpc://host:port or grpc+tls://host:port")
-        if (where.scheme == "grpc+tls") != (self.tls_cert is not None and self.tls_key is not None):
+        if (url.scheme == "grpc+tls") != (self.tls_cert is not None and self.tls_key is not None):
             raise InvalidRequest("TLS needs all of --listen grpc+tls://…, --tls-cert and --tls-key")
         if self.http is not None and not (self.insecure or is_loopback(self.http_address()[0])):
             raise InvalidRequest(
-                f"--http {self.http} is open to other machines, and has neither TLS nor token: keep it on loopback, or "
-                "say --insecure where everybody may see the figures"
+                f"--http {self.http} is open to other machines, without TLS and token: listen on loopback, or say "
+                "--insecure if everybody may see the metrics"
             )
-        protected = where.scheme == "grpc+tls" and self.token_file is not None
-        if not (protected or self.insecure or is_loopback(where.hostname)):
+        protected = url.scheme == "grpc+tls" and self.token_file is not None
+        if not (protected or self.insecure or is_loopback(url.hostname)):
             raise InvalidRequest(
                 f"--listen {self.listen} is open to other machines: it needs TLS (grpc+tls://, --tls-cert, --tls-key) "
-                "and --token-file. On a network where everybody may read and write all data, say --insecure"
+                "and --token-file; or say --insecure if everybody on the network may read and write all data"
             )
 
     @property
     def token(self) -> str | None:
-        """The bearer token, from its file."""
-        return read_token(self.token_file) if self.token_file else None
+        """The bearer token, from its file: one line, readable by its owner alone."""
+        if self.token_file is None:
+            return None
+        text = self.token_file.read_text().strip()
+        if len(text) < 16:
+            raise InvalidRequest(
+                f"the token in {self.token_file} has {len(text)} characters, at least 16 are needed: make one with "
+                "openssl rand -hex 32"
+            )
+        if self.token_file.stat().st_mode & 0o077:
+            raise InvalidRequest(f"the token in {self.token_file} can be read by others: chmod 600 {self.token_file}")
+        return text
 
     @property
     def tls_certificates(self) -> list[tuple[bytes, bytes]] | None:
@@ -77,21 +87,21 @@ class Settings:
         return [(self.tls_cert.read_bytes(), self.tls_key.read_bytes())]
 
     def reached_at(self, port: int) -> str | None:
-        """The address that endpoints tell: --advertise, or where the server listens; none if that is everywhere."""
+        """Return the address that endpoints name: --advertise, or the one listened to unless that is every address."""
         if self.advertise is not None:
             return self.advertise
-        where = urlsplit(self.listen)
-        host = where.hostname or ""
+        url = urlsplit(self.listen)
+        host = url.hostname or ""
         if host in ("0.0.0.0", "::"):  # noqa: S104  # compared with, not bound to
             return None
-        scheme = "grpc+tls" if where.scheme == "grpc+tls" else "grpc+tcp"
+        scheme = "grpc+tls" if url.scheme == "grpc+tls" else "grpc+tcp"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def http_address(self) -> tuple[str, int]:
-        """Host and port for HTTP."""
-        found = urlsplit(f"//{self.http}")
+        """Return host and port for HTTP."""
+        url = urlsplit(f"//{self.http}")
         try:
-            host, port = found.hostname, found.port
+            host, port = url.hostname, url.port
         except ValueError:
             host = port = None
         if host is None or port is None:
@@ -100,7 +110,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

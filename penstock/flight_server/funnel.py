@@ -19,18 +19,18 @@ _T = TypeVar("_T")
 
 @contextmanager
 def funnel(call: Call) -> Iterator[None]:
-    """Around a handler. No traceback, file path or secret reaches the caller; the request id finds them in the log."""
+    """Translate a handler's error. No traceback, file path or secret reaches the caller; the request id finds them."""
     try:
         yield
     except Exception as error:
-        known = _known(error, call)
+        known = _translate(error, call)
         known.request = call.id
         call.code = known.code
         raise to_flight(known) from None
 
 
 def funnelled(call: Call, stream: Iterable[_T]) -> Iterator[_T]:
-    """Around a stream, whose errors come after its handler has returned."""
+    """Translate the errors of a stream, which come after its handler has returned."""
     with funnel(call):
         yield from stream
 
@@ -38,15 +38,15 @@ def funnelled(call: Call, stream: Iterable[_T]) -> Iterator[_T]:
 class Frameless(Exception):
     """An error of get_schema, the one verb whose Flight errors pyarrow sends as Python's, traceback and all.
 
-    This one can't be formatted, and so its text goes out alone.
+    This one can't be formatted, and so its text is sent alone.
     """
 
     @property
-    def __cause__(self) -> BaseException | None:  # type: ignore[override]  # what makes a traceback asks for it first
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]  # a traceback begins with reading this
         raise AttributeError
 
 
-def _known(error: Exception, call: Call) -> PenstockError:
+def _translate(error: Exception, call: Call) -> PenstockError:
     if isinstance(error, PenstockError):
         log.info("%s %s: %s: %s", call.id, call.verb, error.code, error)
         return error
@@ -56,7 +56,7 @@ def _known(error: Exception, call: Call) -> PenstockError:
             "the call needs more memory than this server may take: send smaller batches, or raise --memory-limit"
         )
     if isinstance(error, flight.FlightCancelledError):
-        log.info("%s %s: the caller went away", call.id, call.verb)
-        return Internal("the caller went away")
+        log.info("%s %s: the caller cancelled", call.id, call.verb)
+        return Internal("the caller cancelled")
     log.error("%s %s failed", call.id, call.verb, exc_info=error)
-    return Internal("penstock failed at this call; its log has the cause under the request id")
+    return Internal("this call failed inside penstock; the server's log has the cause under the request id")

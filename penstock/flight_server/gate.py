@@ -1,4 +1,4 @@
-"""Who may call: the token, the count of open calls, and a call's id, before any handler runs."""
+"""The gate: checks the token, counts open calls and numbers them, before any handler runs."""
 
 from __future__ import annotations
 
@@ -8,47 +8,40 @@ import hmac
 import itertools
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Literal
 
 import pyarrow.flight as flight
 
-from penstock.errors import Denied, InvalidRequest, PenstockError, to_flight
-from penstock.flight_server.limits import Streams
+from penstock.errors import Denied, PenstockError, Unavailable, to_flight
 from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.tickets import WriteTicket
 
 log = logging.getLogger("penstock")
 _STREAMS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
 _UPWARD = {flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
-"""Their handlers begin at the first message from the caller, and wait for it without end."""
-_OLD_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, flight.FlightMethod.HANDSHAKE}
-"""Let in while the server drains: a write whose puts are over may still be finished."""
-_VERBS = {method: (method.name.lower(), method in _STREAMS, method not in _OLD_WORK) for method in flight.FlightMethod}
-"""By method: its name here, whether it is a stream, whether it begins new work."""
+"""Methods whose handler starts at the first message from the caller, and waits for it without end."""
+_ENDS_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, flight.FlightMethod.HANDSHAKE}
+"""Methods that are admitted while the server drains: a write whose puts are done may still be finished."""
+_VERBS = {method: (method.name.lower(), method in _STREAMS, method not in _ENDS_WORK) for method in flight.FlightMethod}
+"""By method: its name here, whether it is a stream, whether it starts new work."""
 KEY = "access"
-
-
-def read_token(file: Path) -> str:
-    """The token in a file: one line, and nobody else may read it."""
-    text = file.read_text().strip()
-    if len(text) < 16:
-        raise InvalidRequest(
-            f"the token in {file} has {len(text)} characters: at least 16 are needed (openssl rand -hex 32)"
-        )
-    if file.stat().st_mode & 0o077:
-        raise InvalidRequest(f"the token in {file} can be read by others: chmod 600 {file}")
-    return text
+"""The name of the middleware."""
 
 
 class Call(flight.ServerMiddleware):
-    """One call: who makes it, its id in errors and log, and what it came to."""
+    """One call: whether its caller is known, its id in errors and log, and how it ended."""
+
+    ticket: WriteTicket
+    """The write ticket of an action that needs one; `actions` sets it before the handler runs."""
 
     def __init__(self, gate: Gate, verb: str, *, stream: bool, known: bool, unheard: bool, answer_token: bool) -> None:
         self.id = gate.next_id()
         self.verb = verb
         self.known = known
-        """Whether the caller showed the token; without one configured everybody is known."""
+        """Whether the caller has the token; true for everybody if the server has none."""
         self.code: str | None = None
         self._gate = gate
         self._stream = stream
@@ -57,30 +50,30 @@ class Call(flight.ServerMiddleware):
         self._began = time.perf_counter()
 
     def heard(self) -> None:
-        """Its handler begins, which checks a stranger's ticket first."""
+        """Note that the first message has come: the handler runs, and checks the ticket of a caller without token."""
         if self._unheard:
             self._unheard = False
             self._gate.streams.heard()
 
-    def must_be_known(self) -> None:
-        """Refuse a caller who has only tickets, or nothing."""
+    def check_known(self) -> None:
+        """Reject a caller without the token."""
         if not self.known:
             raise Denied("this call needs the server's token: set PENSTOCK_TOKEN, or pass token=")
 
     def sending_headers(self) -> dict[str, str]:
-        """After a login by name and password, the bearer token to go on with, as ADBC and JDBC do."""
+        """Return the bearer token after a login by name and password, as ADBC and JDBC expect."""
         return {"authorization": f"Bearer {self._gate.token}"} if self._answer_token else {}
 
     def call_completed(self, exception: BaseException | None) -> None:
-        """The last word of every call that was let in."""
+        """Count the call out; pyarrow calls this once for every call that was admitted."""
         self.heard()
         self._gate.streams.leave(stream=self._stream)
         code = self.code or ("internal" if exception else None)
-        self._gate.metrics.called(self.verb, time.perf_counter() - self._began, code)
+        self._gate.metrics.call_ended(self.verb, time.perf_counter() - self._began, code)
 
 
 class Gate(flight.ServerMiddlewareFactory):
-    """Lets calls in, or refuses them."""
+    """Admits calls, or refuses them."""
 
     def __init__(self, token: str | None, streams: Streams, metrics: Metrics) -> None:
         self.token = token
@@ -90,36 +83,36 @@ class Gate(flight.ServerMiddlewareFactory):
         self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """An id that the caller's error and the log share."""
+        """Return a new id, which the caller's error and the log share."""
         return f"{self._prefix}-{next(self._numbers):x}"
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> Call:
-        """1. Who is it? 2. Is there room? Errors here are clean: no handler has run."""
+        """Check the token, then the number of open calls. Errors here are clean: no handler has run."""
         verb, stream, is_new_work = _VERBS[info.method]
         try:
-            known, by_password = self._check(headers)
+            known, by_password = self._check_token(headers)
             unheard = not known and info.method in _UPWARD
             self.streams.enter(stream=stream, is_new_work=is_new_work, unheard=unheard)
         except PenstockError as refused:
             refused.request = self.next_id()
             log.info("%s %s: %s: %s", refused.request, verb, refused.code, refused)
-            self.metrics.called(verb, 0.0, refused.code)
+            self.metrics.call_ended(verb, 0.0, refused.code)
             raise to_flight(refused) from None
         return Call(self, verb, stream=stream, known=known, unheard=unheard, answer_token=by_password)
 
-    def _check(self, headers: Mapping[str, list[str]]) -> tuple[bool, bool]:
-        """Whether the caller is known, and whether by password. No header at all is left to the handlers: tickets."""
+    def _check_token(self, headers: Mapping[str, list[str]]) -> tuple[bool, bool]:
+        """Return whether the caller is known, and whether by password. Without a header, handlers look for a ticket."""
         if self.token is None:
             return True, False
-        given = next(
+        header = next(
             (values[0] for name, values in headers.items() if name.lower() == "authorization" and values), None
         )
-        if given is None:
+        if header is None:
             return False, False
-        scheme, _, value = given.partition(" ")
+        scheme, _, value = header.partition(" ")
         by_password = scheme.lower() == "basic"
-        shown = _password(value) if by_password else value
-        if not hmac.compare_digest(shown.encode(), self.token.encode()):
+        token = _password(value) if by_password else value
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
             raise Denied("the token is wrong")
         return True, by_password
 
@@ -128,17 +121,88 @@ class OpenHandshake(flight.ServerAuthHandler):
     """Lets Handshake through to the middleware: without a handler Arrow answers it with UNIMPLEMENTED."""
 
     def authenticate(self, outgoing: object, incoming: object) -> None:
-        """The middleware has looked at the headers already."""
+        """Do nothing: the middleware has checked the headers already."""
 
     def is_valid(self, token: bytes) -> bytes:
-        """Every call; the middleware decides."""
+        """Accept every call; the middleware decides."""
         return b""
 
 
+class Streams:
+    """Counts the open calls; refuses those above the limits, all before the start, and new work in the drain."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._unheard_limit = max(1, limit // 2)
+        """Calls of callers without the token that have sent nothing: at most half of all, but always one, as a task's
+        put is one for milliseconds."""
+        self._changed = threading.Condition()  # all that follows
+        self.state: Literal["starting", "serving", "draining"] = "starting"
+        self.open_streams = 0
+        self.unheard = 0
+        self._calls = 0
+
+    def enter(self, *, stream: bool, is_new_work: bool, unheard: bool = False) -> None:
+        """Count a call that begins; Unavailable if it may not.
+
+        `unheard` marks a call without the token until `heard`. Such a do_put may send nothing and never reach its
+        handler; pyarrow does not tell its address before the first message, so it can't be cut, only counted.
+        """
+        with self._changed:
+            if self.state == "starting" or (self.state == "draining" and is_new_work):
+                raise not_serving()
+            if stream and self.open_streams >= self._limit:
+                raise Unavailable(
+                    f"the server has {self.open_streams} open streams, its limit: try again, or serve "
+                    "--limit streams=…",
+                    retry_after=0.5,
+                )
+            if unheard and self.unheard >= self._unheard_limit:
+                raise Unavailable(
+                    f"{self.unheard} calls without the server's token have sent nothing yet, the limit: "
+                    "try again, or set the token",
+                    retry_after=0.5,
+                )
+            self._calls += 1
+            self.open_streams += stream
+            self.unheard += unheard
+
+    def heard(self) -> None:
+        """Note that the first message of an unheard call has come, or that the call has ended."""
+        with self._changed:
+            self.unheard -= 1
+
+    def leave(self, *, stream: bool) -> None:
+        """Count out a call that was admitted."""
+        with self._changed:
+            self._calls -= 1
+            self.open_streams -= stream
+            self._changed.notify_all()
+
+    def admit(self) -> None:
+        """Admit calls: the server is ready."""
+        with self._changed:
+            self.state = "serving"
+
+    def drain(self, deadline: float) -> int:
+        """Refuse new work and wait for the calls that run; return how many still run after `deadline` seconds."""
+        with self._changed:
+            self.state = "draining"
+            give_up = time.monotonic() + deadline
+            while self._calls and (left := give_up - time.monotonic()) > 0:
+                self._changed.wait(min(left, 0.5))  # else a second signal to another thread is noticed only at the end
+            return self._calls
+
+
+def not_serving() -> Unavailable:
+    """Return the refusal of new work while the server starts or stops."""
+    return Unavailable("the server is starting or shutting down: try again in a moment", retry_after=2)
+
+
 def _password(value: str) -> str:
-    """The password of a Basic header; the user's name may be anything."""
+    """Return the password of a Basic header; the user's name is ignored."""
     try:
-        padded = value.rstrip("=") + "=" * (-len(value.rstrip("=")) % 4)  # Go's clients, ADBC too, send it without
+        padded = value.rstrip("=") + "=" * (-len(value.rstrip("=")) % 4)  # Go's clients, also ADBC, send no padding
         return base64.b64decode(padded, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""

@@ -1,60 +1,62 @@
-"""do_get: a run of parts goes out, as its ticket says."""
+"""do_get: a run of parts is sent, as its ticket says."""
 
 from __future__ import annotations
 
-import base64
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.flight_server.columns import with_places
 from penstock.flight_server.funnel import funnelled
 from penstock.flight_server.gate import Call
-from penstock.flight_server.tickets import ReadTicket, Signer
-from penstock.rows import slices
+from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.selection import with_meta
+from penstock.flight_server.state import State
+from penstock.flight_server.tickets import ReadTicket
+from penstock.rows import schemas, slices
 from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
-from penstock.store.payloads import SplitPayloadStore
 
 _WORTH_SENDING = 1 << 20
-Moved = Callable[[int, int], None]
-"""Told the rows and bytes of each part that goes out."""
+"""Bytes of filtered rows that are sent together."""
 
 
-def get(call: Call, raw: bytes, store: SplitPayloadStore, signer: Signer, moved: Moved) -> flight.FlightDataStream:
-    """The stream that a ticket names.
+def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
+    """Return the stream that a ticket names.
 
-    1. The ticket is ours and not over. 2. Every byte of a part is as it was written, looked at before its first row
-    leaves; a part that is lost ends the stream with an error. 3. Whole parts leave in C++, only what is cut, widened or
-    filtered passes through Python, batch by batch.
+    1. Check the ticket: signed by this server, and not expired. 2. Open the parts: every byte of a part is verified
+    before its first row is sent; a part that is lost ends the stream with an error. 3. Whole parts are sent in C++;
+    rows that are cut, widened or filtered pass through Python, batch by batch.
     """
-    ticket = signer.open_read(raw, now=time.time())  # 1.
-    first = store.open(ticket.get[0])  # 2.
-    if len(ticket.get) == 1 and ticket.is_of_whole_parts:
-        moved(first.rows, first.bytes)
+    ticket = state.signer.open_read(raw, now=time.time())  # 1.
+    first = state.store.open(ticket.get[0])  # 2.
+    if len(ticket.get) == 1 and ticket.names_parts_as_stored and ticket.rows is None:
+        state.metrics.moved("out", first.rows, first.bytes)
         return flight.RecordBatchStream(first.reader(ticket.columns))  # 3.
-    whole = _schema(ticket, first)
-    schema = slices.select(whole, ticket.columns)
-    cut = _cut(ticket, chain((first,), map(store.open, ticket.get[1:])))
+    available = _schema(ticket, first)
+    schema = slices.select(available, ticket.columns)
+    cuts = _cuts(ticket, chain((first,), map(state.store.open, ticket.get[1:])))
     if ticket.filter is not None:
-        return flight.GeneratorStream(schema, funnelled(call, _kept(ticket.filter, whole, ticket, cut, moved)))
-    return flight.GeneratorStream(schema, funnelled(call, _streams(ticket, schema, cut, moved)))
+        rows: Iterator[flight.RecordBatchStream | pa.Table] = _filtered(
+            ticket.filter, available, ticket, cuts, state.metrics
+        )
+    else:
+        rows = _streams(ticket, schema, cuts, state.metrics)
+    return flight.GeneratorStream(schema, funnelled(call, rows))
 
 
 def _schema(ticket: ReadTicket, first: OpenPart) -> pa.Schema:
-    held = first.schema
-    if ticket.schema is not None:
-        held = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ticket.schema)))
-    return held if ticket.skip is None and ticket.shard is None and ticket.since is None else with_places(held)
+    """Return the columns that may be sent."""
+    stored = first.schema if ticket.schema is None else schemas.decode(ticket.schema)
+    return stored if ticket.skip is None and ticket.shard is None and ticket.since is None else with_meta(stored)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The rows of a part that its ticket names, and what the server knows of them."""
+    """The rows of a part that its ticket names, and what the server adds to them."""
 
     part: OpenPart
     skip: int
@@ -64,23 +66,23 @@ class _Cut:
     since: float | None
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """These rows, in this schema: columns that came later are null, the server's own are added. No copy."""
-        held = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
-        at = self.skip
-        for batch in slices.rows_of(self.part.reader(held), self.skip, self.rows):
-            yield pa.RecordBatch.from_arrays([self._column(field, batch, at) for field in schema], schema=schema)
-            at += batch.num_rows
+        """Read these rows in this schema: columns that were added later are null, the server's own are filled in."""
+        names = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
+        row = self.skip
+        for batch in slices.rows_of(self.part.reader(names), self.skip, self.rows):
+            yield pa.RecordBatch.from_arrays([self._column(field, batch, row) for field in schema], schema=schema)
+            row += batch.num_rows
 
-    def is_all(self) -> bool:
-        """Whether these are all rows of the part."""
+    def is_whole(self) -> bool:
+        """Return whether these are all rows of the part."""
         return (self.skip, self.rows) == (0, self.part.rows)
 
-    def _column(self, field: pa.Field, batch: pa.RecordBatch, at: int) -> pa.Array:
+    def _column(self, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         index = batch.schema.get_field_index(field.name)
         if index >= 0:
             return batch.column(index)
         if field.name == "_offset" and self.offset is not None:
-            start = self.offset + at - self.skip
+            start = self.offset + row - self.skip
             return pa.arange(start, start + batch.num_rows)  # type: ignore[attr-defined]  # the stubs lack it
         if field.name == "_shard" and self.shard is not None:
             return pa.repeat(pa.scalar(self.shard, field.type), batch.num_rows)
@@ -89,10 +91,8 @@ class _Cut:
         return pa.nulls(batch.num_rows, field.type)
 
 
-def _cut(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
+def _cuts(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
     skip, left, offset = ticket.skip or 0, ticket.rows, ticket.offset
-    if ticket.filter is None and left is None:
-        left = ticket.limit
     for number, part in enumerate(parts):
         rows = part.rows - skip if left is None else min(left, part.rows - skip)
         yield _Cut(part, skip, rows, ticket.shard, offset, ticket.since[number] if ticket.since else None)
@@ -102,45 +102,47 @@ def _cut(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
 
 
 def _streams(
-    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], moved: Moved
+    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], metrics: Metrics
 ) -> Iterator[flight.RecordBatchStream | pa.Table]:
-    """Each part as a stream that C++ runs; what is cut, widened or given more columns, batch by batch."""
-    as_it_is = (ticket.schema, ticket.shard, ticket.since) == (None, None, None)
+    """Send each part as a stream that C++ runs; parts that are cut, or get more columns, batch by batch."""
+    as_stored = (ticket.schema, ticket.shard, ticket.since) == (None, None, None)
     for cut in cuts:
-        moved(cut.rows, cut.part.bytes)
-        if as_it_is and cut.is_all():
+        metrics.moved("out", cut.rows, cut.part.bytes)
+        if as_stored and cut.is_whole():
             yield flight.RecordBatchStream(cut.part.reader(ticket.columns))
         else:
             for batch in cut.batches(schema):
-                yield pa.Table.from_batches([batch])  # a bare batch would leave without its dictionaries
+                yield pa.Table.from_batches([batch])  # a bare batch would be sent without its dictionaries
 
 
-def _kept(text: str, whole: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut], moved: Moved) -> Iterator[pa.Table]:
-    """The rows that a filter keeps, at most the ticket's limit.
+def _filtered(
+    text: str, available: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut], metrics: Metrics
+) -> Iterator[pa.Table]:
+    """Send the rows that a filter keeps, at most the ticket's limit.
 
-    A part is filtered at once. The few rows that are left of several leave together: 1 % of 8 MiB in a message of its
-    own would cost a reader more than the rows do.
+    A part is filtered at once. The few rows that it leaves of several parts are sent together: 1 % of 8 MiB in a
+    message of its own would cost a reader more than the rows do.
     """
-    wanted = parse_filter(text, whole)
-    names = wanted.needed(whole, ticket.columns)
-    needed = slices.select(whole, names)
+    wanted = parse_filter(text, available)
+    names = wanted.needed(available, ticket.columns)
+    needed = slices.select(available, names)
     left, waiting, size = ticket.limit, [], 0
     for cut in cuts:
-        found = wanted.kept(pa.Table.from_batches(cut.batches(needed), needed))
-        found = found.select(ticket.columns or names).slice(0, left)
-        moved(found.num_rows, found.nbytes)
-        left = None if left is None else left - found.num_rows
-        waiting.append(found)
-        size += found.nbytes
+        kept = wanted.kept(pa.Table.from_batches(cut.batches(needed), needed))
+        kept = kept.select(ticket.columns or names).slice(0, left)
+        metrics.moved("out", kept.num_rows, kept.nbytes)
+        left = None if left is None else left - kept.num_rows
+        waiting.append(kept)
+        size += kept.nbytes
         if size >= _WORTH_SENDING or left == 0:
-            yield from _in_one(waiting)
+            yield from _combined(waiting)
             waiting, size = [], 0
         if left == 0:
             return
-    yield from _in_one(waiting)
+    yield from _combined(waiting)
 
 
-def _in_one(tables: list[pa.Table]) -> Iterator[pa.Table]:
+def _combined(tables: list[pa.Table]) -> Iterator[pa.Table]:
     batches = [batch for table in tables for batch in table.to_batches() if batch.num_rows]
     if batches:
         yield from (pa.Table.from_batches([piece]) for piece in slices.together(batches))

@@ -1,4 +1,4 @@
-"""A server's life: one data folder, one process; it starts with what the ledger says, and drains before it ends."""
+"""A server's life: one process has the data folder, recovers what a crash left, serves, and drains before it ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.errors import Internal, InvalidRequest, Unavailable
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger.catalog import TABLES
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
+from penstock.ledger.tables import TABLES
+from penstock.queue.topics import journal
+from penstock.queue.topics.retention import drop_lost
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.open import open_medium
@@ -32,43 +34,44 @@ from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
 THREAD_STACK = 1 << 20
-"""Bytes of stack for a call's thread. At the usual 8 MB, 100 idle puts used up a --memory-limit of 1,000 MB; at 1 MB,
-300 took 432."""
-_LOOK_UP = 0.5
-"""Seconds between looks for a signal: one that another thread gets doesn't wake a main thread that waits."""
+"""Bytes of stack for a call's thread. With the usual 8 MB, 100 idle puts used up a --memory-limit of 1,000 MB; with
+1 MB, 300 took 432."""
+_POLL = 0.5
+"""Seconds between looks for a signal: one that is delivered to another thread does not wake a waiting main thread."""
 MALLOC = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
-"""For glibc, which holds what gRPC receives. By default each thread's arena grows and is trimmed again, message by
-message: a put of 64 MiB to disk took 13,000 page faults, with these 430."""
+"""For glibc, whose memory gRPC receives into. By default each thread's arena grows and is trimmed with every message: a
+put of 64 MiB to disk took 13,000 page faults, with these settings 430."""
 CUT = 3
-"""Exit code when the drain's deadline cut calls off."""
+"""Exit code if the drain's deadline ended running calls."""
 
 
 @contextmanager
-def home(settings: Settings) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]]:
-    """A data folder's ledger, store and ticket key, for this process alone.
+def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]]:
+    """Open a data folder's ledger, store and ticket key, for this process alone.
 
-    1. The lock. 2. The ledger and the store. 3. Bytes that no row names are removed, as nobody can put yet; what
-    was retired is freed.
+    1. Take the lock. 2. Open the ledger and the store. 3. Remove parts that no row names, as nobody can put yet, and
+    free those that are retired.
     """
-    folder = settings.data
+    folder = config.data
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(folder):  # 1.
-        medium = open_medium(settings.store, folder)
-        database = Database(folder / "ledger.db", TABLES, PAYLOAD_TABLES)  # 2.
-        ledger = Ledger(database, incarnation=medium.incarnation)
-        store = SplitPayloadStore(medium, database, url=settings.store, quota=settings.quota)
+        medium = open_medium(config.store, folder)
+        database = Database(folder / "ledger.db", TABLES, journal.TABLES, PAYLOAD_TABLES)  # 2.
+        ledger = Ledger(database, {"topic": journal}, incarnation=medium.incarnation, most_paths=config.limits.datasets)
+        store = SplitPayloadStore(medium, database, url=config.store, quota=config.quota)
         try:
             key = _ticket_key(folder)
             if isinstance(medium, DiskMedium):
                 _claim(medium, store, ledger)
                 medium.drop_temporaries(before=float("inf"))
-            found = recover(ledger, store) + free(ledger, store)  # 3.
-            if found:
-                log.info("removed %d parts that no dataset has", found)
+            drop_lost(ledger)
+            removed = recover(ledger, store) + free(ledger, store)  # 3.
+            if removed:
+                log.info("removed %d parts that no dataset has", removed)
             yield ledger, store, key
         finally:
             store.close()
@@ -76,10 +79,10 @@ def home(settings: Settings) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]
 
 
 def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger) -> None:
-    """See that the store is this ledger's: what another ledger names would look like orphans here, and be deleted.
+    """Reject a store of another ledger: parts that only that one names would be taken for orphans, and deleted.
 
-    An empty store that has no name yet 1. gets one in the ledger, 2. and then has it. After a crash in between it is as
-    before, and gets another.
+    An empty store without a name gets one: 1. the ledger notes it, 2. the store's file has it. After a crash in between
+    the store is still without a name, and gets another.
     """
     file = medium.folder / "owner"
     if not file.exists() and not store.used:
@@ -91,25 +94,25 @@ def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger) -> None
         os.rename(draft, file)  # 2.
     if not file.exists() or not ledger.owns(file.read_text()):
         raise InvalidRequest(
-            f"the store {medium!r} belongs to another data folder, or the ledger that knows its parts is gone: start "
-            f"with its own folder (--data), restore {ledger.database.path}, or choose another --store"
+            f"the store {medium!r} belongs to another data folder, or the ledger that names its parts is gone: start "
+            f"with the store's own folder (--data), restore {ledger.database.path}, or choose another --store"
         )
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[PenstockServer]:
-    """A running server; leaving the block drains it. For tests and programs that embed one."""
-    settings.check()
-    with home(settings) as (ledger, store, key):
-        server = PenstockServer(settings, ledger, store, key)
+def serving(config: ServerConfig) -> Iterator[PenstockServer]:
+    """Run a server in this process; leaving the block drains it. For tests and programs that embed one."""
+    config.check()
+    with data_folder(config) as (ledger, store, key):
+        server = PenstockServer(config, ledger, store, key)
         try:
             yield server
         finally:
-            server.close(settings.drain)
+            server.close(config.drain)
 
 
 def lean_memory() -> None:
-    """Start this process again with small thread stacks and MALLOC, which glibc looks at when a program starts."""
+    """Start this process again with small thread stacks and MALLOC, which glibc reads when a program starts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     unset = {name: value for name, value in MALLOC.items() if name not in os.environ}
     os.environ.update(unset)
@@ -118,70 +121,68 @@ def lean_memory() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell is wanted
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; the process's exit code."""
-    settings.check()
-    if settings.memory_limit is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (settings.memory_limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+def run(config: ServerConfig) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the process's exit code."""
+    config.check()
+    if config.memory_limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError):  # a system whose own most is less than it says
+    with contextlib.suppress(ValueError):  # the system allows fewer than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     stop = _stop_signal()
-    with home(settings) as (ledger, store, key):
-        server = PenstockServer(settings, ledger, store, key)
+    with data_folder(config) as (ledger, store, key):
+        server = PenstockServer(config, ledger, store, key)
         http = None
         try:
-            if settings.http is not None:
-                http = HttpDoor(
-                    *settings.http_address(), ready=lambda: not server.streams.closed, metrics=server.metrics.text
-                )
+            if config.http is not None:
+                http = HttpDoor(*config.http_address(), server.state)
                 http.start()
-            _announce(settings, server, http)
-            while not stop.wait(_LOOK_UP):
+            _announce(config, server, http)
+            while not stop.wait(_POLL):
                 pass
-            log.info("draining: %d calls are open, they have %g s", server.streams.open_streams, settings.drain)
+            log.info("draining: %d calls are open, they have %g s", server.state.streams.open_streams, config.drain)
         finally:
-            left = server.close(settings.drain)
+            left = server.close(config.drain)
             if http is not None:
                 http.close()
     if left:
-        log.error("%d calls were cut by the drain's deadline of %g s", left, settings.drain)
+        log.error("%d calls were cut by the drain's deadline of %g s", left, config.drain)
         logging.shutdown()
         os._exit(CUT)  # their threads wait inside gRPC, which has no deadline of its own
     return 0
 
 
 def _stop_signal() -> threading.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process at once."""
+    """Return an event that the first SIGTERM or SIGINT sets; the second one ends the process at once."""
     stop = threading.Event()
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
 
-    signal.signal(signal.SIGTERM, asked)
-    signal.signal(signal.SIGINT, asked)
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
     return stop
 
 
-def _announce(settings: Settings, server: PenstockServer, http: HttpDoor | None) -> None:
+def _announce(config: ServerConfig, server: PenstockServer, http: HttpDoor | None) -> None:
     lines = [
-        f"penstock serves {server.url or settings.listen}",
-        f"  data  {settings.data}",
-        f"  store {settings.store}",
+        f"penstock serves {server.url or config.listen}",
+        f"  data  {config.data}",
+        f"  store {config.store}",
     ]
     if http is not None:
-        lines.append(f"  http  {settings.http_address()[0]}:{http.port}  /healthz /readyz /metrics")
-    if settings.token_file is None:
-        lines.append("  open to every user of this machine (--token-file asks for a token)")
+        lines.append(f"  http  {config.http_address()[0]}:{http.port}  /healthz /readyz /metrics")
+    if config.token_file is None:
+        lines.append("  open to every user of this machine (--token-file sets a token)")
     sys.stderr.write("\n".join([*lines, "  Ctrl-C drains and stops", ""]))
     sys.stderr.flush()
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """This process has the folder; the lock goes with the process, however it ends."""
+    """Lock the folder for this process; the lock ends with the process, however that ends."""
     with open(folder / "lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,8 +190,8 @@ def _locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise Unavailable(
-                f"the data folder {folder} is in use by another penstock server (process {owner}): stop that one, or "
-                "choose another folder with --data"
+                f"the data folder {folder} is in use by another penstock server (process {owner}): stop that server, "
+                "or choose another folder with --data"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -199,14 +200,16 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _ticket_key(folder: Path) -> bytes:
-    """The key that signs tickets, kept beside the ledger: a restart kills no running task."""
+    """Read or make the key that signs tickets. It is kept in the data folder: tickets outlive a restart."""
     path = folder / "key"
     try:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
         key = path.read_bytes()
         if len(key) != 32:
-            raise Internal(f"{path} has {len(key)} bytes instead of 32: delete it, and tickets given out end") from None
+            raise Internal(
+                f"{path} has {len(key)} bytes instead of 32: delete it; tickets that were signed with it become invalid"
+            ) from None
         return key
     with os.fdopen(fd, "wb") as file:
         file.write(key := secrets.token_bytes(32))

@@ -1,4 +1,4 @@
-"""do_put: an attempt comes in, or a write of its own."""
+"""do_put: one attempt of an open write comes in, or a put that is a write of its own."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
 from penstock.errors import InvalidRequest, PenstockError, StoreFull, WriteEnded
-from penstock.flight_server import limits
 from penstock.flight_server.gate import Call
-from penstock.flight_server.limits import Limits
-from penstock.flight_server.tickets import Signer
+from penstock.flight_server.state import State
 from penstock.flight_server.upload import Upload
-from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt, Write
-from penstock.queue.topics import keys
-from penstock.queue.topics.append import Appender, SmallPut, check_again
-from penstock.queue.topics.topics import Topics
+from penstock.ledger.attempts import Attempt
+from penstock.ledger.writes import Write
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
-from penstock.store.payloads import SplitPayloadStore
 from penstock.text import format_age, format_size
 from penstock.wire import paths
 from penstock.wire.put import Mode, PutCommand, Receipt
@@ -40,203 +33,159 @@ _IN_FLIGHT = 2
 READY = b'{"v":1}'
 log = logging.getLogger("penstock")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
+Piece = tuple[int | None, list[pa.RecordBatch]]
+"""Batches for one part, and the shard of a topic that they are for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Putter:
-    """What a put needs of the server."""
+def put(
+    state: State,
+    call: Call,
+    peer: str,
+    descriptor: flight.FlightDescriptor,
+    reader: flight.MetadataRecordBatchReader,
+    send: Callable[[bytes], None],
+) -> Receipt:
+    """Take one stream to its receipt.
 
-    ledger: Ledger
-    store: SplitPayloadStore
-    signer: Signer
-    most: Limits
-    pool: Executor
-    watch: limits.Watch
-    topics: Topics
-    appender: Appender
-
-    def put(
-        self,
-        call: Call,
-        peer: str,
-        descriptor: flight.FlightDescriptor,
-        reader: flight.MetadataRecordBatchReader,
-        say: Callable[[bytes], None],
-    ) -> Receipt:
-        """Take one stream to its receipt.
-
-        1. The write: the ticket's, or one of this put's own.
-        2. The stream's parts, durable and unseen; its trailer says that it is whole.
-        3. One transaction: the attempt is recorded, or compared with what is recorded under its name; a write of its
-        own is finished with it.
-        A put to a topic that is smaller than a part takes 2. and 3. together with others: `appender.commit`.
-        Abandoned or refused at any step, its parts are deleted. After a crash, or when nobody knows whether 3. will
-        have happened after one, they stay, and the next start deletes them if no row names them.
-        """
-        command = _command(descriptor)
-        write = self._write(call, command)  # 1.
-        own = command.ticket is None
-        with self._ended_with_it(write if own else None):
-            if command.ready:
-                say(READY)
-            with self.watch.put(peer, command.attempt) as waits:
-                upload = Upload(reader, self.most, waits)
-                if write is None:
-                    return self._append(command, upload)
-                return self._keep(write, command.attempt, upload, upload.parts(), own)
-
-    def _write(self, call: Call, command: PutCommand) -> Write | None:
-        """The write that the put is of; None for one of its own to a topic, which may not need one."""
-        if command.ticket is not None:
-            write = self.ledger.touch(self.signer.open_write(command.ticket.encode()).put)
-            self.watch.tell(command.attempt)
-            return write
-        path = _of_its_own(call, command)
-        return None if path.kind == "topic" else self._own_write(command, path)
-
-    def _own_write(self, command: PutCommand, path: paths.Path) -> Write:
-        return self.ledger.open_write(
-            str(path), mode=mode_at(path, command.mode), run=command.run, own=True, most_datasets=self.most.datasets
-        )
-
-    def _append(self, command: PutCommand, upload: Upload) -> Receipt:
-        """A put of its own to a topic: one that fits a part shares its fsync and its transaction with others'."""
-        path = paths.parse(command.path or "")
-        parts = upload.parts()
-        first, second = next(parts, []), next(parts, None)
-        if second is None:
-            upload.check_whole()
-            return self.appender.append(_small(command, str(path), upload, first))
-        parts = chain([first, second], parts)
-        known = self.ledger.published(str(path), None, command.attempt)
-        if known is not None:
-            upload.drain(parts)
-            check_again(self.ledger, known, str(path), upload.rows)
-            return known
-        write = self._own_write(command, path)
-        with self._ended_with_it(write):
-            return self._keep(write, command.attempt, upload, parts, own=True)
-
-    def _keep(
-        self, write: Write, attempt: str, upload: Upload, parts: Iterator[list[pa.RecordBatch]], own: bool
-    ) -> Receipt:
-        if own and write.state == "finished":  # its run is done: the second time changes nothing
-            upload.drain(parts)
-            return self.ledger.finished_receipt(write)
-        found = self._accept(write.path, attempt, upload, parts)  # 2.
-        steps.passed("put.durable")
-        return self._record(write, found, own)  # 3.
-
-    def _accept(self, path: str, attempt: str, upload: Upload, parts: Iterator[list[pa.RecordBatch]]) -> Attempt:
-        """Store the parts of a stream, the next one received while two are written."""
-        grows = paths.is_topic(path)
-        layout = self.topics.layout(path) if grows else None
-        schema = upload.schema.remove_metadata() if grows else upload.schema
-        # The name has a random piece: an attempt that comes twice, or a stolen id, can't touch another's bytes
-        prefix = f"{attempt}-{secrets.token_hex(4)}"
-        stored: list[Part] = []
-        running: deque[Future[Part]] = deque()
-        shards: list[int] = []
-        try:
-            for number, (shard, batches) in enumerate(keys.sharded(parts, layout, attempt)):
-                shards.append(shard)
-                if len(running) == _IN_FLIGHT:
-                    stored.append(running.popleft().result())
-                running.append(self.pool.submit(self.store.write, f"{prefix}-{number:06}", schema, batches))
-            while running:
-                stored.append(running.popleft().result())
-            upload.check_whole()
-        except BaseException as error:
-            stored += [future.result() for future in running if future.exception() is None]
-            self.store.discard(part.name for part in stored)
-            if isinstance(error, StoreFull):
-                raise self._with_outlook(error) from error
-            raise
-        journal = None if layout is None else layout.journal
-        return Attempt(attempt, schema, upload.rows, tuple(stored), tuple(shards) if grows else (), journal)
-
-    def _record(self, write: Write, attempt: Attempt, own: bool) -> Receipt:
-        try:
-            receipt = self.ledger.finish_single(write.id, attempt) if own else self.ledger.record(write.id, attempt)
-        except WriteEnded:
-            self.store.discard(part.name for part in attempt.parts)
-            now = self.ledger.write(write.id)
-            if own and write.run is not None and now.state == "finished":  # the same run, put twice at the same time
-                return self.ledger.finished_receipt(now)
-            raise
-        except Unsettled:  # the row may be there after a crash; if it isn't, the start finds its bytes to be orphans
-            raise
-        except BaseException:
-            self.store.discard(part.name for part in attempt.parts)
-            raise
-        steps.passed("put.recorded")
-        if attempt.parts and not self.ledger.names(attempt.parts[0].name):
-            self.store.discard(part.name for part in attempt.parts)  # the attempt came again; the first is it
-        return receipt
-
-    def _with_outlook(self, full: StoreFull) -> StoreFull:
-        """The same, and when there will be more room without anybody's doing."""
-        size, until = self.ledger.held_by_tickets()
-        if not size:
-            return full
-        end = f"{time.strftime('%H:%M UTC', time.gmtime(until))}, in {format_age(until - time.time())}"
-        text = f"{full}. {format_size(size)} are deleted, but held by read tickets until {end} at the latest"
-        return StoreFull(text, retry_after=full.retry_after)
+    1. Find the write: the ticket's, or one of this put's own, which the kind of its path opens.
+    2. Store the stream's parts, durable and not visible; its trailer says that it is whole.
+    3. In one transaction, record the attempt, or compare it with the one recorded under its name; finish a write of
+    this put's own.
+    Kinds may do 2. and 3. otherwise: a topic takes a put that is smaller than a part together with others.
+    If a step fails, the parts are deleted. After a crash, or if a crash may still bring 3. to light, they stay, and the
+    next start deletes those that no row names.
+    """
+    command = _decode_command(descriptor)
 
     @contextmanager
-    def _ended_with_it(self, write: Write | None) -> Iterator[None]:
-        """A put's own write ends where the put fails, unless another put of the same run finished it or goes on."""
-        try:
-            yield
-        except BaseException:
-            if write is not None:
-                self._give_up(write)
-            raise
+    def admit() -> Iterator[Upload]:
+        if command.ready:
+            send(READY)
+        with state.watch.put(peer, command.attempt) as set_waiting:
+            yield Upload(command.attempt, reader, state.limits, set_waiting)
 
-    def _give_up(self, write: Write) -> None:
-        try:
-            if self.ledger.write(write.id).state == "open":
-                self.ledger.abort(write.id, opener=write.opener)
-        except PenstockError as error:  # the first error is the one to tell; what stays open ends at the next start
-            log.warning("write/%s stays open: %s", write.id, error)
-
-
-def _of_its_own(call: Call, command: PutCommand) -> paths.Path:
-    """Where a put is to go that has no ticket, if there may be one."""
-    if command.path is None:
-        raise InvalidRequest("a put needs a path, or the ticket of an open write")
-    call.must_be_known()
-    path = paths.parse(command.path)
-    if path.kind not in ("store", "topic"):
-        raise InvalidRequest(f"{path} can't be put to: expected store/… or topic/…")
-    mode_at(path, command.mode)
-    return path
+    if command.ticket is None:
+        call.check_known()
+        kind, path = state.locate(command.path or "")
+        return kind.put(path, command, admit)
+    write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)
+    state.watch.check_not_cut(command.attempt)
+    kind, _ = state.locate(write.path)
+    with admit() as upload:
+        return kind.attempt(write, upload)
 
 
-def _small(command: PutCommand, path: str, upload: Upload, batches: list[pa.RecordBatch]) -> SmallPut:
-    """A put that came whole and fits a part. Of its metadata nothing stays: pandas notes its index there, each time."""
-    size = sum(batch.nbytes for batch in batches)
-    batches = [batch.replace_schema_metadata(None) for batch in batches]
-    return SmallPut(path, command.run, command.attempt, upload.schema.remove_metadata(), batches, upload.rows, size)
-
-
-def mode_at(path: paths.Path, mode: Mode | None) -> Mode:
-    """How a write to this path is meant: a topic takes rows at its end, and nothing else."""
-    if path.kind != "topic":
-        return mode or "error"
-    if mode == "overwrite":
-        raise InvalidRequest(f"{path} is a topic, which only grows: leave the mode out, or delete it first")
-    return "append"
-
-
-def _command(descriptor: flight.FlightDescriptor) -> PutCommand:
-    """What the descriptor asks for; a bare path means defaults."""
+def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
+    """Return the descriptor's command; a bare path means defaults."""
     if descriptor.descriptor_type == flight.DescriptorType.PATH:
-        attempt = secrets.token_hex(16)
-        return PutCommand(attempt=attempt, path=str(paths.from_descriptor(descriptor.path)))
+        return PutCommand(secrets.token_hex(16), path=paths.join_descriptor(descriptor.path))
     command = PutCommand.decode(descriptor.command)
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
-    if command.ticket is not None and (command.path, command.mode, command.run) != (None, None, None):
-        raise InvalidRequest("a put has either the ticket of an open write, or path, mode and run of its own")
+    own = (command.path, command.mode, command.run, command.create)
+    if command.ticket is None and command.path is None:
+        raise InvalidRequest("a put needs a path, or the ticket of an open write")
+    if command.ticket is not None and own != (None, None, None, None):
+        raise InvalidRequest("a put has either the ticket of an open write, or path, mode, run and create of its own")
     return replace(command, attempt=command.attempt.replace("-", ""))
+
+
+# --- what kinds share ------------------------------------------------------------------------
+
+
+@contextmanager
+def own_write(state: State, path: str, mode: Mode, run: str | None) -> Iterator[Write]:
+    """Open the write of a put that has no ticket.
+
+    The write is aborted if the block fails, unless another put of the same run has finished it or goes on with it.
+    """
+    write = state.ledger.open_write(path, mode=mode, run=run, own=True)
+    try:
+        yield write
+    except BaseException:
+        try:
+            if state.ledger.write(write.id).state == "open":
+                state.ledger.abort(write.id, opener=write.opener)
+        except PenstockError as error:  # the first error is the one to raise; the next start ends the open write
+            log.warning("write/%s stays open: %s", write.id, error)
+        raise
+
+
+def keep(
+    state: State,
+    write: Write,
+    upload: Upload,
+    pieces: Iterable[Piece],
+    *,
+    schema: pa.Schema,
+    journal: str | None = None,
+    own: bool,
+) -> Receipt:
+    """Store an upload as an attempt of a write, then record it; an `own` write is finished with it.
+
+    `journal` is the one that the pieces' shards belong to.
+    """
+    if own and write.state == "finished":  # its run is done: a repeat changes nothing
+        upload.drain(pieces)
+        return state.ledger.finished_receipt(write.id)
+    parts, shards = _store(state, write, upload, pieces, schema)
+    steps.passed("put.durable")
+    attempt = Attempt(upload.attempt, schema, upload.rows, tuple(parts), tuple(shards), journal)
+    return _record(state, write, attempt, own=own)
+
+
+def _store(
+    state: State, write: Write, upload: Upload, pieces: Iterable[Piece], schema: pa.Schema
+) -> tuple[list[Part], list[int]]:
+    """Store each piece as a part, the next one received while two are written; return the parts and their shards."""
+    # The name has a random piece: an attempt that comes twice, or a stolen id, can't touch another's bytes
+    prefix = f"{upload.attempt}-{secrets.token_hex(4)}"
+    stored: list[Part] = []
+    running: deque[Future[Part]] = deque()
+    shards: list[int] = []
+    try:
+        for number, (shard, batches) in enumerate(pieces):
+            if shard is not None:
+                shards.append(shard)
+            if len(running) == _IN_FLIGHT:
+                stored.append(running.popleft().result())
+            running.append(state.pool.submit(state.store.write, f"{prefix}-{number:06}", schema, batches))
+        while running:
+            stored.append(running.popleft().result())
+        upload.check_whole()
+    except BaseException as error:
+        stored += [future.result() for future in running if future.exception() is None]
+        state.store.discard(part.name for part in stored)
+        if isinstance(error, StoreFull):
+            raise _with_outlook(state, error) from error
+        raise
+    return stored, shards
+
+
+def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Receipt:
+    ledger = state.ledger
+    try:
+        receipt = ledger.finish_single(write.id, attempt) if own else ledger.record(write.id, attempt)
+    except Unsettled:  # a crash may still bring the row to light; if not, the next start finds the bytes to be orphans
+        raise
+    except BaseException as error:
+        state.store.discard(part.name for part in attempt.parts)
+        if isinstance(error, WriteEnded) and own and write.run is not None:
+            now = ledger.write(write.id)
+            if now.state == "finished":  # the same run, put twice at the same time
+                return ledger.finished_receipt(now.id)
+        raise
+    steps.passed("put.recorded")
+    if attempt.parts and not ledger.names(attempt.parts[0].name):
+        state.store.discard(part.name for part in attempt.parts)  # the attempt came before: the first one's parts count
+    return receipt
+
+
+def _with_outlook(state: State, full: StoreFull) -> StoreFull:
+    """Return the same error, with the time at which read tickets release bytes."""
+    size, until = state.ledger.held_by_tickets()
+    if not size:
+        return full
+    end = f"{time.strftime('%H:%M UTC', time.gmtime(until))}, in {format_age(until - time.time())}"
+    text = f"{full}. {format_size(size)} are deleted, but held by read tickets until {end} at the latest"
+    return StoreFull(text, retry_after=full.retry_after)

@@ -1,85 +1,71 @@
-"""The Flight server: one line for each verb, and what each verb needs."""
+"""The Flight server: one line for each verb."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-import penstock
 from penstock.errors import InvalidRequest, Unavailable
-from penstock.flight_server import get, limits
-from penstock.flight_server.actions import Actions, sentences
-from penstock.flight_server.config import Settings
-from penstock.flight_server.consuming import Desk, journal_gauges
-from penstock.flight_server.endpoints import Endpoints
+from penstock.flight_server import flights, kinds
+from penstock.flight_server.actions import Actions
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.funnel import Frameless, funnel, funnelled
-from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake
-from penstock.flight_server.listing import Lister
+from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake, Streams
+from penstock.flight_server.get import get
+from penstock.flight_server.kinds.kind import Kind
 from penstock.flight_server.local import LocalDoor
-from penstock.flight_server.metrics import Metrics, Sample
-from penstock.flight_server.put import Putter
-from penstock.flight_server.ranges import Ranges
+from penstock.flight_server.metrics import Gauge, Metrics
+from penstock.flight_server.put import put
+from penstock.flight_server.state import State
 from penstock.flight_server.tickets import Signer
+from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
-from penstock.queue.topics.append import Appender
-from penstock.queue.topics.consumers import Consumers
-from penstock.queue.topics.topics import Topics
 from penstock.store.payloads import SplitPayloadStore
 
 _WRITERS = 4  # threads that store parts, for all puts together
 
 
 class PenstockServer(flight.FlightServerBase):
-    """Serves a ledger and a store at a location, from construction until `close`. The caller owns ledger and store."""
+    """Serves a ledger and a store, from construction until `close`. The caller owns ledger and store."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, store: SplitPayloadStore, key: bytes) -> None:
-        self._began = time.monotonic()
-        self.metrics = Metrics()
-        self.streams = limits.Streams(settings.limits.streams)
-        self._ledger, self._store, self._signer = ledger, store, Signer(key)
-        self._watch = limits.Watch(settings.limits, every=settings.watch_every)
-        self._sweeper = Sweeper(ledger, store)
-        self._local = LocalDoor(store, self._signer, self.metrics)
-        self._appender = Appender(ledger, store, self._appended, settings.limits.datasets)
-        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store")
-        topics = Topics(ledger, store)
-        consumers = Consumers(ledger, topics, self._passed)
-        self._putter = Putter(
-            ledger, store, self._signer, settings.limits, self._pool, self._watch, topics, self._appender
-        )
-        self._actions = Actions(
-            ledger, self._signer, settings.limits, self.streams, self._sweeper, self._health, settings.advertise,
-            topics, Desk(topics, consumers),
+    def __init__(self, config: ServerConfig, ledger: Ledger, store: SplitPayloadStore, key: bytes) -> None:
+        metrics, streams, signer = Metrics(), Streams(config.limits.streams), Signer(key)
+        local = LocalDoor(store, signer, metrics)
+        self._listen(config, streams, metrics)
+        self.url = config.reached_at(self.port)
+        self.state = State(
+            config, self.url, ledger, store, signer, metrics, streams,
+            watch=Watch(config.limits, every=config.watch_every),
+            sweeper=Sweeper(ledger, store, self._tend),
+            pool=ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store"),
+            local=local.name,
         )  # fmt: skip
-        self.metrics.gauges(self._gauges)
-        self.metrics.gauges(lambda: journal_gauges(topics, consumers))
-        self._listen(settings)
-        self.url = settings.reached_at(self.port)
-        endpoints = Endpoints(self._signer, settings.ticket_life, self.url)
-        self._lister = Lister(ledger, endpoints, Ranges(topics, endpoints, self._local.name), self._local.name)
-        for owned in (self._watch, self._sweeper, self._local, self._appender):
+        self.state.kinds.update((kind.name, kind(self.state)) for kind in kinds.KINDS)
+        self._actions = Actions(self.state)
+        metrics.gauges(self._gauges)
+        self._owned: tuple[Watch | Sweeper | LocalDoor | Kind, ...]
+        self._owned = (self.state.watch, self.state.sweeper, local, *self.state.kinds.values())
+        for owned in self._owned:
             owned.start()
-        self.streams.admit()
+        streams.admit()
 
-    def _listen(self, settings: Settings) -> None:
+    def _listen(self, config: ServerConfig, streams: Streams, metrics: Metrics) -> None:
         try:
             super().__init__(
-                settings.listen,
-                auth_handler=OpenHandshake() if settings.token else None,
-                tls_certificates=settings.tls_certificates,
-                middleware={KEY: Gate(settings.token, self.streams, self.metrics)},
+                config.listen,
+                auth_handler=OpenHandshake() if config.token else None,
+                tls_certificates=config.tls_certificates,
+                middleware={KEY: Gate(config.token, streams, metrics)},
             )
         except pa.ArrowException as failed:  # gRPC has written its reason to stderr already
             raise Unavailable(
-                f"the server can't listen at {settings.listen} ({failed}): is the port taken? penstock doctor tells; "
-                "--listen grpc://127.0.0.1:PORT chooses another"
+                f"the server can't listen at {config.listen} ({failed}): see whether the port is taken (penstock "
+                "doctor), or choose another with --listen grpc://127.0.0.1:PORT"
             ) from failed
 
     # --- the verbs --------------------------------------------------------------------------
@@ -92,41 +78,41 @@ class PenstockServer(flight.FlightServerBase):
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with funnel(call := _call(context)):
-            receipt = self._putter.put(call, context.peer(), descriptor, reader, writer.write)
-            self.metrics.moved("in", receipt.rows, receipt.bytes)
+            receipt = put(self.state, call, context.peer(), descriptor, reader, writer.write)
+            self.state.metrics.moved("in", receipt.rows, receipt.bytes)
             writer.write(receipt.encode())
-            self._sweeper.soon()
+            self.state.sweeper.soon()
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         with funnel(call := _call(context)):
-            return get.get(call, ticket.ticket, self._store, self._signer, self._went_out)
+            return get(self.state, call, ticket.ticket)
 
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
         with funnel(call := _call(context)):
-            call.must_be_known()
-            return self._lister.info(descriptor)
+            call.check_known()
+            return flights.info(self.state, descriptor)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         try:
             with funnel(call := _call(context)):
-                call.must_be_known()
-                return flight.SchemaResult(self._lister.schema(descriptor))
+                call.check_known()
+                return flight.SchemaResult(flights.schema(self.state, descriptor))
         except flight.FlightError as refused:
             raise Frameless(str(refused)) from None
 
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
         with funnel(call := _call(context)):
-            call.must_be_known()
-            return funnelled(call, self._lister.flights(criteria))
+            call.check_known()
+            return funnelled(call, flights.flights(self.state, criteria))
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with funnel(call := _call(context)):
-            return [json.dumps(self._actions.run(call, action.type, action.body.to_pybytes())).encode()]
+            return [self._actions.run(call, action.type, action.body.to_pybytes())]
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        return sentences()
+        return self._actions.sentences()
 
     def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
         with funnel(_call(context)):
@@ -135,48 +121,31 @@ class PenstockServer(flight.FlightServerBase):
     # --- its life ---------------------------------------------------------------------------
 
     def close(self, deadline: float = 30.0) -> int:
-        """Refuse new work, let running calls end, stop the threads; how many calls the deadline cut."""
-        left = self.streams.drain(deadline)
+        """Refuse new work, let running calls end, stop the threads; return how many calls the deadline cut."""
+        left = self.state.streams.drain(deadline)
         if not left:
             self.shutdown()
-        for owned in (self._watch, self._sweeper, self._local, self._appender):
+        for owned in self._owned:
             owned.close()
-        self._pool.shutdown(wait=not left)
+        self.state.pool.shutdown(wait=not left)
         return left
 
-    def _health(self) -> dict[str, Any]:
-        return {
-            "version": penstock.__version__,
-            "state": "draining" if self.streams.closed else "serving",
-            "store": self._store.url.partition(":")[0],
-            "up_seconds": round(time.monotonic() - self._began, 1),
-            "open_streams": self.streams.open_streams,
-            "store_bytes": self._store.used,
-            "quarantined_parts": len(self._store.medium.quarantined()),
-            **self._ledger.totals(),
-        }
+    def _tend(self, stop: Callable[[], bool]) -> None:
+        for kind in self.state.kinds.values():
+            kind.tend(stop)
 
-    def _gauges(self) -> Iterator[Sample]:
-        yield "penstock_open_streams", "", self.streams.open_streams
-        yield "penstock_store_bytes", "", self._store.used
-        yield "penstock_quarantined_parts", "", len(self._store.medium.quarantined())
-        for name, value in self._ledger.totals().items():
-            yield "penstock_ledger", f'of="{name}"', value
-
-    def _appended(self, step: str, seconds: float, puts: int) -> None:
-        self.metrics.took("penstock_append_seconds", f'step="{step}"', seconds)
-        if step == "ledger":
-            self.metrics.count("penstock_appended_puts_total", amount=puts)
-
-    def _passed(self, path: str, rows: int) -> None:
-        self.metrics.count("penstock_gap_rows_total", f'topic="{path}"', rows)
-
-    def _went_out(self, rows: int, size: int) -> None:
-        self.metrics.moved("out", rows, size)
+    def _gauges(self) -> Iterator[Gauge]:
+        state = self.state
+        yield Gauge("penstock_open_streams", "Open do_get and do_put calls.", state.streams.open_streams)
+        yield Gauge("penstock_store_bytes", "Bytes of all parts in the store, visible or not.", state.store.used)
+        corrupt = len(state.store.medium.quarantined())
+        yield Gauge("penstock_quarantined_parts", "Parts found corrupt and kept in quarantine/.", corrupt)
+        for name, value in state.totals().items():
+            yield Gauge("penstock_ledger", "Figures of the ledger.", value, {"of": name})
 
 
 def _call(context: flight.ServerCallContext) -> Call:
-    """What the gate has noted of this call."""
+    """Return the gate's record of this call."""
     call: Call = context.get_middleware(KEY)
     call.heard()
     return call

@@ -1,16 +1,16 @@
-"""A do_put's stream as it comes in: every batch looked at before anything uses it."""
+"""A do_put's stream as it comes in: every batch is checked before anything uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest
-from penstock.flight_server import limits
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits, check_limit
 from penstock.rows import schemas, slices
 from penstock.wire.put import Trailer
 
@@ -18,28 +18,35 @@ _T = TypeVar("_T")
 
 
 class Upload:
-    """One do_put's stream: checked batches, cut into parts, and then the sender's word that this was all."""
+    """One do_put's stream: checked batches, cut into parts, then the trailer that says that this was all."""
 
-    def __init__(self, reader: flight.MetadataRecordBatchReader, most: Limits, waits: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        attempt: str,
+        reader: flight.MetadataRecordBatchReader,
+        limits: ServerLimits,
+        set_waiting: Callable[[bool], None],
+    ) -> None:
+        self.attempt = attempt
         self._reader = reader
-        self._most = most
-        self._waits = waits
+        self._limits = limits
+        self._set_waiting = set_waiting
         self._trailer: Trailer | None = None
         self._batches = self._bytes = 0
         self.rows = 0
-        self._waits(True)  # the first message may be a descriptor alone
+        self._set_waiting(True)  # the first message may be a descriptor alone
         try:
-            self.schema = _malformed_is_refused(lambda: reader.schema)
+            self.schema = _reject_malformed(lambda: reader.schema)
         finally:
-            self._waits(False)
-        limits.check(len(self.schema), most.columns, "columns", "columns")
+            self._set_waiting(False)
+        check_limit(len(self.schema), limits.columns, "columns", "columns")
         schemas.check_names(self.schema)
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """About 8 MiB of batches at a time, until the trailer."""
+        """Read about 8 MiB of batches at a time, until the trailer."""
         part: list[pa.RecordBatch] = []
         size = 0
-        for batch in self._checked():
+        for batch in self._checked_batches():
             for piece in slices.sliced(batch):
                 part.append(piece)
                 size += piece.nbytes
@@ -50,7 +57,7 @@ class Upload:
             yield part
 
     def check_whole(self) -> None:
-        """A stream that merely ends is abandoned: a killed client looks the same as one that is done."""
+        """Reject a stream without its trailer: a killed client looks the same as one that has sent all."""
         if self._trailer is None:
             raise InvalidRequest(
                 "the stream ended without its trailer, so nothing of it was kept. After the last batch send "
@@ -62,22 +69,22 @@ class Upload:
                 f"{self._batches} with {self.rows} came: nothing of it was kept"
             )
 
-    def drain(self, parts: Iterator[list[pa.RecordBatch]]) -> None:
-        """Read what is known already, so that the sender gets its answer and not a broken stream."""
+    def drain(self, parts: Iterable[object]) -> None:
+        """Read rows that are known already to their end, so that the sender gets its answer, not a broken stream."""
         for _ in parts:
             pass
         self.check_whole()
 
-    def _checked(self) -> Iterator[pa.RecordBatch]:
-        """Every batch, validated before anything uses it: without that 101 of 2,000 damaged streams crashed us."""
+    def _checked_batches(self) -> Iterator[pa.RecordBatch]:
+        """Validate each batch before anything uses it: without that 101 of 2,000 damaged streams crashed the server."""
         while self._trailer is None:
-            self._waits(True)
+            self._set_waiting(True)
             try:
-                chunk = _malformed_is_refused(self._reader.read_chunk)
+                chunk = _reject_malformed(self._reader.read_chunk)
             except StopIteration:
                 return
             finally:
-                self._waits(False)
+                self._set_waiting(False)
             if chunk.data is not None:
                 self._check(chunk.data)
                 yield chunk.data
@@ -85,22 +92,26 @@ class Upload:
                 self._trailer = Trailer.decode(chunk.app_metadata.to_pybytes())
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        limits.check(batch.num_rows, self._most.batch_rows, "rows in a batch", "batch_rows")
-        _malformed_is_refused(lambda: batch.validate(full=True))
-        limits.check(batch.nbytes, self._most.batch_bytes, "bytes in a batch", "batch_bytes")
+        check_limit(batch.num_rows, self._limits.batch_rows, "rows in a batch", "batch_rows")
+        _reject_malformed(lambda: batch.validate(full=True))
+        check_limit(batch.nbytes, self._limits.batch_bytes, "bytes in a batch", "batch_bytes")
         self._batches += 1
         self.rows += batch.num_rows
         self._bytes += batch.nbytes
-        limits.check(self._batches, self._most.put_batches, "batches in a put", "put_batches")
-        limits.check(self.rows, self._most.put_rows, "rows in a put", "put_rows")
-        limits.check(self._bytes, self._most.put_bytes, "bytes in a put", "put_bytes")
+        check_limit(self._batches, self._limits.put_batches, "batches in a put", "put_batches")
+        check_limit(self.rows, self._limits.put_rows, "rows in a put", "put_rows")
+        check_limit(self._bytes, self._limits.put_bytes, "bytes in a put", "put_bytes")
 
 
-def _malformed_is_refused(read: Callable[[], _T]) -> _T:
-    """What Arrow says of bytes that aren't what they claim; its errors for that come in many classes."""
+def _reject_malformed(read: Callable[[], _T]) -> _T:
+    """Call `read`, and reject what Arrow finds malformed; its errors for that are of many classes."""
     try:
         return read()
     except (StopIteration, MemoryError, pa.ArrowMemoryError, flight.FlightError):
         raise
-    except Exception as broken:
-        raise InvalidRequest(f"the stream is malformed: {str(broken)[:300]}") from broken
+    except Exception as malformed:
+        raise InvalidRequest(f"the stream is malformed: {str(malformed)[:300]}") from malformed
+
+
+Admit = Callable[[], AbstractContextManager[Upload]]
+"""Lets a sender that waits for it send its batches, and reads the schema. Within its block the watch looks on."""

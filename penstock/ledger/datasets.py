@@ -1,83 +1,168 @@
-"""What stands at a path, how it gets there and how it goes: within a transaction."""
+"""Datasets: the parts of finished writes at a path. The destination of writes to `store/…`."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import Lost
-from penstock.ledger.catalog import below, to_schema
-from penstock.ledger.transaction import Transaction
-from penstock.ledger.writes import Write, check_place
+from penstock.errors import AlreadyExists, Lost, NotFound
+from penstock.ledger import parts
+from penstock.ledger.attempts import Attempt
+from penstock.ledger.parts import Slice
+from penstock.ledger.tables import Transaction, paths_below, to_schema
+from penstock.ledger.writes import Write
+from penstock.rows import schemas
+from penstock.store.database import Reader
 from penstock.wire import paths
 
 
-def schema_at(t: Transaction, path: str) -> pa.Schema | None:
-    """The schema of the dataset at a path; None where there is none."""
-    row = t.sql.execute(
-        "SELECT ipc FROM datasets JOIN schemas ON schemas.id = datasets.schema WHERE path = ?", (path,)
-    ).fetchone()
-    return to_schema(row["ipc"]) if row else None
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The parts of finished writes at a path."""
+
+    path: str
+    schema: pa.Schema
+    rows: int
+    bytes: int
+    part_count: int
+    changed: float
+    lost: bool = False
+    """Whether its bytes were in the memory of a server that has stopped."""
 
 
-def check_path(t: Transaction, write: Write, *, exists: bool) -> None:
-    """Whether the write may make or change the dataset at its path, as things stand now."""
-    above = [f"store/{key}" for key in paths.parse(write.path).parents]
-    found = [path for path in above if schema_at(t, path) is not None]
-    if write.mode != "overwrite" and is_lost(t, write.path):
-        raise Lost(
-            f"{write.path} can't be {'appended to' if write.mode == 'append' else 'made'}, its rows are lost: "
-            "write it again with mode 'overwrite'"
-        )
-    first, end = below(write.path)
-    in_it = t.sql.execute("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", (first, end)).fetchone()
-    check_place(write, exists, found, in_it is not None)
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The sum of the datasets below a path."""
+
+    path: str
+    datasets: int
+    rows: int
+    bytes: int
+    part_count: int
+    changed: float
+
+
+_DATASETS = (
+    "SELECT datasets.*, ipc, EXISTS (SELECT 1 FROM parts WHERE parts.path = datasets.path AND parts.state = 'visible'"
+    " AND parts.incarnation <> '' AND parts.incarnation <> ?) AS lost"
+    " FROM datasets JOIN schemas ON schemas.id = datasets.schema"
+)
+
+
+def by_path(reader: Reader, path: str, incarnation: str) -> Dataset:
+    """Return the dataset at a path."""
+    row = reader.row(f"{_DATASETS} WHERE datasets.path = ?", incarnation, path)
+    if row is not None:
+        return _dataset(row)
+    if below(reader, path + "/", incarnation):
+        raise NotFound(f"{path} is a folder: name a dataset in it (penstock ls {path}/)")
+    raise NotFound(f"no dataset at {path}: penstock ls lists the datasets")
+
+
+def below(reader: Reader, folder: str, incarnation: str) -> list[Dataset]:
+    """Return the datasets below a folder's path, `store/` or `store/demo/`, in the order of their paths."""
+    rows = reader.rows(
+        f"{_DATASETS} WHERE datasets.path >= ? AND datasets.path < ? ORDER BY datasets.path",
+        incarnation, *paths_below(folder),
+    )  # fmt: skip
+    return [_dataset(row) for row in rows]
+
+
+def children(reader: Reader, folder: str, incarnation: str) -> list[Dataset | Folder]:
+    """Return the datasets and folders directly in a folder."""
+    first, end = paths_below(folder)
+    rows = reader.rows(
+        "SELECT substr(path, 1, CASE slash WHEN 0 THEN length(path) ELSE ?1 + slash END) AS name,"
+        " count(*) AS datasets, sum(rows) AS rows,"
+        " sum(bytes) AS bytes, sum(parts) AS parts, max(changed) AS changed"
+        " FROM (SELECT *, instr(substr(path, ?1 + 1), '/') AS slash FROM datasets WHERE path >= ?2 AND path < ?3)"
+        " GROUP BY name ORDER BY name",
+        len(first), first, end,
+    )  # fmt: skip
+    return [
+        Folder(row["name"], row["datasets"], row["rows"], row["bytes"], row["parts"], row["changed"])
+        if row["name"].endswith("/")
+        else by_path(reader, row["name"], incarnation)
+        for row in rows
+    ]
+
+
+def slices(reader: Reader, path: str) -> list[Slice]:
+    """Return the parts of a dataset, in order."""
+    rows = reader.rows(
+        "SELECT name, rows, bytes, ipc FROM parts JOIN schemas ON schemas.id = parts.schema"
+        " WHERE path = ? AND state = 'visible' ORDER BY seq",
+        path,
+    )
+    return [Slice(row["name"], row["rows"], row["bytes"], to_schema(row["ipc"]), row["rows"]) for row in rows]
+
+
+def _dataset(row: sqlite3.Row) -> Dataset:
+    return Dataset(
+        row["path"], to_schema(row["ipc"]), row["rows"], row["bytes"], row["parts"], row["changed"], bool(row["lost"])
+    )
+
+
+# --- the destination of writes -------------------------------------------------------------
+
+merged = schemas.merge
+
+
+def count(reader: Reader) -> int:
+    """Return how many there are."""
+    row = reader.row("SELECT count(*) AS n FROM datasets")
+    return row["n"] if row is not None else 0
+
+
+def schema_at(reader: Reader, path: str) -> pa.Schema | None:
+    """Return the schema at the path, None where nothing is."""
+    row = reader.row("SELECT ipc FROM datasets JOIN schemas ON schemas.id = datasets.schema WHERE path = ?", path)
+    return to_schema(row["ipc"]) if row is not None else None
+
+
+def check_write(t: Transaction, write: Write, *, exists: bool) -> None:
+    """Reject a write that may not make or change the path."""
+    if write.mode != "overwrite" and parts.are_lost(t, "path = ? AND state = 'visible'", write.path):
+        verb = "appended to" if write.mode == "append" else "made"
+        raise Lost(f"{write.path} can't be {verb}, its rows are lost: write it again with mode 'overwrite'")
+    for key in paths.parse(write.path).parents:
+        if schema_at(t, f"store/{key}") is not None:
+            raise AlreadyExists(f"{write.path}: store/{key} is a dataset, so nothing can be below it")
+    if t.row("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", *paths_below(write.path)) is not None:
+        raise AlreadyExists(f"{write.path} is a folder with datasets in it, so it can't be a dataset itself")
+    if exists and write.mode == "error":
+        raise AlreadyExists(f"{write.path} exists: choose mode 'append' or 'overwrite', or another path")
+
+
+def record(t: Transaction, attempt: Attempt) -> None:
+    """Nothing more than its parts."""
 
 
 def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
-    """The parts of these attempts become the end of the dataset."""
-    t.sql.execute(
+    """Make the attempts' parts the end of what is at the path."""
+    t.execute(
         "INSERT INTO datasets(path, schema, rows, bytes, parts, next_seq, changed) VALUES (?, ?, 0, 0, 0, 0, ?)"
         " ON CONFLICT(path) DO UPDATE SET schema = excluded.schema, changed = excluded.changed",
-        (path, t.schema_id(schema), t.now),
-    )
+        path, t.schema_id(schema), t.now,
+    )  # fmt: skip
     for attempt in attempts:
-        t.sql.execute(
+        t.execute(
             "UPDATE parts SET state = 'visible', path = ?1,"
-            " seq = number + (SELECT next_seq FROM datasets WHERE path = ?1) WHERE attempt = ?2"
-            " AND state = 'whole'",
-            (path, attempt),
-        )
-        t.sql.execute(
+            " seq = number + (SELECT next_seq FROM datasets WHERE path = ?1) WHERE attempt = ?2 AND state = 'whole'",
+            path, attempt,
+        )  # fmt: skip
+        t.execute(
             "UPDATE datasets SET rows = datasets.rows + a.rows, bytes = datasets.bytes + a.bytes,"
             " parts = datasets.parts + a.parts, next_seq = next_seq + a.parts"
             " FROM (SELECT rows, bytes, parts FROM attempts WHERE id = ?2) AS a WHERE path = ?1",
-            (path, attempt),
-        )
-        t.sql.execute("UPDATE attempts SET chosen = 1 WHERE id = ?", (attempt,))
+            path, attempt,
+        )  # fmt: skip
 
 
-def take_away(t: Transaction, path: str) -> None:
-    """The path is free; the parts are retired, and their bytes stay for as long as tickets name them."""
-    t.sql.execute(
-        "UPDATE parts SET state = 'retired', path = NULL, seq = NULL,"
-        " free_at = max(?1, (SELECT ticketed FROM datasets WHERE path = ?2)) WHERE path = ?2 AND state = 'visible'",
-        (max(t.now, t.catalog.held.get(path, 0.0)), path),
-    )
-    t.sql.execute("DELETE FROM datasets WHERE path = ?", (path,))
-
-
-def is_lost(t: Transaction, path: str) -> bool:
-    """Whether a dataset stands at this path, and its rows are gone with the memory of a server that has ended."""
-    part = "SELECT 1 FROM parts WHERE path = ? AND state = 'visible' AND incarnation NOT IN ('', ?) LIMIT 1"
-    return t.sql.execute(part, (path, t.catalog.incarnation)).fetchone() is not None
-
-
-def forget_runs(t: Transaction, path: str) -> None:
-    """The runs that were finished at this path may be written again; the ones that are open go on."""
-    t.sql.execute(
-        "UPDATE writes SET run = NULL WHERE path = ? AND run IS NOT NULL"
-        " AND state IN ('open', 'finished') AND state = 'finished'",  # the first of the two as in the index `runs`
-        (path,),
-    )
+def remove(t: Transaction, path: str) -> None:
+    """Free the path; the parts' bytes stay for as long as tickets name them."""
+    parts.retire_dataset(t, path)
+    t.execute("DELETE FROM datasets WHERE path = ?", path)

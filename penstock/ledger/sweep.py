@@ -1,36 +1,38 @@
-"""The sweep: what is retired loses its bytes, what was idle for too long expires, what a crash left is found.
-
-Every minute the journals are tended, too: consumers expire, rows leave, small parts become large ones.
-"""
+"""The sweep: retired parts lose their bytes, idle writes expire, and what a crash left is removed."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from penstock import steps
 from penstock.errors import PenstockError
 from penstock.ledger.ledger import Ledger
-from penstock.queue.topics.compaction import Compactor
-from penstock.queue.topics.consumers import Consumers
-from penstock.queue.topics.retention import drop_lost, retain
-from penstock.queue.topics.topics import Topics
 from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
 _BATCH = 1_000  # parts forgotten in one transaction
-TEND = 60.0
-"""Seconds between looks at the journals: a sweep follows every put."""
+_PAUSE = 0.2
+"""Seconds between two sweeps: one follows every put, and there may be 1,000 a second."""
+TEND_EVERY = 60.0
+"""Seconds between calls of `tend`."""
+Tend = Callable[[Callable[[], bool]], None]
+"""Regular work of the kinds of paths, such as retention; it is given what says that it should stop."""
+
+
+def _tend_nothing(stop: Callable[[], bool]) -> None:
+    """Do nothing: there are datasets only."""
 
 
 def free(ledger: Ledger, store: SplitPayloadStore) -> int:
-    """Delete the bytes of retired parts whose tickets are over; how many parts.
+    """Delete the bytes of retired parts that no ticket names any more, and return how many parts.
 
-    1. The bytes go. 2. Then their rows. A crash in between leaves rows of parts that are gone and that nothing
-    shows: the next sweep ends it.
+    1. The bytes. 2. Then their rows. A crash in between leaves rows of parts that are gone and that nothing shows: the
+    next sweep drops them.
     """
-    names = ledger.retired()
+    names = ledger.freeable()
     for start in range(0, len(names), _BATCH):
         some = names[start : start + _BATCH]
         store.discard(some)  # 1.
@@ -40,48 +42,45 @@ def free(ledger: Ledger, store: SplitPayloadStore) -> int:
 
 
 def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
-    """At start, before anybody can put: end the puts that a crash cut, and remove the bytes that no row names.
-
-    How many parts those were. Rows of topics that went with the memory of the last server leave by name.
-    """
+    """End, at start, the puts that a crash cut, and remove the bytes that no row names; return how many parts."""
     ledger.abort_own()
-    drop_lost(ledger)
     orphans = store.orphans(ledger.part_names())
     store.discard(orphans)
     return len(orphans)
 
 
 class Sweeper:
-    """Sweeps every `every` seconds, and soon after something was retired."""
+    """One thread that sweeps every `every` seconds, and sooner after something was retired."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore, *, every: float = 60.0) -> None:
+    def __init__(
+        self, ledger: Ledger, store: SplitPayloadStore, tend: Tend = _tend_nothing, *, every: float = 60.0
+    ) -> None:
         self._ledger = ledger
         self._store = store
+        self._tend = tend
         self._every = every
         self._wake = threading.Event()
-        self._stopping = False
-        self._consumers = Consumers(ledger, Topics(ledger))
-        self._compactor = Compactor(ledger, store)
-        self._tended = -TEND
+        self._stop = threading.Event()
+        self._tended = -TEND_EVERY
         self._thread = threading.Thread(target=self._run, name="penstock-sweep", daemon=True)
 
     def start(self) -> None:
-        """Begin to sweep."""
+        """Start sweeping."""
         self._thread.start()
 
     def soon(self) -> None:
-        """Something was retired."""
+        """Sweep in a moment: something was retired."""
         self._wake.set()
 
     def close(self) -> None:
-        """Sweep no more, and wait for the thread."""
-        self._stopping = True
+        """Stop sweeping, and wait for the thread."""
+        self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stop.is_set():
             try:
                 self._sweep()
             except PenstockError as error:  # a full or failing disk: the next sweep may do better
@@ -89,6 +88,7 @@ class Sweeper:
             except Exception:
                 log.exception("this sweep failed; the next one tries again")
             self._wake.wait(self._every)
+            self._stop.wait(_PAUSE)
             self._wake.clear()
 
     def _sweep(self) -> None:
@@ -97,11 +97,6 @@ class Sweeper:
         freed = free(self._ledger, self._store) + self._store.sweep()
         if freed:
             log.info("swept %d parts", freed)
-        if time.monotonic() - self._tended >= TEND:
+        if time.monotonic() - self._tended >= TEND_EVERY:
             self._tended = time.monotonic()
-            self._tend()
-
-    def _tend(self) -> None:
-        self._consumers.expire()
-        retain(self._ledger)
-        self._compactor.compact(stop=lambda: self._stopping)
+            self._tend(self._stop.is_set)

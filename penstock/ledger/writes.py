@@ -1,18 +1,21 @@
-"""What the ledger knows: writes, the parts they brought, datasets. And the rules a write keeps."""
+"""Writes and their attempts, from open to finish: the rules, and the rows that follow them."""
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import pyarrow as pa
 
-from penstock.errors import AlreadyExists, InvalidRequest, WriteEnded
-from penstock.rows import schemas
-from penstock.store.medium import Part
-from penstock.wire import paths
+from penstock import steps
+from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded, Lost, NotFound, WriteEnded
+from penstock.ledger import attempts, parts, runs
+from penstock.ledger.attempts import Attempt
+from penstock.ledger.tables import Transaction, to_schema
+from penstock.store.database import Reader
 from penstock.wire.actions import Summary
 from penstock.wire.put import Mode, Receipt, State
 
@@ -31,136 +34,291 @@ class Write:
     opened: float
     touched: float
     chosen: str | None
-    """Stands for the list of attempts that was finished: finish with that list again is the same finish."""
+    """The digest of the finished list of attempts: finish with that list again is the same finish."""
 
-    def must_be_open(self, doing: str) -> None:
-        """Refuse what only an open write takes."""
+    def check_is_open(self, verb: str) -> None:
+        """Reject a verb that only an open write takes."""
         if self.state != "open":
             raise WriteEnded(
-                f"write/{self.id} to {self.path} is {self.state}: {doing} needs an open write, so open a new one"
+                f"write/{self.id} to {self.path} is {self.state}: {verb} needs an open write, so open a new one"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One whole attempt, as its put hands it to the ledger."""
+class Destination(Protocol):
+    """What finished writes at one kind of path become; each verb runs within the write's transaction."""
 
-    id: str
-    schema: pa.Schema
-    rows: int
-    parts: tuple[Part, ...]
-    shards: tuple[int, ...] = ()
-    """For rows of a topic: which shard each part is for."""
-    journal: str | None = None
-    """And of which journal these shards are; None where there was no topic yet."""
+    def schema_at(self, reader: Reader, path: str, /) -> pa.Schema | None:
+        """Return the schema at the path, None where nothing is."""
+        ...
 
-    def receipt(self, write: str) -> Receipt:
-        """What its put is answered."""
-        digest = digest_of([part.digest for part in self.parts])
-        return Receipt(write, self.id, self.rows, sum(part.bytes for part in self.parts), len(self.parts), digest)
+    def check_write(self, t: Transaction, write: Write, /, *, exists: bool) -> None:
+        """Reject a write that may not make or change the path."""
+        ...
+
+    def count(self, reader: Reader, /) -> int:
+        """Return how many paths of this kind there are."""
+        ...
+
+    def merged(self, current: pa.Schema, new: pa.Schema, path: str, /) -> pa.Schema:
+        """Return the schema after rows of `new` are added; SchemaMismatch with the difference."""
+        ...
+
+    def record(self, t: Transaction, attempt: Attempt, /) -> None:
+        """Note what is this destination's own of a whole attempt."""
+        ...
+
+    def show(self, t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema, /) -> None:
+        """Make the attempts' parts the end of what is at the path."""
+        ...
+
+    def remove(self, t: Transaction, path: str, /) -> None:
+        """Free the path; the parts' bytes stay for as long as tickets name them."""
+        ...
 
 
-def check_repeated(known: Receipt, again: Receipt) -> None:
-    """Whether an attempt that comes again brings what is recorded. Its bytes may count otherwise in another medium."""
-    if (known.rows, known.parts, known.digest) != (again.rows, again.parts, again.digest):
-        raise AlreadyExists(
-            f"attempt {known.attempt} of write/{known.write} is recorded with {known.rows:,} rows "
-            f"({known.bytes:,} bytes); the {again.rows:,} rows ({again.bytes:,} bytes) that came now under its name "
-            "are others, and weren't kept: mint a new UUID for each put"
+# --- what is known -------------------------------------------------------------------------
+
+
+def by_id(reader: Reader, write_id: str) -> Write:
+    """Return a write by its id."""
+    row = reader.row(
+        "SELECT writes.*, ipc FROM writes LEFT JOIN schemas ON schemas.id = writes.schema WHERE writes.id = ?", write_id
+    )
+    if row is None:
+        raise _no_write(write_id)
+    return Write(
+        row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
+        to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
+    )  # fmt: skip
+
+
+_SUMMARIES = (
+    "SELECT id AS write, path, mode, state, run, opened, touched, rows, bytes, parts,"
+    " (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts FROM writes"
+)
+
+
+def summary(reader: Reader, write_id: str) -> Summary:
+    """Return a write's state and counts."""
+    row = reader.row(f"{_SUMMARIES} WHERE id = ?", write_id)
+    if row is None:
+        raise _no_write(write_id)
+    return Summary(**dict(row))
+
+
+def open_writes(reader: Reader) -> list[Summary]:
+    """Return the open writes, the latest first."""
+    return [Summary(**dict(row)) for row in reader.rows(f"{_SUMMARIES} WHERE state = 'open' ORDER BY opened DESC")]
+
+
+# --- what changes --------------------------------------------------------------------------
+
+
+def begin(t: Transaction, new: Write, *, own: bool) -> None:
+    """Note a new write, if its path is free for its mode and its schema fits."""
+    destination = t.ledger.destination(new.path)
+    current = destination.schema_at(t, new.path)
+    destination.check_write(t, new, exists=current is not None)
+    if current is None:
+        check_room(t)
+    if new.schema is not None:
+        merged_schema(t, new, current, ())
+    add(t, new, own=own)
+
+
+def add(
+    t: Transaction,
+    new: Write,
+    *,
+    own: bool,
+    brief: bool = False,
+    rows: int = 0,
+    bytes: int = 0,
+) -> None:
+    """Add a write's row."""
+    t.insert(
+        "writes", id=new.id, path=new.path, mode=new.mode, run=new.run, state=new.state, opener=new.opener,
+        schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
+        rows=rows, bytes=bytes,
+    )  # fmt: skip
+
+
+def join(t: Transaction, known: sqlite3.Row, *, mode: Mode, own: bool) -> Write:
+    """Continue the write of a run as its last opener; a finished one stays as it is."""
+    if known["mode"] != mode:
+        raise InvalidRequest(
+            f"run {known['run']!r} of {known['path']} was opened with mode {known['mode']!r}, now with {mode!r}: "
+            "use that mode, or another run"
         )
+    if known["state"] == "open" and bool(known["own"]) != own:
+        kind = ("a write of many attempts", "one put")[known["own"]]
+        raise AlreadyExists(f"run {known['run']!r} of {known['path']} is open as {kind}: use another run")
+    t.execute(
+        "UPDATE writes SET opener = ?, touched = ? WHERE id = ? AND state = 'open'",
+        uuid.uuid4().hex, t.now, known["id"],
+    )  # fmt: skip
+    joined = by_id(t, known["id"])
+    return replace(joined, opener="") if own else joined
 
 
-def digest_of(words: Sequence[str]) -> str:
-    """Stands for all of them: an attempt's bytes, a finish's list."""
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
+def touch(t: Transaction, write_id: str) -> Write:
+    """Keep an open write from expiring: it is being put to."""
+    touched = by_id(t, write_id)
+    touched.check_is_open("a put")
+    t.execute("UPDATE writes SET touched = ? WHERE id = ?", t.now, write_id)
+    return touched
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """Some rows of a part, as a dataset or the shard of a topic has them."""
-
-    part: str
-    rows: int
-    """How many of the part's are meant, behind those that are skipped."""
-    bytes: int
-    schema: pa.Schema
-    part_rows: int
-    skip: int = 0
-    shard: int | None = None
-    first: int = 0
-    """The offset of the part's first row, in its shard."""
-    since: float = 0.0
-    """When the part was appended to it."""
-
-    @property
-    def to_its_end(self) -> bool:
-        """Whether the part's last row is among them."""
-        return self.skip + self.rows == self.part_rows
-
-    def cut(self, rows: int) -> Laid:
-        """The first of them."""
-        return replace(self, rows=rows, bytes=self.bytes * rows // max(1, self.rows))
-
-    def goes_with(self, other: Laid) -> bool:
-        """Whether one stream can have both."""
-        return self.shard == other.shard and self.schema.equals(other.schema, check_metadata=True)
+def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
+    """Record an attempt and its parts, whole and unseen; a repeated one gets its first receipt."""
+    to = by_id(t, write_id)
+    to.check_is_open("a put")
+    new, known = attempt.receipt(write_id), attempts.receipt_of(t, write_id, attempt.id)
+    if known is not None:
+        attempts.check_same_rows(known, new)
+        return known
+    destination = t.ledger.destination(to.path)
+    merged_schema(t, to, destination.schema_at(t, to.path), [attempt.schema])
+    attempts.add(t, new, attempt.schema)
+    parts.add(t, attempt.parts, attempt=attempt.id, schema=attempt.schema)
+    destination.record(t, attempt)
+    t.execute(
+        "UPDATE writes SET touched = ?, rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
+        t.now, new.rows, new.bytes, new.parts, write_id,
+    )  # fmt: skip
+    return new
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """The parts of finished writes at a path."""
-
-    path: str
-    schema: pa.Schema
-    rows: int
-    bytes: int
-    part_count: int
-    changed: float
-    lost: bool = False
-    """Its bytes were in the memory of a server that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """What lies below a path, added up."""
-
-    path: str
-    datasets: int
-    rows: int
-    bytes: int
-    part_count: int
-    changed: float
-
-
-def summary(row: sqlite3.Row) -> Summary:
-    """A row of the ledger's view `summaries` as it crosses the wire."""
-    return Summary(**{name: row[name] for name in row.keys()})  # noqa: SIM118  # a Row iterates over values
+def finish(t: Transaction, write_id: str, listed: Sequence[str], *, run: str | None = None) -> Summary:
+    """Make exactly these attempts what is at the write's path, or add them to it; see `Ledger.finish`."""
+    finished = by_id(t, write_id)
+    listed = list(dict.fromkeys(listed))
+    chosen = attempts.digest_of(sorted(listed))
+    if finished.state == "finished":
+        if finished.chosen != chosen:
+            raise WriteEnded(f"write/{write_id} to {finished.path} is finished with another list of attempts")
+        return summary(t, write_id)
+    if run is not None and run != finished.run:
+        known = _take_run(t, finished, run)
+        if known is not None:
+            return summary(t, known)
+    finished.check_is_open("finish")
+    destination = t.ledger.destination(finished.path)
+    current = destination.schema_at(t, finished.path)  # 1.
+    destination.check_write(t, finished, exists=current is not None)
+    schema = merged_schema(t, finished, current, [_schema_of_whole(t, finished, attempt) for attempt in listed])
+    steps.passed("finish.checked")
+    if finished.mode == "overwrite" and current is not None:
+        destination.remove(t, finished.path)  # 2.
+    destination.show(t, finished.path, listed, schema)  # 3.
+    t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
+    steps.passed("finish.shown")
+    end(t, write_id, "finished", chosen)  # 4.
+    return summary(t, write_id)
 
 
-def check_place(write: Write, exists: bool, folders_above: Iterable[str], datasets_below: bool) -> None:
-    """Whether a write may make or change the dataset at its path; asked at open and again at finish."""
-    for above in folders_above:
-        raise AlreadyExists(f"{write.path}: {above} is a dataset, so nothing can lie below it")
-    if datasets_below:
-        raise AlreadyExists(f"{write.path} is a folder with datasets in it, so it can't be a dataset itself")
-    if exists and write.mode == "error":
-        raise AlreadyExists(f"{write.path} exists: choose mode 'append' or 'overwrite', or another path")
+def _take_run(t: Transaction, taking: Write, run: str) -> str | None:
+    """Give the write this run's name; if another write has it, end this one and return that one's id."""
+    known = runs.write_of(t, taking.path, run)
+    if known is None:
+        if taking.state == "open":
+            t.execute("UPDATE writes SET run = ? WHERE id = ?", run, taking.id)
+        return None
+    if known["state"] == "open":
+        raise AlreadyExists(
+            f"run {run!r} of {taking.path} is open as write/{known['id']}: finish that one, or abort it"
+        )
+    if taking.state == "open":
+        end(t, taking.id, "aborted")
+    return str(known["id"])
 
 
-def merged_schema(write: Write, held: pa.Schema | None, brought: Iterable[pa.Schema]) -> pa.Schema:
-    """The dataset's schema after the write: what was held, what was announced, what the attempts brought.
+def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summary:
+    """End a write that shows nothing; again does nothing. With `opener`, only the last one may."""
+    aborted = by_id(t, write_id)
+    if aborted.state == "finished":
+        raise WriteEnded(f"write/{write_id} to {aborted.path} is finished: it can't be aborted any more")
+    if aborted.state == "open":
+        if opener not in (None, aborted.opener):
+            raise WriteEnded(
+                f"write/{write_id} to {aborted.path} was joined by a later opener: only that one may abort it"
+            )
+        end(t, write_id, "aborted")
+    return summary(t, write_id)
+
+
+def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) -> None:
+    """Make a write's last change: retire the parts that it recorded and does not show."""
+    t.execute(
+        "UPDATE parts SET state = 'retired', free_at = ? WHERE state = 'whole'"
+        " AND attempt IN (SELECT id FROM attempts WHERE write = ?)",
+        t.now, write_id,
+    )  # fmt: skip
+    t.execute("DELETE FROM attempts WHERE write = ? AND NOT chosen", write_id)
+    t.execute(
+        "UPDATE writes SET (rows, bytes, parts) = (SELECT coalesce(sum(rows), 0), coalesce(sum(bytes), 0),"
+        " coalesce(sum(parts), 0) FROM attempts WHERE write = ?1), state = ?2, chosen = ?3, touched = ?4"
+        " WHERE id = ?1",
+        write_id, state, chosen, t.now,
+    )  # fmt: skip
+
+
+def end_where(t: Transaction, condition: str, *arguments: object, state: State) -> list[str]:
+    """End the open writes of a condition, and return their ids."""
+    rows = t.rows(f"SELECT id FROM writes WHERE state = 'open' AND {condition}", *arguments)  # noqa: S608  # our own text
+    for row in rows:
+        end(t, row["id"], state)
+    return [row["id"] for row in rows]
+
+
+# --- the rules -----------------------------------------------------------------------------
+
+
+def merged_schema(t: Transaction, merging: Write, current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """Return the schema after the write: of what is there, then what was announced, then what the attempts have.
 
     Attempts are taken by their number of columns, so that their order in the list changes nothing.
     """
-    kept = held if write.mode == "append" else None
-    known = [schema for schema in (kept, write.schema, *sorted(brought, key=len)) if schema is not None]
+    kept = current if merging.mode == "append" else None
+    known = [schema for schema in (kept, merging.schema, *sorted(schemas, key=len)) if schema is not None]
     if not known:
         raise InvalidRequest(
-            f"write/{write.id} brings nothing to {write.path}, which is new: say which columns an empty dataset has "
+            f"write/{merging.id} has no attempt, and {merging.path} is new: name the columns of an empty dataset "
             "(the schema of write.open)"
         )
-    result = known[0]
-    together = schemas.grow if paths.is_topic(write.path) else schemas.merge
-    for schema in known[1:]:
-        result = together(result, schema, write.path)
-    return result
+    destination = t.ledger.destination(merging.path)
+    schema = known[0]
+    for other in known[1:]:
+        schema = destination.merged(schema, other, merging.path)
+    return schema
+
+
+def check_room(t: Transaction) -> None:
+    """Reject one dataset or topic too many."""
+    if sum(destination.count(t) for destination in t.ledger.destinations.values()) >= t.ledger.most_paths:
+        raise LimitExceeded(
+            f"the server has {t.ledger.most_paths:,} datasets and topics, its most (serve --limit datasets=…)"
+        )
+
+
+def _schema_of_whole(t: Transaction, finishing: Write, attempt: str) -> pa.Schema:
+    row = t.row(
+        "SELECT ipc FROM attempts JOIN schemas ON schemas.id = attempts.schema"
+        " WHERE attempts.id = ? AND attempts.write = ?",
+        attempt, finishing.id,
+    )  # fmt: skip
+    if row is None:
+        raise NotFound(
+            f"write/{finishing.id} to {finishing.path} has no whole attempt {attempt[:40]!r}: "
+            "list what the receipts say, and only that"
+        )
+    if parts.are_lost(t, "attempt = ?", attempt):
+        raise Lost(
+            f"write/{finishing.id} to {finishing.path} can't be finished: some of its rows were in the memory of a "
+            "server that has stopped. Write them again"
+        )
+    return to_schema(row["ipc"])
+
+
+def _no_write(write_id: str) -> NotFound:
+    return NotFound(f"no write/{write_id[:40]}: penstock ls write shows the open ones")

@@ -1,35 +1,92 @@
-"""One SQLite file: its format, its one connection, its transactions."""
+"""One SQLite file: numbered migrations, one connection that changes it, and readers that never wait for an fsync.
+
+Changes that wait at the same time share one transaction and one fsync. What a change returned outlives a power cut
+(WAL, `synchronous=FULL`): its caller sees it only after COMMIT has returned.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
-from penstock.errors import Internal, StoreFull, Unavailable
+from penstock.errors import Internal, PenstockError, StoreFull, Unavailable
 
-FORMAT = 2
+Tables = Mapping[int, str]
+"""One owner's tables: the statements that lead to each format from the one before."""
+_OLDEST, FORMAT = 2, 3
 _APPLICATION = 0x50454E53  # "PENS"
 _NOT_COMMITTED = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_BUSY"}
 """Errors of a COMMIT whose last frame, which makes the others count, wasn't written."""
+_PATIENCE = 30.0
+"""Seconds after which a change that still waits is withdrawn; one that has started is awaited."""
+_GROUP = 256
+"""Changes of one transaction at most: the first one's answer waits for the last."""
+_IDLE_READERS = 8
+_T = TypeVar("_T")
 
 
 class Unsettled(Unavailable):
-    """A COMMIT failed when all of it may have been written: it didn't happen, and after a crash it may have.
+    """The outcome of a COMMIT is unknown: the change counts as not made, and a crash may bring it to light.
 
-    The next transaction that commits settles it, as it takes the same place in the log. Until then, nothing may be
+    The next transaction that commits settles it, as it takes the same place in the log. Until then nothing may be
     deleted that the change names.
     """
 
 
-class Database:
-    """A ledger's file. What a transaction said when it returned outlives a power cut (WAL, synchronous=FULL)."""
+class Reader(Protocol):
+    """What queries are asked of: a database, one view of it, or a change."""
 
-    def __init__(self, path: Path, *tables: str) -> None:
+    def rows(self, query: str, *arguments: object) -> list[sqlite3.Row]:
+        """Return all rows of a query."""
+        ...
+
+    def row(self, query: str, *arguments: object) -> sqlite3.Row | None:
+        """Return the first row of a query, None without one."""
+        ...
+
+
+class View:
+    """One connection's rows: what was committed when the view began, or within a change what it has done so far."""
+
+    __slots__ = ("sql",)
+
+    def __init__(self, sql: sqlite3.Connection) -> None:
+        self.sql = sql
+
+    def rows(self, query: str, *arguments: object) -> list[sqlite3.Row]:
+        """Return all rows of a query: an open cursor would break the next savepoint."""
+        try:
+            return self.sql.execute(query, arguments).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise translated(error) from error
+
+    def row(self, query: str, *arguments: object) -> sqlite3.Row | None:
+        """Return the first row of a query, None without one."""
+        rows = self.rows(query, *arguments)
+        return rows[0] if rows else None
+
+
+class _Change(Future[Any]):
+    """A change that waits, and its answer."""
+
+    def __init__(self, function: Callable[[sqlite3.Connection], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+
+class Database:
+    """A ledger's file, for one process."""
+
+    def __init__(self, path: Path, *tables: Tables) -> None:
         self.path = path
-        self.lock = threading.RLock()  # the connection
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._connection.row_factory = sqlite3.Row
@@ -38,43 +95,126 @@ class Database:
             self._prepare(tables)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a damaged schema, in sqlite3's error
             self._connection.close()
-            raise self._translated(error) from error
+            raise translated(error) from error
         except BaseException:
             self._connection.close()
             raise
+        self._lock = threading.Condition()  # _waiting, _readers, _closed
+        self._waiting: deque[_Change] = deque()
+        self._readers: list[sqlite3.Connection] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="penstock-ledger", daemon=True)
+        self._thread.start()
 
-    def _prepare(self, tables: tuple[str, ...]) -> None:
-        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, FORMAT):
+    def _prepare(self, tables: tuple[Tables, ...]) -> None:
+        """Bring the file to this format, step by step; each step happens whole or not."""
+        format: int = self._connection.execute("PRAGMA user_version").fetchone()[0]  # noqa: A001  # SQLite's word
+        if format > FORMAT or 0 < format < _OLDEST:
             raise Internal(
-                f"{self.path} has format {found}; this penstock reads {FORMAT}: use the version that wrote it"
+                f"{self.path} has format {format}, this penstock reads {_OLDEST} to {FORMAT}: use the version that "
+                "wrote it, or a newer one"
             )
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA foreign_keys = ON")
-        for statements in tables:
-            self._connection.executescript(statements)
-        if found != FORMAT:
-            self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+        self._connection.execute("PRAGMA temp_store = MEMORY")  # where savepoints keep pages, for the life of a change
+        for step in range(max(format + 1, _OLDEST), FORMAT + 1):
+            statements = "\n".join(owner.get(step, "") for owner in tables)
+            self._connection.executescript(
+                f"BEGIN IMMEDIATE; {statements} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {step};"
+                " COMMIT;"
+            )
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the block or none of it; durable when the block is left. Not to be nested.
+    # --- changes ------------------------------------------------------------------------------
 
-        Any error but Unsettled says that it didn't happen and never will.
+    def submit(self, function: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
+        """Queue a change; its future has what the function returns, once that is durable.
+
+        The function runs in the database's own thread, in a savepoint, perhaps more than once, and alone counts or is
+        undone. Any error but Unsettled says that nothing of it happened and never will.
         """
-        with self.lock:
+        change = _Change(function)
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the ledger is closed: its server is stopping", retry_after=2)
+            self._waiting.append(change)
+            self._lock.notify()
+        return change
+
+    def run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Carry out a change and return what the function returned."""
+        change = self.submit(function)
+        try:
+            return change.result(_PATIENCE)
+        except Late:
+            if change.done() or not change.cancel():  # its own error, or it has started
+                return change.result()
+            raise Unavailable(
+                f"the ledger was busy for {_PATIENCE:g} s, so the change was withdrawn: try again", retry_after=5
+            ) from None
+
+    def _run(self) -> None:
+        while (waiting := self._next_group()) is not None:
+            group = [change for change in waiting if change.set_running_or_notify_cancel()]
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                self._commit()
-            except BaseException as error:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError | sqlite3.DatabaseError):
-                    raise self._translated(error) from error
+                self._commit_group(group)
+            except BaseException as error:  # nobody may wait for ever for an answer
+                for change in group:
+                    if not change.done():
+                        change.set_exception(translated(error))
+
+    def _next_group(self) -> list[_Change] | None:
+        """Wait for changes; None when the database is closed and nothing waits any more."""
+        with self._lock:
+            while not (self._waiting or self._closed):
+                self._lock.wait()
+            return [self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))] or None
+
+    def _commit_group(self, group: list[_Change]) -> None:
+        """Carry out changes in one transaction.
+
+        1. Each runs in a savepoint, unless it is alone; one that raises is rolled back alone.
+        2. COMMIT, with one fsync for all.
+        3. The answers, errors too: one may be about what another of the group did.
+        Where SQLite has ended the whole transaction (a full disk, an I/O error), and where the COMMIT failed for sure,
+        the group is void and its changes run again one by one.
+        """
+        answers: list[tuple[_Change, Any, BaseException | None]] = []
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            if len(group) == 1:
+                answers.append((group[0], group[0].function(self._connection), None))
+            else:
+                answers += ((change, *self._in_savepoint(change)) for change in group)  # 1.
+            self._commit()  # 2.
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if len(group) == 1 or isinstance(error, Unsettled):
+                answers = [(change, None, error) for change in group]
+            else:
+                for change in group:
+                    self._commit_group([change])
+                return
+        for change, value, failure in answers:  # 3.
+            if failure is None:
+                change.set_result(value)
+            else:
+                change.set_exception(translated(failure))
+
+    def _in_savepoint(self, change: _Change) -> tuple[Any, BaseException | None]:
+        """Return a change's value, or its error once it is undone; raise where the whole transaction has ended."""
+        try:
+            self._connection.execute("SAVEPOINT change")
+            value = change.function(self._connection)
+            self._connection.execute("RELEASE change")
+        except BaseException as error:
+            if not self._connection.in_transaction:  # ROLLBACK TO would fail
                 raise
+            self._connection.execute("ROLLBACK TO change")
+            self._connection.execute("RELEASE change")
+            return None, error
+        return value, None
 
     def _commit(self) -> None:
         try:
@@ -88,30 +228,88 @@ class Database:
                 retry_after=5,
             ) from error
 
-    def rows(self, query: str, *arguments: object) -> list[sqlite3.Row]:
-        """What a query finds, outside of a transaction."""
-        with self.lock:
+    # --- reads --------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[View]:
+        """Give one view of what is committed: later changes aren't seen within the block."""
+        with self._borrowed() as connection:
+            connection.execute("BEGIN")
             try:
-                return self._connection.execute(query, arguments).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise self._translated(error) from error
+                yield View(connection)
+            finally:
+                connection.execute("ROLLBACK")
+
+    def rows(self, query: str, *arguments: object) -> list[sqlite3.Row]:
+        """Return all rows of one query."""
+        with self._borrowed() as connection:
+            return connection.execute(query, arguments).fetchall()
+
+    def row(self, query: str, *arguments: object) -> sqlite3.Row | None:
+        """Return the first row of one query, None without one."""
+        rows = self.rows(query, *arguments)
+        return rows[0] if rows else None
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[sqlite3.Connection]:
+        connection = self._borrow()
+        try:
+            yield connection
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise translated(error) from error
+        except BaseException:
+            self._give_back(connection)
+            raise
+        self._give_back(connection)
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the ledger is closed: its server is stopping", retry_after=2)
+            if self._readers:
+                return self._readers.pop()
+        try:
+            connection = sqlite3.connect(
+                f"file:{quote(str(self.path))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False,
+                timeout=30,
+            )  # fmt: skip
+        except sqlite3.DatabaseError as error:
+            raise translated(error) from error
+        connection.row_factory = sqlite3.Row
+        return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed and len(self._readers) < _IDLE_READERS:
+                self._readers.append(connection)
+                return
+        connection.close()
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
-        with self.lock:
-            self._connection.close()
+        """Carry out what waits, and close the file; a second time does nothing."""
+        with self._lock:
+            self._closed = True
+            readers, self._readers = self._readers, []
+            self._lock.notify_all()
+        self._thread.join()
+        for connection in (*readers, self._connection):
+            connection.close()
 
-    def _translated(self, error: sqlite3.DatabaseError | UnicodeDecodeError) -> Internal | Unavailable:
-        """SQLite says 'disk I/O error' for a file that may not grow, and recovers on the same connection."""
-        if isinstance(error, sqlite3.IntegrityError):
-            return Internal(f"the ledger refuses a change: {error}")
-        if "full" in str(error) or "disk I/O" in str(error):
-            return StoreFull(
-                "no room on the disk for the ledger: nothing was changed. Free some space, then try again",
-                retry_after=5,
-            )
-        if "locked" in str(error):
-            return Unavailable("the ledger is in use by another process", retry_after=1)
-        return Internal(
-            f"the ledger {self.path.name} can't be read ({error}): restore it from a backup, or use another data folder"
+
+def translated(error: BaseException) -> BaseException:
+    """Return SQLite's error as penstock's, any other as it is.
+
+    SQLite says 'disk I/O error' for a file that may not grow, and recovers on the same connection.
+    """
+    if isinstance(error, PenstockError) or not isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):
+        return error
+    if isinstance(error, sqlite3.IntegrityError):
+        return Internal(f"the ledger refuses a change: {error}")
+    if "full" in str(error) or "disk I/O" in str(error):
+        return StoreFull(
+            "no room on the disk for the ledger: nothing was changed. Free some space, then try again", retry_after=5
         )
+    if "locked" in str(error):
+        return Unavailable("the ledger is in use by another process", retry_after=1)
+    return Internal(f"the ledger can't be read ({error}): restore it from a backup, or use another data folder")

@@ -24,15 +24,15 @@ _MAPPED = 1_024
 which Python's own `mmap` would keep."""
 
 _SPARED = 64 << 20
-"""Bytes of the disk, or its hundredth part if that is less, that parts leave alone: with them the ledger goes on, so
-that what is there can be read, committed and deleted."""
+"""Bytes of the disk, or its hundredth part if that is less, that are kept free of parts: the ledger needs them for
+reads, commits and deletes."""
 
 _PARSED = 64
 """Columns times batches up to which a part's metadata is kept parsed, at most 46 kB: 17 of 40 us in a small do_get."""
 
 
 class DiskMedium:
-    """A folder of immutable files: `parts/ab/<name>`, and `quarantine/` for what was found corrupt."""
+    """A folder of immutable files: `parts/ab/<name>`, and `quarantine/` for corrupt ones."""
 
     incarnation = ""
 
@@ -56,7 +56,7 @@ class DiskMedium:
         3. The folder is fsynced, and with it the name.
         """
         self._check_room()
-        temporary, final = self.folder / "tmp" / name, self._place(name)
+        temporary, final = self.folder / "tmp" / name, self._path_of(name)
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
@@ -79,17 +79,17 @@ class DiskMedium:
         return Part(name, written.rows, written.bytes, written.digest)
 
     def open(self, name: str) -> MappedPart:
-        """The part, checked against its checksums once and again whenever its file has changed."""
+        """Return the part, verified once and again whenever its file has changed."""
         try:
-            found = os.stat(f"{self._parts}/{name[:2]}/{name}")  # a Path costs more than the call
-            stamp = (found.st_size, found.st_mtime_ns, found.st_ino)
+            status = os.stat(f"{self._parts}/{name[:2]}/{name}")  # a Path costs more than the call
+            stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
             with self._lock:
                 part = self._open.get(name)
                 if part is not None and part.stamp == stamp:
                     self._open.move_to_end(name)
                     return part
-            part = MappedPart(self._place(name), stamp)
-        except FileNotFoundError:  # also where it is deleted between the two looks
+            part = MappedPart(self._path_of(name), stamp)
+        except FileNotFoundError:  # also where it is deleted between stat and open
             raise lost(name, self._why_gone(name)) from None
         except records.Damaged as damage:
             raise lost(name, f"{damage}. It is kept in {self._quarantine(name)}") from damage
@@ -105,7 +105,7 @@ class DiskMedium:
         with self._lock:
             self._open.pop(name, None)
         try:
-            self._place(name).unlink(missing_ok=True)
+            self._path_of(name).unlink(missing_ok=True)
         except OSError as error:
             raise Unavailable(
                 f"the disk failed ({error.strerror}) while deleting part {name}", retry_after=5
@@ -115,14 +115,14 @@ class DiskMedium:
         for folder in os.scandir(self.folder / "parts"):
             for file in os.scandir(folder.path):
                 try:
-                    found = file.stat()
-                except FileNotFoundError:  # deleted while we look
+                    status = file.stat()
+                except FileNotFoundError:  # deleted meanwhile
                     continue
-                if found.st_mtime < before:
-                    yield file.name, found.st_size
+                if status.st_mtime < before:
+                    yield file.name, status.st_size
 
     def drop_temporaries(self, *, before: float) -> None:
-        """Remove the temporary files last written before this time: their writers are gone."""
+        """Delete the temporary files last written before this time: their writers are gone."""
         for file in os.scandir(self.folder / "tmp"):
             if file.stat().st_mtime < before:
                 os.unlink(file.path)
@@ -130,7 +130,7 @@ class DiskMedium:
     def quarantined(self) -> list[str]:
         try:
             return sorted(os.listdir(self.folder / "quarantine"))
-        except FileNotFoundError:  # who looked into them moved the folder away
+        except FileNotFoundError:  # somebody moved the folder away to look into it
             return []
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class DiskMedium:
                 retry_after=5,
             )
 
-    def _place(self, name: str) -> Path:
+    def _path_of(self, name: str) -> Path:
         return self.folder / "parts" / name[:2] / name
 
     def _make_folder(self, folder: Path) -> None:
@@ -158,15 +158,15 @@ class DiskMedium:
         _fsync_folder(folder.parent)
 
     def _quarantine(self, name: str) -> str:
-        """Set a corrupt file aside: never served again, never deleted."""
+        """Set a corrupt file aside, where it is never served and never deleted; return where it is."""
         try:
             (self.folder / "quarantine").mkdir(mode=0o700, exist_ok=True)
-            os.rename(self._place(name), self.folder / "quarantine" / name)
+            os.rename(self._path_of(name), self.folder / "quarantine" / name)
             _fsync_folder(self.folder / "quarantine")
         except FileNotFoundError:
             return "quarantine"  # another reader found it too, and was faster
         except OSError as error:
-            return f"its place, for quarantine can't be written to ({error.strerror})"
+            return f"its place, as quarantine/ can't be written to ({error.strerror})"
         return "quarantine"
 
     def _why_gone(self, name: str) -> str:

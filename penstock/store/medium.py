@@ -1,4 +1,4 @@
-"""The seam of the store: a medium holds bytes under names, and decides nothing."""
+"""The protocol of a medium: it holds bytes under names, and decides nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part at rest, as its writer got it back."""
+    """A part at rest, as its write returned it."""
 
     name: str
     rows: int
@@ -26,34 +26,34 @@ class Part:
 
 
 class OpenPart(Protocol):
-    """A part whose bytes were found whole."""
+    """A part whose bytes have been verified."""
 
     @property
     def schema(self) -> pa.Schema:
-        """As it was written."""
+        """The schema that it was written with."""
         ...
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of its rows."""
         ...
 
     @property
     def bytes(self) -> int:
-        """Length of the IPC stream."""
+        """The length of its IPC stream."""
         ...
 
     def reader(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """All rows, of these columns in this order; may be called again and again."""
+        """Return all rows, of these columns in this order; may be called again and again."""
         ...
 
     def descriptor(self) -> tuple[int, int] | None:
-        """A new read-only file descriptor and how many bytes from its start are the IPC stream; None without a file."""
+        """Return a new read-only descriptor, and the length of the IPC stream at its start; None without a file."""
         ...
 
 
 class Medium(Protocol):
-    """Where parts lie. A name is [A-Za-z0-9.-]{1,80}, made by penstock and used for one part only."""
+    """Where parts are kept. A name is [A-Za-z0-9.-]{1,80}, made by penstock and used for one part only."""
 
     incarnation: str
     """Empty where bytes outlive the process, else what tells this process's bytes from the last one's."""
@@ -66,39 +66,40 @@ class Medium(Protocol):
         ...
 
     def open(self, name: str) -> OpenPart:
-        """The part, every byte checked. Lost if it is gone or quarantined; a corrupt one is quarantined here."""
+        """Return the part, every byte verified. Lost if it is gone or corrupt, which quarantines it."""
         ...
 
     def delete(self, name: str) -> None:
-        """Forget the part; one that is gone, or quarantined, is no error."""
+        """Delete the part; one that is gone, or quarantined, is no error."""
         ...
 
     def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
-        """Every part kept since before that time, with the bytes that it takes; quarantined ones are not among them."""
+        """Give every part written before that time and its bytes, without the quarantined ones."""
         ...
 
     def quarantined(self) -> list[str]:
-        """The names of the parts that were found corrupt and are kept aside."""
+        """Return the names of the parts that were found corrupt and are kept aside."""
         ...
 
     def close(self) -> None:
-        """Let go of what is open. Readers that were handed out go on."""
+        """Close what is open. Readers that were handed out keep working."""
         ...
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def disk_error(error: OSError, doing: str) -> PenstockError:
-    """What the caller may do about an error of the disk. EFBIG is how RLIMIT_FSIZE says full."""
+def disk_error(error: OSError, action: str) -> PenstockError:
+    """Return the disk's error as penstock's: full, or failing. EFBIG is how RLIMIT_FSIZE says full."""
     if error.errno in _FULL:
         return StoreFull(
-            f"no room on the disk while {doing}: nothing of it was kept. Free some space, then try again", retry_after=5
+            f"no room on the disk while {action}: nothing of it was kept. Free some space, then try again",
+            retry_after=5,
         )
     why = os.strerror(error.errno or errno.EIO)  # pyarrow's own words have the file's path
-    return Unavailable(f"the disk failed ({why}) while {doing}: nothing of it was kept", retry_after=5)
+    return Unavailable(f"the disk failed ({why}) while {action}: nothing of it was kept", retry_after=5)
 
 
 def lost(name: str, why: str) -> Lost:
-    """The named loss of a part."""
+    """Return the named loss of a part."""
     return Lost(f"part {name} is lost: {why}")

@@ -1,4 +1,4 @@
-"""Parts in this process's memory, as they came; the ones for which there is no room go to disk."""
+"""Parts in this process's memory, without a copy; those beyond its bound go to disk."""
 
 from __future__ import annotations
 
@@ -17,57 +17,55 @@ from penstock.store.medium import OpenPart, Part
 
 
 class MemoryMedium:
-    """A bounded dict of parts over a folder to spill to. Everything in both ends with the process."""
+    """A bounded dict of parts over a folder for the rest. Both end with the process."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self.incarnation = uuid.uuid4().hex[:12]
-        self._spill = DiskMedium(folder, gone="it was in the memory of a server that has ended")
+        self._spill = DiskMedium(folder, gone="it was in the memory of a server that has stopped")
         self._drop_spilled()
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # _parts, _bytes
-        self._parts: dict[str, _HeldPart] = {}
+        self._parts: dict[str, _MemoryPart] = {}
         self._bytes = 0
 
     def __repr__(self) -> str:
         return "memory:"
 
     def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
-        """Keep the batches themselves, no copy; a part beyond the bound is spilled."""
+        """Keep the batches themselves, without a copy; a part beyond the bound goes to disk."""
         table = pa.Table.from_batches(batches, schema)
-        held = _HeldPart(schema, table.num_rows, table.nbytes, table)
+        part = _MemoryPart(schema, table.num_rows, table.nbytes, table)
         with self._lock:
             before = self._parts.pop(name, None)
             self._bytes -= before.bytes if before else 0
-            room = self._bytes + held.bytes <= self._max_bytes
-            if room:
-                self._bytes += held.bytes
-                self._parts[name] = held
-        if not room:
+            fits = self._bytes + part.bytes <= self._max_bytes
+            if fits:
+                self._bytes += part.bytes
+                self._parts[name] = part
+        if not fits:
             return self._spill.write(name, schema, table.to_batches())
-        return Part(name, held.rows, held.bytes, records.write(None, schema, table.to_batches()).digest)
+        return Part(name, part.rows, part.bytes, records.write(None, schema, table.to_batches()).digest)
 
     def open(self, name: str) -> OpenPart:
         with self._lock:
-            held = self._parts.get(name)
-        if held is not None:
-            return held
-        return self._spill.open(name)
+            part = self._parts.get(name)
+        return self._spill.open(name) if part is None else part
 
     def delete(self, name: str) -> None:
         with self._lock:
-            held = self._parts.pop(name, None)
-            self._bytes -= held.bytes if held else 0
+            part = self._parts.pop(name, None)
+            self._bytes -= part.bytes if part else 0
         self._spill.delete(name)
 
     def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
-        """All of them, whatever `before` is: what is in memory was made by this process."""
+        """Give all parts, whatever `before` is: those in memory were made by this process."""
         with self._lock:
-            held = [(name, part.bytes) for name, part in self._parts.items()]
-        yield from held
+            sizes = [(name, part.bytes) for name, part in self._parts.items()]
+        yield from sizes
         yield from self._spill.names(before=before)
 
     def quarantined(self) -> list[str]:
-        """Of the spilled ones; these files outlive the process."""
+        """Return those of the disk; these files outlive the process."""
         return self._spill.quarantined()
 
     def close(self) -> None:
@@ -83,7 +81,7 @@ class MemoryMedium:
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldPart:
+class _MemoryPart:
     schema: pa.Schema
     rows: int
     bytes: int

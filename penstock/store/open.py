@@ -1,4 +1,4 @@
-"""From a URL to a store: `disk:/var/lib/penstock`, `memory:`, `memory:?max=2GiB`."""
+"""Open a store by its URL: `disk:/var/lib/penstock`, `memory:`, `memory:?max=2GiB`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.store.memory import MemoryMedium
 from penstock.store.payloads import TABLES, SplitPayloadStore
 
 ORPHAN_GRACE = 24 * 3600.0
-"""Seconds before a standalone store takes a part without a key for a crash's: another process may be writing it."""
+"""Seconds before a standalone store takes a part without a key for an orphan: another process may be writing it."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def open(url: str, *, quota: int | None = None) -> SplitPayloadStore:  # noqa: A001  # as in store.open(url)
-    """A store of one's own, with a ledger of its own beside its bytes. Its `close()` ends it."""
+    """Open a store outside of a server, with a ledger of its own beside its bytes; `close()` it at the end."""
     scratch = None
     if url.partition(":")[0] == "memory":
         scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -43,7 +43,7 @@ def open(url: str, *, quota: int | None = None) -> SplitPayloadStore:  # noqa: A
 
 
 def open_medium(url: str, folder: Path) -> Medium:
-    """The medium of a URL; `folder` is where a bare `disk:` lies and where memory spills to."""
+    """Open the medium of a URL; `folder` is that of a bare `disk:`, and where memory spills to."""
     if url.startswith("disk:"):
         return DiskMedium(_folder(url, folder))
     if url.startswith("memory:"):
@@ -60,26 +60,26 @@ class StandaloneStore(SplitPayloadStore):
         return partial(open, self.url, quota=self.quota), ()
 
     def close(self) -> None:
-        """Let go of files and memory; payloads on disk stay."""
+        """Close files and memory; payloads on disk stay."""
         super().close()
         self._database.close()
 
 
 def parse_bytes(text: str) -> int:
-    """512, 64k, 1.5GB or 2GiB as a number of bytes."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
-    if not found:
+    """Return the bytes of a text such as 512, 64k, 1.5GB or 2GiB."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if not match:
         raise InvalidRequest(f"size {text!r}: expected a number of bytes such as 512, 64k, 1.5GB or 2GiB")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
+    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def _folder(url: str, default: Path | None = None) -> Path:
-    found = urlsplit(url)
-    if found.netloc or found.query:
+    parsed = urlsplit(url)
+    if parsed.netloc or parsed.query:
         raise InvalidRequest(f"store {url!r}: expected disk:/a/folder, with one slash or three")
-    if not found.path and default is None:
+    if not parsed.path and default is None:
         raise InvalidRequest(f"store {url!r} names no folder: expected disk:/a/folder")
-    return Path(unquote(found.path)).expanduser().absolute() if found.path else (default or Path())
+    return Path(unquote(parsed.path)).expanduser().absolute() if parsed.path else (default or Path())
 
 
 def _memory_bound(url: str) -> int:
@@ -91,5 +91,5 @@ def _memory_bound(url: str) -> int:
 
 
 def physical_memory() -> int:
-    """Bytes of RAM in this machine."""
+    """Return the bytes of RAM in this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import threading
 import time
 import uuid
@@ -14,21 +15,23 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
-from penstock.store.database import Database, Unsettled
+from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
 from penstock.wire.paths import check_key
 
-TABLES = """
+TABLES: Tables = {
+    2: """
 CREATE TABLE IF NOT EXISTS payloads(
     key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, incarnation TEXT NOT NULL,
     split_id TEXT NOT NULL, metadata TEXT NOT NULL, stored REAL NOT NULL, expires REAL
 ) WITHOUT ROWID;
 """
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPayload:
-    """What one split carries: a table, the split's id, and whatever its maker noted."""
+    """What one split carries: a table, the split's id, and its metadata."""
 
     data: pa.Table
     split_id: str
@@ -36,12 +39,12 @@ class SplitPayload:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, split_id: str) -> SplitPayload:
-        """A payload of a bare table."""
+        """Make the payload of a bare table."""
         return cls(table, split_id)
 
 
 class SplitPayloadStore:
-    """Payloads by key for workers, and nameless parts for the server that has a ledger for them.
+    """Payloads by key for workers, and parts by name for a server's ledger.
 
     A key's row in the database is what makes a payload exist; a medium holds its bytes.
     """
@@ -92,22 +95,30 @@ class SplitPayloadStore:
         now = self._now()
         expires = None if ttl is None else now + ttl
         row = (key, part.name, self.medium.incarnation, whole.split_id, noted, now, expires)
+
+        def point_key(sql: sqlite3.Connection) -> list[str]:
+            before = sql.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchall()
+            sql.execute(
+                "REPLACE INTO payloads(key, name, incarnation, split_id, metadata, stored, expires)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            return [row["name"] for row in before]
+
         try:
-            with self._database.transaction() as ledger:  # 2.
-                before = ledger.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchone()
-                ledger.execute("REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            before = self._database.run(point_key)  # 2.
         except Unsettled:  # the key may point at these bytes after a crash; if it doesn't, they are orphans then
             raise
         except Exception:
             self.discard([part.name])
             raise
-        self.discard([before["name"]] if before else [])  # 3.
+        self.discard(before)  # 3.
         return key
 
     def get(self, key: str) -> SplitPayload | None:
-        """The payload, or None if there is none; Lost if there was one and its bytes are gone or corrupt."""
+        """Return the payload, None without one; Lost if its bytes are gone or corrupt."""
         rows = self._database.rows("SELECT * FROM payloads WHERE key = ?", check_key(key))
-        if not rows or self._is_over(rows[0]["expires"]):
+        if not rows or self._has_expired(rows[0]["expires"]):
             return None
         row = rows[0]
         try:
@@ -119,41 +130,45 @@ class SplitPayloadStore:
         return SplitPayload(table, row["split_id"], json.loads(row["metadata"]))
 
     def delete(self, key: str) -> bool:
-        """Forget a payload; False if there was none."""
-        with self._database.transaction() as ledger:
-            row = ledger.execute(
-                "DELETE FROM payloads WHERE key = ? RETURNING name, expires", (check_key(key),)
-            ).fetchone()
-        if row is None:
-            return False
-        self.discard([row["name"]])
-        return not self._is_over(row["expires"])
+        """Delete a payload; False if there was none."""
+        return self._forget("key = ?", check_key(key)) > 0
 
     def clear(self) -> int:
-        """Forget every payload; how many there were."""
-        with self._database.transaction() as ledger:
-            rows = ledger.execute("DELETE FROM payloads RETURNING name, expires").fetchall()
-        self.discard(row["name"] for row in rows)
-        return sum(not self._is_over(row["expires"]) for row in rows)
+        """Delete every payload, and return how many there were."""
+        return self._forget("true")
 
     def keys(self, prefix: str = "") -> list[str]:
-        """The keys that have a payload, in order."""
+        """Return the keys that have a payload, in order."""
         rows = self._database.rows(
             "SELECT key, expires FROM payloads WHERE substr(key, 1, ?) = ? ORDER BY key", len(prefix), prefix
         )
-        return [row["key"] for row in rows if not self._is_over(row["expires"])]
+        return [row["key"] for row in rows if not self._has_expired(row["expires"])]
 
     def sweep(self) -> int:
-        """Remove what is past its time; how many payloads."""
-        with self._database.transaction() as ledger:
-            rows = ledger.execute("DELETE FROM payloads WHERE expires <= ? RETURNING name", (self._now(),)).fetchall()
+        """Delete the payloads past their time, and return how many."""
+        now = self._now()
+        expired = self._database.rows("SELECT 1 FROM payloads WHERE expires <= ?", now)
+        if expired:
+            self._forget("expires <= ?", now)
+        return len(expired)
+
+    def _forget(self, condition: str, *arguments: object) -> int:
+        """Forget payloads, and return how many of them were not past their time."""
+
+        def forget(sql: sqlite3.Connection) -> list[sqlite3.Row]:
+            return sql.execute(
+                f"DELETE FROM payloads WHERE {condition} RETURNING name, expires",  # noqa: S608  # our own text
+                arguments,
+            ).fetchall()
+
+        rows = self._database.run(forget)
         self.discard(row["name"] for row in rows)
-        return len(rows)
+        return sum(not self._has_expired(row["expires"]) for row in rows)
 
     # --- parts by name ----------------------------------------------------------------------
 
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> Part:
-        """Keep a part, durable and unseen. StoreFull when it doesn't fit into the quota."""
+        """Write a part, durable and unseen. StoreFull when it does not fit into the quota."""
         size = sum(batch.nbytes for batch in batches)
         with self._lock:
             if self.quota is not None and self._used + size > self.quota:
@@ -174,29 +189,29 @@ class SplitPayloadStore:
         return part
 
     def open(self, name: str) -> OpenPart:
-        """A part, every byte checked; Lost by name if it isn't there any more."""
+        """Return a part, every byte verified; Lost by name if it is gone."""
         return self.medium.open(name)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Forget parts; one that is gone already is no error."""
+        """Delete parts; one that is gone already is no error."""
         for name in names:
             self.medium.delete(name)
             with self._lock:
                 self._note(name, 0)
 
     def orphans(self, known: Iterable[str] = (), *, before: float = math.inf) -> list[str]:
-        """The parts kept since before that time that are neither among these nor a payload's: a crash left them."""
-        held = {row["name"] for row in self._database.rows("SELECT name FROM payloads")}.union(known)
-        return [name for name, _ in self.medium.names(before=before) if name not in held]
+        """Return the parts written before that time that are neither known nor a payload's: a crash left them."""
+        named = {row["name"] for row in self._database.rows("SELECT name FROM payloads")}.union(known)
+        return [name for name, _ in self.medium.names(before=before) if name not in named]
 
     @property
     def used(self) -> int:
-        """Bytes that the parts take."""
+        """The bytes that all parts take."""
         with self._lock:
             return self._used
 
     def close(self) -> None:
-        """Let go of files and memory; payloads on disk stay."""
+        """Close files and memory; payloads on disk stay."""
         self.medium.close()
 
     def _note(self, name: str, size: int) -> None:
@@ -204,26 +219,26 @@ class SplitPayloadStore:
         if size:
             self._sizes[name] = size
 
-    def _is_over(self, expires: float | None) -> bool:
+    def _has_expired(self, expires: float | None) -> bool:
         return expires is not None and expires <= self._now()
 
     def _moved_on(self, key: str, name: str) -> bool:
-        """Whether the key points elsewhere by now: it was replaced or deleted while we read."""
+        """Whether the key was replaced or deleted meanwhile."""
         rows = self._database.rows("SELECT name FROM payloads WHERE key = ?", key)
         return not rows or rows[0]["name"] != name
 
 
-def _as_payload(key: str, given: SplitPayload | bytes | pa.Buffer | pa.Table) -> SplitPayload:
-    """What Python, the JVM or Arrow's own writers hand in, as a payload; validated before anything uses it."""
-    if isinstance(given, SplitPayload):
-        whole = given
-    elif isinstance(given, pa.Table):
-        whole = SplitPayload.from_arrow(given, split_id=key)
-    elif isinstance(given, bytes | bytearray | memoryview | pa.Buffer):
-        whole = SplitPayload.from_arrow(_read_ipc(given), split_id=key)
+def _as_payload(key: str, data: SplitPayload | bytes | pa.Buffer | pa.Table) -> SplitPayload:
+    """Return a payload of what Python, the JVM or Arrow's own writers make; validated before anything uses it."""
+    if isinstance(data, SplitPayload):
+        whole = data
+    elif isinstance(data, pa.Table):
+        whole = SplitPayload.from_arrow(data, split_id=key)
+    elif isinstance(data, bytes | bytearray | memoryview | pa.Buffer):
+        whole = SplitPayload.from_arrow(_read_ipc(data), split_id=key)
     else:
         raise InvalidRequest(
-            f"a payload is a SplitPayload, Arrow IPC bytes or a pyarrow.Table, got {type(given).__name__}"
+            f"a payload is a SplitPayload, Arrow IPC bytes or a pyarrow.Table, got {type(data).__name__}"
         )
     try:
         whole.data.validate(full=True)
@@ -233,7 +248,7 @@ def _as_payload(key: str, given: SplitPayload | bytes | pa.Buffer | pa.Table) ->
 
 
 def _as_json(key: str, whole: SplitPayload) -> str:
-    """The metadata as the ledger keeps it; looked at before any byte is written."""
+    """Return the metadata as JSON; InvalidRequest before any byte is written if it has none."""
     try:
         whole.split_id.encode()
         return json.dumps(dict(whole.metadata))

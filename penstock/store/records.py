@@ -29,17 +29,17 @@ _IOV_MAX = 1_024  # buffers that Linux takes in one writev
 
 
 class Damaged(Exception):
-    """These bytes aren't the ones that were written."""
+    """The bytes are not those that were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a file holds."""
+    """The content of a part's file."""
 
     rows: int
     batches: int
     bytes: int
-    """Length of the stream, without table and tail."""
+    """The length of the stream, without table and tail."""
     crc: int
 
     @property
@@ -71,7 +71,7 @@ def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) 
 
 
 def verify(view: memoryview) -> Written:
-    """Check every byte of a part; Damaged names what doesn't hold."""
+    """Verify every byte of a part; Damaged names the first fault."""
     if len(view) < _TAIL.size:
         raise Damaged(f"it has {len(view)} bytes, too few for any part")
     length, crc, magic = _TAIL.unpack(view[-_TAIL.size :])
@@ -81,20 +81,20 @@ def verify(view: memoryview) -> Written:
     if crc32c(table) != crc:
         raise Damaged("its table of records has another checksum than at writing")
     try:
-        found = json.loads(bytes(table))
-        form = (found["v"], found["crc"])
+        content = json.loads(bytes(table))
+        form = (content["v"], content["crc"])
     except (ValueError, TypeError, KeyError) as broken:  # eight zeros are the length and the CRC of no table at all
         raise Damaged("its table of records is none") from broken
     if form != (FORMAT, CRC):
-        raise Damaged(f"it has format {found['v']} with {found['crc']}; this penstock reads {FORMAT} with {CRC}")
+        raise Damaged(f"it has format {content['v']} with {content['crc']}; this penstock reads {FORMAT} with {CRC}")
     start = 0
-    for number, (size, _, expected) in enumerate(found["records"]):
+    for number, (size, _, expected) in enumerate(content["records"]):
         if crc32c(view[start : start + size]) != expected:
             raise Damaged(f"record {number} at byte {start} has another checksum than at writing")
         start += size
     if start + length + _TAIL.size != len(view):
         raise Damaged(f"it has {len(view)} bytes where {start + length + _TAIL.size} were written")
-    return Written(sum(record[1] for record in found["records"]), len(found["records"]) - 2, start, crc)
+    return Written(sum(record[1] for record in content["records"]), len(content["records"]) - 2, start, crc)
 
 
 class _Gather:
@@ -119,7 +119,7 @@ class _Gather:
         return size, rows, crc
 
     def flush(self) -> None:
-        """Nothing is held back between records."""
+        """Do nothing: no bytes wait between records."""
 
     def close(self) -> None:
         self.closed = True

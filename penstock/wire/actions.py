@@ -1,16 +1,16 @@
-"""Actions: what each is asked and what it answers, in one registry that both ends read."""
+"""Actions: the request and the answer of each, in one registry that client and server read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from penstock.wire.body import Body
+from penstock.wire.body import Body, field_names
 from penstock.wire.position import Position
 from penstock.wire.put import Mode, State
 
 SchemaJson = tuple[dict[str, Any], ...]
-"""A list of {name, type, nullable}; `penstock.rows.schemas` turns it into an Arrow schema and back."""
+"""A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
 Access = Literal["token", "ticket", "anyone"]
 """Who may call: the holder of the server's token, of the ticket in the request, or everybody."""
 RequestT = TypeVar("RequestT", bound=Body)
@@ -22,10 +22,15 @@ class Action(Generic[RequestT, AnswerT]):
     """One action of do_action."""
 
     name: str
-    sentence: str
+    purpose: str
     request: type[RequestT]
     answer: type[AnswerT]
     access: Access = "token"
+
+    @property
+    def sentence(self) -> str:
+        """The description in list_actions: the purpose, and the fields of the request."""
+        return f"{self.purpose}: {{{', '.join(field_names(self.request))}}}."  # type: ignore[arg-type]  # hashable
 
 
 # --- writes --------------------------------------------------------------------------------
@@ -37,7 +42,8 @@ class OpenWrite(Body):
 
     path: str
     mode: Mode = "error"
-    schema: SchemaJson | None = None
+    schema: str | None = None
+    """The columns of a dataset that may get no rows: an Arrow schema's IPC message in base64."""
     run: str | None = None
 
 
@@ -88,22 +94,6 @@ class AbortWrite(Body):
 
 
 # --- topics and their consumers ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTopic(Body):
-    """topic.create: make an empty topic, or change what an existing one keeps."""
-
-    path: str
-    schema: SchemaJson
-    key: str | None = None
-    """The column whose equal values stay in one shard, in order."""
-    shards: int | None = None
-    """By default 4 with a key and 1 without."""
-    keep_seconds: float | None = None
-    """The age at which rows are removed, read or not; by default 24 hours."""
-    keep_bytes: int | None = None
-    """The size above which the oldest rows are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +200,14 @@ class Target(Body):
 
 @dataclass(frozen=True, slots=True)
 class Deleted(Body):
-    """The answer of delete: what the path held."""
+    """The answer of delete: what the path held; of a write its id, state and the path that it wrote to."""
 
     path: str
     rows: int
     bytes: int
     parts: int
+    write: str | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +265,7 @@ class Description(Body):
 
 @dataclass(frozen=True, slots=True)
 class Health(Body):
-    """The answer of health; a caller without the token is told the state alone."""
+    """The answer of health; without the token the state alone."""
 
     state: str
     version: str | None = None
@@ -291,65 +283,28 @@ class Health(Body):
     """Bytes of deleted rows that read tickets still name."""
 
 
-OPEN_WRITE = Action(
-    "write.open",
-    "Begin a write, or join the open one of its run: {path, mode, schema, run} -> {write, ticket, state, …}.",
-    OpenWrite,
-    OpenedWrite,
-)
+OPEN_WRITE = Action("write.open", "Begin a write, or join the open one of its run", OpenWrite, OpenedWrite)
 FINISH_WRITE = Action(
-    "write.finish",
-    "Make exactly these attempts the dataset, once per run: {ticket, attempts, run} -> the write's summary.",
-    FinishWrite,
-    Summary,
-    "ticket",
+    "write.finish", "Make exactly these attempts the dataset, once per run", FinishWrite, Summary, "ticket"
 )
-ABORT_WRITE = Action(
-    "write.abort",
-    "End a write that shows nothing: {ticket} -> the write's summary.",
-    AbortWrite,
-    Summary,
-    "ticket",
-)
-CREATE_TOPIC = Action(
-    "topic.create",
-    "Make a topic, or change what one keeps: {path, schema, key, shards, keep_seconds, keep_bytes} -> its description.",
-    CreateTopic,
-    Description,
-)
-ATTACH_CONSUMER = Action(
-    "consumer.attach",
-    "Read a topic as a consumer: {path, journal, consumer, session, initial, position} -> its committed position.",
-    AttachConsumer,
-    AttachedConsumer,
-)
+ABORT_WRITE = Action("write.abort", "End a write that shows nothing", AbortWrite, Summary, "ticket")
+ATTACH_CONSUMER = Action("consumer.attach", "Read a topic as a consumer", AttachConsumer, AttachedConsumer)
 ASK_OFFSETS = Action(
-    "consumer.offsets",
-    "The first and next offsets of a topic, and the end of a batch: {path, start, since, max_rows, …} -> offsets.",
-    AskOffsets,
-    Offsets,
+    "consumer.offsets", "The first and next offsets of a topic, and the end of a batch", AskOffsets, Offsets
 )
 COMMIT_POSITION = Action(
-    "consumer.commit",
-    "Rows below a position are done for good: {path, journal, consumer, session, position} -> the position.",
-    CommitPosition,
-    CommittedPosition,
+    "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
 )
-DETACH_CONSUMER = Action(
-    "consumer.detach",
-    "This consumer will not return, and holds no rows: {path, journal, consumer, session} -> {}.",
-    DetachConsumer,
-    Nothing,
-)
-DESCRIBE = Action("describe", "All that is known of the thing at a path: {path}.", Target, Description)
-DELETE = Action("delete", "Delete a dataset or a topic, or abort a write: {path} -> what it held.", Target, Deleted)
-HEALTH = Action("health", "The server's version, state and store: {}.", Nothing, Health, "anyone")
+DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description)
+DELETE = Action("delete", "Delete the thing at a path; a write is aborted", Target, Deleted)
+HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
-        OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, CREATE_TOPIC, DELETE, DESCRIBE, HEALTH,
+        OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER,
     )
 }  # fmt: skip
-"""Every action by name, in the order in which list_actions tells them."""
+"""Every action by name."""

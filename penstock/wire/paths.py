@@ -1,4 +1,4 @@
-"""Paths: what a user types everywhere. `store/demo/trips`, `write/5d41…`; a kind, then a key."""
+"""Paths: what a user types everywhere. `store/demo/trips`, `write/5d41…`: a kind, then a key."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from penstock.errors import InvalidRequest
 
 MAX_KEY = 512
-KINDS = ("store", "topic", "write")
-_ALLOWED = re.compile(r"[A-Za-z0-9._/=-]{1,512}")
+_KIND = re.compile(r"[a-z]{1,40}")
+_KEY = re.compile(r"[A-Za-z0-9._/=-]{1,512}")
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A kind and a key below it; an empty key is the folder of everything of that kind."""
+    """A kind and a key below it; an empty key is the folder of everything of that kind.
+
+    The kind is a word in its form only: which kinds there are is what a server has registered.
+    """
 
     kind: str
     key: str = ""
@@ -25,52 +28,50 @@ class Path:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The keys of the folders above: a/b for a/b/c."""
+        """The keys of the folders above: a, a/b for a/b/c."""
         names = self.key.split("/")
         return tuple("/".join(names[:depth]) for depth in range(1, len(names)))
 
 
 def is_topic(path: str) -> bool:
-    """Whether what stands there only grows, and its rows have offsets."""
+    """Return whether the path is a topic's."""
     return path.startswith("topic/")
 
 
 def check_key(key: str) -> str:
-    """The key, if it is one: it never becomes a file name, and yet may not look like a way out of a folder."""
-    if not _ALLOWED.fullmatch(key):
+    """Return a valid key. Keys are never used as file names, but must not contain path traversal."""
+    if not _KEY.fullmatch(key):
         raise InvalidRequest(
-            f"key {_shown(key)}: a key has 1 to {MAX_KEY} characters of A-Z a-z 0-9 . _ / = - (this one has {len(key)})"
+            f"key {_shortened(key)}: expected 1 to {MAX_KEY} characters of A-Z a-z 0-9 . _ / = -, got {len(key)}"
         )
     if any(name in ("", ".", "..") for name in key.split("/")):
-        raise InvalidRequest(f"key {_shown(key)}: no part between slashes may be empty, '.' or '..'")
+        raise InvalidRequest(f"key {_shortened(key)}: a name between slashes must not be empty, '.' or '..'")
     return key
 
 
 def parse(text: str) -> Path:
-    """A path to one thing, such as store/demo/trips."""
+    """Return the path of one thing, such as store/demo/trips."""
     path = parse_folder(text)
     if not path.key:
-        raise InvalidRequest(f"path {_shown(text)} names no thing: expected e.g. {path.kind}/demo/trips")
+        raise InvalidRequest(f"path {_shortened(text)} has no key: expected one such as {path.kind}/demo/trips")
     return path
 
 
 def parse_folder(text: str) -> Path:
-    """A path to a thing or a folder: store/, store, store/demo/ and store/demo/trips all pass."""
+    """Return the path of a thing or a folder: store/, store, store/demo/ and store/demo/trips are all valid."""
     kind, _, key = text.partition("/")
-    if kind not in KINDS:
-        raise InvalidRequest(
-            f"path {_shown(text)}: expected one that begins with {' or '.join(f'{k}/' for k in KINDS)}"
-        )
+    if not _KIND.fullmatch(kind):
+        raise InvalidRequest(f"path {_shortened(text)}: expected a kind and a key, such as store/demo/trips")
     return Path(kind, check_key(key.removesuffix("/")) if key else "")
 
 
-def from_descriptor(parts: Sequence[bytes]) -> Path:
-    """A Flight descriptor's path, whole (`store/a/b`) or in pieces (`store`, `a`, `b`)."""
+def join_descriptor(parts: Sequence[bytes]) -> str:
+    """Return a Flight descriptor's path as text; it comes whole (`store/a/b`) or in pieces (`store`, `a`, `b`)."""
     try:
-        return parse("/".join(part.decode() for part in parts))
-    except UnicodeDecodeError as broken:
-        raise InvalidRequest("the descriptor's path isn't UTF-8") from broken
+        return "/".join(part.decode() for part in parts)
+    except UnicodeDecodeError as malformed:
+        raise InvalidRequest("the descriptor's path is not UTF-8") from malformed
 
 
-def _shown(text: str) -> str:
+def _shortened(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -13,7 +13,7 @@ EXPECTED = 'an offset for each shard, such as {"0": 500}'
 
 
 class Position(Mapping[int, int]):
-    """Shard -> the offset of the next row. Reads like a dict, and is one value: it never changes."""
+    """Shard -> the offset of the next row. Reads like a dict, and never changes."""
 
     __slots__ = ("_offsets",)
 
@@ -36,11 +36,11 @@ class Position(Mapping[int, int]):
         return f"Position({self._offsets})"
 
     def moved(self, shard: int, offset: int) -> Position:
-        """The same with one shard's next row."""
+        """Return the same position with another offset for one shard."""
         return Position({**self._offsets, shard: offset})
 
     def to_json(self) -> dict[str, int]:
-        """As JSON has it: {"0": 5}."""
+        """Return the object that crosses the wire: {"0": 5}."""
         return {str(shard): offset for shard, offset in self._offsets.items()}
 
     @classmethod

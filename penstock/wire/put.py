@@ -1,4 +1,4 @@
-"""What a put says and is answered: its command, its trailer, its receipt."""
+"""What a put sends and is answered: its command, its trailer, its receipt."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ State = Literal["open", "finished", "aborted", "expired"]
 
 
 @dataclass(frozen=True, slots=True)
+class TopicOptions(Body):
+    """How a topic is made; of a topic that exists, `keep_seconds` and `keep_bytes` are changed."""
+
+    key: str | None = None
+    """The column whose equal values stay in one shard, in order."""
+    shards: int | None = None
+    """By default 4 with a key and 1 without."""
+    keep_seconds: float | None = None
+    """The age at which rows are removed, read or not; by default 24 hours."""
+    keep_bytes: int | None = None
+    """The size above which the oldest rows are removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class PutCommand(Body):
     """A descriptor's command for do_put: one attempt of an open write (`ticket`), or a write of its own (`path`)."""
 
@@ -21,7 +35,9 @@ class PutCommand(Body):
     mode: Mode | None = None
     run: str | None = None
     ready: bool | None = None
-    """Wait for the server's word `{"v":1}`, before the first batch, that it takes this put."""
+    """The sender waits for the server's word `{"v":1}`, which admits this put, before it sends the first batch."""
+    create: TopicOptions | None = None
+    """Make the topic at `path`, with the stream's schema; the stream has no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,7 @@ class Receipt(Body):
     """The server's word that an attempt is whole and durable. The list of receipts is what a write commits."""
 
     write: str
+    """Empty if the put made a topic."""
     attempt: str
     rows: int
     bytes: int

@@ -1,9 +1,8 @@
-"""What a reader sends and is told: commands for info and lists, lines of a listing, notes of endpoints."""
+"""What a reader sends and is answered: commands for info and lists, lines of a listing, notes on endpoints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from penstock.wire.body import Body
 from penstock.wire.position import Position
@@ -11,29 +10,30 @@ from penstock.wire.position import Position
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand(Body):
-    """A descriptor's command for get_flight_info: a dataset, some of its columns, some of its rows."""
+    """A descriptor's command for get_flight_info: a path, some of its columns, some of its rows."""
 
     path: str
     columns: tuple[str, ...] | None = None
     limit: int | None = None
     """The first so many rows; with a filter, at most so many from each endpoint."""
     part: int | None = None
-    """Only this part, counted from 0."""
+    """Of a dataset, only this part, counted from 0."""
     filter: str | None = None
     """Only the rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`."""
     start: Position | None = None
-    """A topic's: the first offset of each shard, {"0": 5}; shards that aren't named begin with their oldest row."""
+    """Of a topic, the first offset of each shard, {"0": 5}; a shard that is not named begins with its oldest row."""
     end: Position | None = None
-    """The first offset of each shard that isn't wanted; by default its end as it is now."""
+    """Of a topic, the first offset of each shard that is not read; by default the shard's end at this moment."""
     since: float | None = None
-    """In place of `start`: rows that were appended at this time or later, in seconds since 1970, as parts have it."""
+    """In place of `start`: rows appended at this time or later, in seconds since 1970. The rows of one put have one
+    time."""
     journal: str | None = None
-    """Which journal the offsets are of; another one is refused."""
+    """The id of the journal that the offsets belong to; refused if the topic has another one by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListCommand(Body):
-    """list_flights' criteria. Without `folders` everything below the path, else what stands directly in it."""
+    """list_flights' criteria: everything below the path; with `folders`, only what lies directly in it."""
 
     path: str
     folders: bool = False
@@ -44,23 +44,24 @@ class Entry(Body):
     """A line of a listing, in a FlightInfo's app_metadata."""
 
     path: str
-    kind: Literal["dataset", "topic", "folder", "write"]
+    kind: str
+    """dataset, topic, write or folder."""
     rows: int = 0
     bytes: int = 0
     parts: int = 0
     changed: float | None = None
     state: str | None = None
     local: str | None = None
-    """The abstract Unix socket that hands out descriptors to this host."""
+    """The abstract Unix socket where processes of this host get file descriptors for parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointNote(Body):
-    """What a reader may know of an endpoint before it fetches it: FlightEndpoint.app_metadata. A filter takes less."""
+    """An endpoint's size before it is read, in FlightEndpoint.app_metadata. A filter is not counted."""
 
     rows: int
     bytes: int
     parts: int
     shard: int | None = None
     start: int | None = None
-    """Of a topic: where its rows lie, the first one's offset."""
+    """Of a topic, the offset of the first row."""

@@ -36,10 +36,10 @@ class Planted:
 def read(patch: Path) -> Planted:
     """A patch and its two lines."""
     text = patch.read_text()
-    found = re.match(r"Bug: (.+)\nTests: (.+)\n", text)
-    if not found:
+    match = re.match(r"Bug: (.+)\nTests: (.+)\n", text)
+    if not match:
         raise SystemExit(f"{patch.name}: expected the lines 'Bug: …' and 'Tests: …' at the top")
-    return Planted(patch.stem, found[1], found[2].split(), patch)
+    return Planted(patch.stem, match[1], match[2].split(), patch)
 
 
 def copy_tree(target: Path) -> None:
@@ -94,9 +94,9 @@ def main() -> int:
     bugs = [bug for bug in bugs if not wanted or bug.name in wanted]
     began, missed = time.monotonic(), 0
     with ThreadPoolExecutor(2) as pool:
-        for planted, found, printed in pool.map(find, bugs):
-            print(f"{'found ' if found else 'MISSED'}  {planted.name}: {planted.bug}", flush=True)
-            if not found:
+        for planted, red, printed in pool.map(find, bugs):
+            print(f"{'found ' if red else 'MISSED'}  {planted.name}: {planted.bug}", flush=True)
+            if not red:
                 missed += 1
                 print(printed)
     print(f"{len(bugs) - missed} of {len(bugs)} planted bugs were found, in {time.monotonic() - began:.0f} s")

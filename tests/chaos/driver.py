@@ -1,6 +1,6 @@
-"""A driver to be killed: `python -m tests.chaos.driver URL FOLDER SINK MASTER` streams a topic into a sink.
+"""A driver to be killed: it streams a topic into a sink; its arguments are `URL FOLDER SINK MASTER`.
 
-Its query is started again on its checkpoint when it fails, with a line in `ends`, until there is the file `stop`.
+A query that fails adds a line to the file `ends`, and is started again on its checkpoint, until there is a file `stop`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 TOPIC = "topic/in"
 ROWS = 6_000
-"""A batch has so many at most."""
+"""Most rows of a batch."""
 
 
 def start(spark: SparkSession, url: str, folder: Path, sink: str) -> StreamingQuery:
-    """The query, on its checkpoint."""
+    """Start the query on its checkpoint."""
     reader = spark.readStream.format("penstock").option("url", url).option("maxRowsPerTrigger", ROWS)
     frame = reader.option("columns", "seq, key, text, amount, _shard, _offset").load(TOPIC)
     placed = frame.withColumnsRenamed({"_shard": "shard", "_offset": "at"})
@@ -32,8 +32,8 @@ def start(spark: SparkSession, url: str, folder: Path, sink: str) -> StreamingQu
 
 
 def main() -> None:
-    url, place, sink, master = sys.argv[1:]
-    folder = Path(place)
+    url, home, sink, master = sys.argv[1:]
+    folder = Path(home)
     os.environ.update(SPARK_LOCAL_DIRS=f"{folder}/blocks", SPARK_WORKER_DIR=f"{folder}/work")
     from pyspark.sql import SparkSession
 
@@ -43,7 +43,7 @@ def main() -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(penstock.DataSource)
-    for _ in range(20):  # more often is no fault's doing
+    for _ in range(20):  # no schedule ends a query more often
         try:
             query = start(spark, url, folder, sink)
             while not (query.awaitTermination(1) or (folder / "stop").exists()):
@@ -54,7 +54,3 @@ def main() -> None:
             with (folder / "ends").open("a") as file:
                 file.write(f"{' '.join(str(error).split())[:3000]}\n")
     spark.stop()
-
-
-if __name__ == "__main__":
-    main()

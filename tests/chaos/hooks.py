@@ -1,7 +1,7 @@
-"""Within the server's process: faults that the files of a folder switch on and off while it runs.
+"""Faults within the server's process, switched on and off by the files of a folder while it runs.
 
 `clock` has seconds by which the time is wrong, `crash` the step at which the process kills itself, `fsync` the word
-"fails", or the seconds that an fsync takes longer. With `wired` nobody maps parts: all that is read is sent.
+"fails", or the seconds that an fsync takes longer. With `wired` no client maps parts: all reads go over the wire.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from penstock.store.payloads import SplitPayloadStore
 
 
 def plant(folder: Path) -> None:
-    """Put the hooks in place; as long as there are no files they do nothing."""
+    """Put the hooks in place; they do nothing as long as the folder is empty."""
     wall, fsync = time.time, os.fsync
 
-    def told(name: str) -> str:
+    def switch(name: str) -> str:
         with contextlib.suppress(FileNotFoundError):
             return (folder / name).read_text()
         return ""
 
     def now() -> float:
-        return wall() + float(told("clock") or 0)
+        return wall() + float(switch("clock") or 0)
 
     def slow_or_failing(fd: int) -> None:
-        if (how := told("fsync")) == "fails":
+        if (how := switch("fsync")) == "fails":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if how:
             time.sleep(float(how))
         fsync(fd)
 
     def passed(step: str) -> None:
-        if told("crash") == step:
+        if switch("crash") == step:
             (folder / "crash").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
     time.time, os.fsync, steps.passed = now, slow_or_failing, passed  # type: ignore[assignment]
-    for each in (Ledger, SplitPayloadStore):  # which have their default from before
+    for each in (Ledger, SplitPayloadStore):  # their defaults were bound before
         defaults = each.__init__.__kwdefaults__
         assert defaults is not None
         assert defaults["now"] is wall
         defaults["now"] = now
-    if told("wired"):
-        shut_the_door()
+    if switch("wired"):
+        close_local_door()
 
 
-def shut_the_door() -> None:
-    """The server tells nobody of a door for its own host."""
-    made = LocalDoor.__init__
+def close_local_door() -> None:
+    """Let the server name no door for clients on its own host."""
+    init = LocalDoor.__init__
 
-    def shut(self: LocalDoor, *given: Any) -> None:
-        made(self, *given)
+    def init_without_name(self: LocalDoor, *arguments: Any) -> None:
+        init(self, *arguments)
         self.name = None
 
-    LocalDoor.__init__ = shut  # type: ignore[assignment, method-assign]
+    LocalDoor.__init__ = init_without_name  # type: ignore[assignment, method-assign]

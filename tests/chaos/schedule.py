@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-LEAST = {
-    "server killed": 3, "server killed at a step": 3, "server stopped": 2, "server's clock jumps": 2,
-    "answer lost": 1, "run sent again": 2, "orphans damaged": 2, "disk full": 2, "fsync fails": 2, "fsync slow": 2,
-    "connections cut": 3, "connections reset": 3, "half-open": 2, "latency": 2, "throttled": 2,
-    "worker killed": 3, "worker stopped": 2, "executor killed": 1, "source killed": 1, "driver killed": 1,
-    "commit unlogged": 1, "older checkpoint": 1,
-}  # fmt: skip
-"""Each kind that there is, and how often it falls at least."""
-MORE = ("server killed", "server killed at a step", "server stopped", "server's clock jumps", "run sent again",
-        "connections cut", "connections reset", "latency", "worker killed", "worker stopped")  # fmt: skip
-"""What the rest is drawn from: none of these costs a new driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +20,27 @@ class Moment:
     """The fault's own seed."""
 
 
-def schedule(seed: int, rows: int, faults: int) -> list[Moment]:
-    """So many faults, each kind its least, spread over the rows."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often each kind of fault falls."""
+
+    least: Mapping[str, int]
+    """How often each kind falls at least."""
+    more: Sequence[str]
+    """The kinds that the rest is drawn from."""
+    early: str | None = None
+    """A kind that needs enough rows behind it."""
+
+
+def schedule(seed: int, rows: int, faults: int, plan: Plan) -> list[Moment]:
+    """Draw so many faults, each kind its least, spread over the rows."""
     dice = random.Random(seed)
-    kinds = list(Counter(LEAST).elements())
-    kinds += dice.choices(MORE, k=faults - len(kinds))
+    kinds = list(Counter(plan.least).elements())
+    kinds += dice.choices(plan.more, k=faults - len(kinds))
     dice.shuffle(kinds)
-    copied, middle = kinds.index("older checkpoint"), len(kinds) // 2
-    if copied > middle:  # enough rows must come behind it
-        kinds[copied], kinds[middle] = kinds[middle], kinds[copied]
+    middle = len(kinds) // 2
+    if plan.early and (late := kinds.index(plan.early)) > middle:
+        kinds[late], kinds[middle] = kinds[middle], kinds[late]
     each = rows * 95 / 100 / len(kinds)
     return [
         Moment(

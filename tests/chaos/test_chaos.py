@@ -1,4 +1,4 @@
-"""Chaos: many faults of all kinds under one stream, and nothing is lost, changed or doubled. And the checker."""
+"""Chaos: under many faults of all kinds nothing is lost, changed or doubled. And the rig's own tests."""
 
 from __future__ import annotations
 
@@ -7,72 +7,76 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.chaos import run
-from tests.chaos.faults import FAULTS
-from tests.chaos.ledger import LAWS, Landed, Ledger, Outcome, Row, Sample, batch, check, rows
-from tests.chaos.schedule import LEAST, schedule
-from tests.kit.cut_wire import Wire, wire
+from tests.chaos import faults, oracle, topic_stream
+from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
+from tests.chaos.run import run
+from tests.chaos.schedule import schedule
+from tests.chaos.topic_stream import Landed, Sample, StreamOutcome, TopicStream
+from tests.kit.proxy import Proxy, open_proxy
+from tests.kit.spark import needs_spark
 
 SEED = 7
+PLAN = TopicStream.plan
+LAWS = {**oracle.LAWS, **TopicStream.laws}
 
 
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.process
 @pytest.mark.timeout(1500)
-def test_faults_of_all_kinds_under_a_stream_lose_change_and_double_nothing(
+def test_rows_survive_faults_of_all_kinds(
     tmp_path: Path, bare_python: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.kit.spark import needs_spark
-
+    """Faults of all kinds fall under a stream: no row is lost, changed or doubled."""
     needs_spark()
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED") or int.from_bytes(os.urandom(2)))
     with capsys.disabled():
         print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
 
-    report = run.run(seed, tmp_path, bare_python)
+    report = run(seed, tmp_path, partial(TopicStream, python=bare_python))
 
     with capsys.disabled():
         print(report)  # noqa: T201  # its line is a figure of the documentation
-    assert {law: found[:20] for law, found in report.broken.items() if found} == {}, report
-    assert report.uncalled() == []
+    assert {law: rows[:20] for law, rows in report.broken.items() if rows} == {}, report
+    assert report.unexplained == []
     assert report.faults.total() >= 40
-    assert set(report.faults) == set(LEAST)
+    assert set(report.faults) == set(PLAN.least)
 
 
 # --- the proxy ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Wire, socket.socket, socket.socket]]:
+def ends() -> Iterator[tuple[Proxy, socket.socket, socket.socket]]:
     """A proxy, and the two ends of a connection through it."""
-    with wire() as found, socket.create_server(("127.0.0.1", 0)) as door:
-        found.target = door.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", int(found.url.rpartition(":")[2])), 10) as near:
+    with open_proxy() as proxy, socket.create_server(("127.0.0.1", 0)) as door:
+        proxy.target = door.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", int(proxy.url.rpartition(":")[2])), 10) as near:
             far, _ = door.accept()
             with far:
                 far.settimeout(10)
                 near.sendall(b"x")
                 assert far.recv(9) == b"x"
-                yield found, near, far
+                yield proxy, near, far
 
 
-def test_a_reset_connection_is_reset_at_both_ends(ends: tuple[Wire, socket.socket, socket.socket]) -> None:
-    found, *both = ends
-    found.reset()
+def test_a_reset_connection_is_reset_at_both_ends(ends: tuple[Proxy, socket.socket, socket.socket]) -> None:
+    proxy, *both = ends
+    proxy.reset()
     for end in both:
         with pytest.raises(ConnectionResetError):
             end.recv(9)
 
 
-def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Wire, socket.socket, socket.socket]) -> None:
-    found, near, far = ends
-    with found.half_open():
+def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Proxy, socket.socket, socket.socket]) -> None:
+    proxy, near, far = ends
+    with proxy.half_open():
         near.sendall(b"y")
         far.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -82,15 +86,15 @@ def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Wire, 
         far.recv(9)
 
 
-def test_a_cut_connection_ends_at_both_ends_and_the_next_one_passes(
-    ends: tuple[Wire, socket.socket, socket.socket],
+def test_a_cut_ends_both_ends_and_the_next_connection_passes(
+    ends: tuple[Proxy, socket.socket, socket.socket],
 ) -> None:
-    found, near, far = ends
-    found.cut()
+    proxy, near, far = ends
+    proxy.cut()
     assert near.recv(9) == far.recv(9) == b""
     with socket.create_server(("127.0.0.1", 0)) as door:
-        found.target = door.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", int(found.url.rpartition(":")[2])), 10) as again:
+        proxy.target = door.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", int(proxy.url.rpartition(":")[2])), 10) as again:
             other, _ = door.accept()
             with other:
                 again.sendall(b"z")
@@ -100,17 +104,17 @@ def test_a_cut_connection_ends_at_both_ends_and_the_next_one_passes(
 # --- the schedule ------------------------------------------------------------------------------
 
 
-def test_a_seed_makes_the_same_schedule_each_time_and_another_seed_another_one() -> None:
-    assert schedule(SEED, 200_000, 50) == schedule(SEED, 200_000, 50)
-    assert schedule(SEED, 200_000, 50) != schedule(SEED + 1, 200_000, 50)
+def test_a_seed_determines_the_schedule() -> None:
+    assert schedule(SEED, 200_000, 50, PLAN) == schedule(SEED, 200_000, 50, PLAN)
+    assert schedule(SEED, 200_000, 50, PLAN) != schedule(SEED + 1, 200_000, 50, PLAN)
 
 
-def test_a_schedule_has_each_kind_its_least_in_the_order_of_the_rows() -> None:
-    moments = schedule(SEED, 200_000, 50)
+def test_a_schedule_has_enough_of_each_kind_in_order_of_rows() -> None:
+    moments = schedule(SEED, 200_000, 50, PLAN)
     assert len(moments) == 50
-    assert not Counter(LEAST) - Counter(moment.kind for moment in moments)
+    assert not Counter(PLAN.least) - Counter(moment.kind for moment in moments)
     assert [moment.rows for moment in moments] == sorted(moment.rows for moment in moments)
-    assert set(LEAST) == set(FAULTS)
+    assert set(PLAN.least) == {*faults.FAULTS, *topic_stream.FAULTS}
 
 
 # --- the checker -------------------------------------------------------------------------------
@@ -121,31 +125,41 @@ def at(row: Row, shard: int, offset: int) -> Landed:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Two runs that were answered for, one that wasn't and is there, one that wasn't and isn't."""
-    found = Ledger(tmp_path / "ledger.jsonl")
+def sent(tmp_path: Path) -> Iterator[SentRows]:
+    """Return two runs that were answered for, one that wasn't and is there, one that wasn't and isn't."""
+    sent = SentRows(tmp_path / "sent.jsonl")
     for number in range(4):
-        sent = found.send(f"run-{number}", some(number))
+        run = sent.send(f"run-{number}", some(number))
         if number < 2:
-            found.answer(sent)
-    yield found
-    found.close()
+            sent.answer(run)
+    yield sent
+    sent.close()
 
 
 def some(number: int) -> list[Row]:
-    """A run's rows, of one key."""
+    """Return the rows of a run, of one key."""
     return [row._replace(key=1) for row in rows(SEED, 0, number * 10, 10)]
 
 
-def good() -> Outcome:
-    """What three of the four runs left: a shard with all of them, and the sink."""
+def good() -> StreamOutcome:
+    """Return what three of the four runs left: a shard with all of them, and the sink."""
     topic = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(1), *some(2)])]
-    idle = Sample({"c": {2: 30}}, 30, 20, 40, 100 << 20)
-    samples = [idle._replace(positions={"c": {2: offset}}, landed=offset + 5) for offset in (0, 10, 10, 25)]
-    return Outcome(topic, list(topic), list(topic), samples, base=idle, idle=idle, is_ordered=True)
+    usage, places = Usage(20, 40, 100 << 20), {"topic": topic, "sink": topic}
+    samples = [Sample({"c": {2: offset}}, offset + 5) for offset in (0, 10, 10, 25)]
+    return StreamOutcome(places, places, [usage], usage, usage, [], samples, is_ordered=True)
 
 
-Change = Callable[[Outcome], Outcome]
+Change = Callable[[StreamOutcome], StreamOutcome]
+
+
+def placed(place: str, change: Callable[[list[Landed]], list[Landed]]) -> Change:
+    """Change the rows of one place, before and after the restart."""
+
+    def changed(outcome: StreamOutcome) -> StreamOutcome:
+        places = {**outcome.places, place: change(outcome.places[place])}
+        return replace(outcome, places=places, before=places)
+
+    return changed
 
 
 def other(row: Landed) -> Landed:
@@ -153,59 +167,60 @@ def other(row: Landed) -> Landed:
 
 
 def swapped(some: list[Landed]) -> list[Landed]:
-    """Two rows of a key change their places."""
+    """Let two rows of a key change their places."""
     first, second = some[3], some[4]
     return [*some[:3], second._replace(offset=3), first._replace(offset=4), *some[5:]]
 
 
 STRANGER = at(Row(999, 1, None, 0.0), 2, 30)
 BREAKS: list[tuple[str, str, Change]] = [
-    ("lost", "an answered row isn't in the topic", lambda o: replace(o, topic=o.topic[1:])),
-    ("lost", "a row hasn't landed", lambda o: replace(o, landed=o.landed[:-1])),
-    ("unpublished", "a stranger in the topic", lambda o: replace(o, topic=[*o.topic, STRANGER])),
-    ("unpublished", "a stranger in the sink", lambda o: replace(o, landed=[*o.landed, STRANGER])),
-    ("changed", "in the topic", lambda o: replace(o, topic=[other(o.topic[0]), *o.topic[1:]])),
-    ("changed", "in the sink", lambda o: replace(o, landed=[*o.landed[1:], other(o.landed[0])])),
-    ("changed", "a key", lambda o: replace(o, landed=[*o.landed[1:], o.landed[0]._replace(key=9)])),
-    ("doubled", "in the topic", lambda o: replace(o, topic=[*o.topic, o.topic[4]._replace(offset=30)])),
-    ("doubled", "in the sink", lambda o: replace(o, landed=[*o.landed, o.landed[4]])),
-    ("misplaced", "a gap", lambda o: replace(o, topic=[*o.topic[:5], *o.topic[6:]])),
-    ("misplaced", "an offset twice", lambda o: replace(o, topic=[*o.topic[:5], o.topic[5]._replace(offset=4)])),
-    ("misplaced", "other rows after a restart", lambda o: replace(o, again=swapped(o.again))),
-    ("misplaced", "other rows when Spark read them", lambda o: replace(o, landed=swapped(o.landed))),
-    ("went back", "a position", lambda o: replace(o, samples=[*o.samples, o.samples[0]])),
+    ("lost", "an answered row isn't in the topic", placed("topic", lambda rows: rows[1:])),
+    ("lost", "a row hasn't landed", placed("sink", lambda rows: rows[:-1])),
+    ("unpublished", "a stranger in the topic", placed("topic", lambda rows: [*rows, STRANGER])),
+    ("unpublished", "a stranger in the sink", placed("sink", lambda rows: [*rows, STRANGER])),
+    ("changed", "in the topic", placed("topic", lambda rows: [other(rows[0]), *rows[1:]])),
+    ("changed", "in the sink", placed("sink", lambda rows: [*rows[1:], other(rows[0])])),
+    ("changed", "a key", placed("sink", lambda rows: [*rows[1:], rows[0]._replace(key=9)])),
+    ("doubled", "in the topic", placed("topic", lambda rows: [*rows, rows[4]._replace(offset=30)])),
+    ("doubled", "in the sink", placed("sink", lambda rows: [*rows, rows[4]])),
+    ("misplaced", "a gap", placed("topic", lambda rows: [*rows[:5], *rows[6:]])),
+    ("misplaced", "an offset twice", placed("topic", lambda rows: [*rows[:5], rows[5]._replace(offset=4)])),
     (
-        "too early",
-        "a position before its rows",
-        lambda o: replace(o, samples=[o.samples[0]._replace(positions={"c": {2: 6}})]),
+        "misplaced",
+        "other rows after a restart",
+        lambda o: replace(o, before={**o.before, "topic": swapped(o.before["topic"])}),
     ),
-    ("disordered", "in the topic", lambda o: replace(o, topic=swapped(o.topic))),
-    ("disordered", "in the sink", lambda o: replace(o, landed=swapped(o.landed))),
-    ("disordered", "a key in two shards", lambda o: replace(o, topic=[o.topic[0]._replace(shard=1), *o.topic[1:]])),
+    ("misplaced", "other rows when Spark read them", placed("sink", swapped)),
+    ("went back", "a position", lambda o: replace(o, samples=[*o.samples, o.samples[0]])),
+    ("too early", "a position before its rows", lambda o: replace(o, samples=[Sample({"c": {2: 6}}, 5)])),
+    ("disordered", "in the topic", placed("topic", swapped)),
+    ("disordered", "in the sink", placed("sink", swapped)),
+    ("disordered", "a key in two shards", placed("topic", lambda rows: [rows[0]._replace(shard=1), *rows[1:]])),
     ("kept", "threads", lambda o: replace(o, idle=o.idle._replace(threads=99))),
-    ("kept", "descriptors", lambda o: replace(o, samples=[o.idle._replace(descriptors=9_999)])),
+    ("kept", "descriptors", lambda o: replace(o, usage=[o.idle._replace(descriptors=9_999)])),
     ("kept", "memory", lambda o: replace(o, idle=o.idle._replace(memory=2 << 30))),
     ("kept", "a file", lambda o: replace(o, litter=["tmp/x"])),
 ]
 
 
-def test_what_was_sent_landed_in_its_order_and_all_else_unbroken_is_good(ledger: Ledger) -> None:
-    assert check(ledger, good()) == {law: [] for law in LAWS}
+def test_an_outcome_without_a_fault_breaks_no_law(sent: SentRows) -> None:
+    assert check(sent, good(), TopicStream.laws) == {law: [] for law in LAWS}
 
 
 @pytest.mark.parametrize(("law", "what", "change"), BREAKS, ids=[f"{law}: {what}" for law, what, _ in BREAKS])
-def test_a_broken_law_is_found(ledger: Ledger, law: str, what: str, change: Change) -> None:
-    assert check(ledger, change(good()))[law] != []
+def test_a_broken_law_is_found(sent: SentRows, law: str, what: str, change: Change) -> None:
+    assert check(sent, change(good()), TopicStream.laws)[law] != []
 
 
 def test_each_law_is_broken_by_a_test() -> None:
     assert {law for law, _, _ in BREAKS} == set(LAWS)
 
 
-def test_rows_of_unknown_outcome_may_be_out_of_order(ledger: Ledger) -> None:
+def test_rows_of_unknown_outcome_may_be_out_of_order(sent: SentRows) -> None:
     """Their sender went on before they came."""
     late = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(2), *some(1)])]
-    assert check(ledger, replace(good(), topic=late, again=late, landed=late))["disordered"] == []
+    outcome = replace(good(), places={"topic": late, "sink": late})
+    assert check(sent, outcome, TopicStream.laws)["disordered"] == []
 
 
 def test_a_checksum_is_of_all_that_a_row_holds() -> None:

@@ -32,13 +32,13 @@ from penstock.errors import (
     Unavailable,
     WriteEnded,
 )
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
-from tests.kit.cut_wire import wire
+from tests.kit.proxy import open_proxy
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually
 
@@ -139,8 +139,7 @@ def test_rows_come_back_in_order_by_map_and_by_do_get(
         client.put("store/t", table)
         assert client.info("store/t").parts > 3
         assert client.get("store/t", parallel=parallel).read_all().equals(table)
-    handed_over = any(line.startswith("penstock_maps_total ") for line in server.metrics.text().splitlines())
-    assert handed_over == (mapped and store == "disk:")
+    assert ("\npenstock_maps_total 0.0\n" not in server.state.metrics.text()) == (mapped and store == "disk:")
 
 
 def test_parts_are_fetched_side_by_side_with_parallel(
@@ -287,14 +286,14 @@ class TestTryingAgain:
     def test_one_stream_too_many_is_tried_again_until_there_is_room(
         self, make_server: Callable[..., PenstockServer], data: Any
     ) -> None:
-        server = make_server(limits=Limits(streams=1))
+        server = make_server(limits=ServerLimits(streams=1))
         with connect(server.url, retry_for=20) as client:
             holding = client.writer("store/a", TABLE.schema)
             holding.write(TABLE)
-            eventually(lambda: server.streams.open_streams == 1)
+            eventually(lambda: server.state.streams.open_streams == 1)
             with ThreadPoolExecutor(1) as pool:
                 second = pool.submit(client.put, "store/b", data)
-                eventually(lambda: 'verb="do_put",code="unavailable"' in server.metrics.text())
+                eventually(lambda: 'code="unavailable",verb="do_put"' in server.state.metrics.text())
                 holding.close()
                 assert second.result(20).rows == 3
 
@@ -372,7 +371,7 @@ def test_threads_share_a_client(client: Client) -> None:
 def test_what_was_in_memory_is_lost_by_name_after_a_restart(
     make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
-    settings = Settings(data=tmp_path / "m", listen="grpc://127.0.0.1:0", store="memory:")
+    settings = ServerConfig(data=tmp_path / "m", listen="grpc://127.0.0.1:0", store="memory:")
     with serving(settings) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
     with serving(settings) as server, connect(server.url) as client:
@@ -426,7 +425,7 @@ def test_attempts_are_written_by_ticket_and_read_by_ticket(client: Client, serve
 
 
 def test_an_attempt_waits_until_the_server_has_room(make_server: Callable[..., PenstockServer]) -> None:
-    server = make_server(limits=Limits(streams=1))
+    server = make_server(limits=ServerLimits(streams=1))
     with connect(server.url, retry_for=20) as client:
         opened = client.call("write.open", {"path": "store/x"})
         schema = pa.schema({"id": pa.int64()})
@@ -460,7 +459,7 @@ def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
     make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.client.connection._KEEPALIVE", [(name, 500) for name, _ in _KEEPALIVE])
-    with wire() as proxy:
+    with open_proxy() as proxy:
         proxy.target = make_server(advertise=proxy.url).port
         with connect(proxy.url, retry_for=0) as client:
             writer = client.writer("store/x", TABLE.schema)

@@ -24,7 +24,9 @@ from penstock.flight_server.server import PenstockServer
 from tests.kit.server import process_server
 
 LIMIT = 20.0
-COLUMNS = [{"name": "id", "type": "int64"}, {"name": "city", "type": "string"}]
+
+
+ORDERS = pa.schema([("id", pa.int64()), ("city", pa.string())])
 
 
 def rows(*ids: int) -> pa.Table:
@@ -88,7 +90,7 @@ class TestRanges:
             assert table == {"id": places, "_shard": [0] * len(places), "_offset": places}
 
     def test_a_shard_that_is_not_named_is_read_whole(self, client: Client) -> None:
-        client.call("topic.create", {"path": "topic/x", "schema": COLUMNS, "key": "city", "shards": 3})
+        client.create_topic("topic/x", ORDERS, key="city", shards=3)
         client.put("topic/x", rows(*range(50)))
         table = client.get("topic/x", columns=["id", "_shard", "_offset"]).read_all().to_pylist()
         by_shard = {shard: [row for row in table if row["_shard"] == shard] for shard in range(3)}
@@ -110,7 +112,9 @@ class TestRanges:
         first, end = where.get("start", {}).get(0, 0), where.get("end", {}).get(0, 6)
         assert ids(reader) == list(range(first, end))
         told = [
-            line.split()[1] for line in server.metrics.text().splitlines() if line.startswith("penstock_maps_total ")
+            line.split()[1]
+            for line in server.state.metrics.text().splitlines()
+            if line.startswith("penstock_maps_total ")
         ]
         assert sum(map(float, told)) == mapped
 
@@ -196,7 +200,7 @@ class TestFollowing:
         assert ids(client.get("topic/x")) == [1, 2, 3]
 
     def test_its_position_is_where_another_goes_on(self, client: Client) -> None:
-        client.call("topic.create", {"path": "topic/x", "schema": COLUMNS, "key": "city", "shards": 4})
+        client.create_topic("topic/x", ORDERS, key="city", shards=4)
         client.put("topic/x", rows(*range(100)))
         follower = client.follow("topic/x", start={})
         seen = list(next(follower)["id"].to_pylist())

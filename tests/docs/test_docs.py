@@ -1,4 +1,4 @@
-"""The pages are true: their code runs, their links lead somewhere, what they list exists."""
+"""The pages are true: their code runs, their links lead to files, and the things that they list exist."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.wire.read import ReadCommand
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
+from tests.kit.pages import blocks, run_all
 from tests.kit.server import process_server
 
 if TYPE_CHECKING:
@@ -30,21 +31,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def blocks(page: str | Path, kind: str) -> list[str]:
-    """The code blocks of a page that begin with ```kind, a regular expression, and nothing more on that line."""
-    return re.findall(rf"^```(?:{kind})\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
 def pages_with(kind: str) -> list[str]:
-    """The pages that have such blocks."""
+    """Return the pages that have such blocks."""
     return [str(page.relative_to(ROOT)) for page in PAGES if blocks(page, kind)]
-
-
-def run_all(page: str, kind: str, names: dict[str, Any]) -> dict[str, Any]:
-    """The names that a page's blocks leave, run one after the other."""
-    for code in blocks(page, kind):
-        exec(compile(code, page, "exec"), names)
-    return names
 
 
 @pytest.mark.parametrize("page", pages_with("python"))
@@ -60,7 +49,7 @@ def test_python_on_a_page_runs_as_it_stands(page: str, server: PenstockServer, m
 def test_spark_code_on_a_page_runs_as_it_stands(
     page: str, spark: SparkSession, server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the page's plain Python in between; whatever it opens, it ends."""
+    """It runs together with the page's plain Python, and leaves no write open."""
     if spark.version.startswith("3.") and any("penstock.DataSource" in code for code in blocks(page, "python spark")):
         pytest.skip("Spark 3.5 has no data sources in Python")
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
@@ -83,8 +72,8 @@ def test_the_readmes_spark_code_writes_and_reads_what_it_says(
     cheap = [(n, fare) for n, day, fare in rows if fare < 0.5 and day in (5, 6)]
     assert re.match(rf"store/readme/fares: 100,000 rows, .*\n{len(cheap)}\n", capsys.readouterr().out)
     assert sorted(tuple(row) for row in names["cheap"].collect()) == cheap
-    found = client.get("store/readme/fares").read_all()
-    assert sorted(zip(*found.to_pydict().values(), strict=True)) == rows  # written twice, the second time by hand
+    table = client.get("store/readme/fares").read_all()
+    assert sorted(zip(*table.to_pydict().values(), strict=True)) == rows  # written twice
 
 
 @pytest.mark.spark
@@ -97,7 +86,7 @@ def test_a_batch_that_a_stream_repeats_is_written_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The page's foreachBatch, in a query that ends between a batch's write and its commit, and starts again."""
+    """Run the page's foreachBatch in a query that fails between a batch's write and its commit, and starts again."""
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
     (code,) = [code for code in blocks(page, "python") if "def save(df, batch):" in code]
     names: dict[str, Any] = {"penstock": penstock}
@@ -125,7 +114,7 @@ def test_a_batch_that_a_stream_repeats_is_written_once(
 
 
 def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockServer, client: Client) -> None:
-    """As the wire page says in its first lines."""
+    """The wire page says so in its first lines."""
     code = blocks("docs/wire.md", "python")[0]
     without = code.replace("writer.write_metadata(json.dumps(trailer).encode())\n", "")
     assert without != code
@@ -137,7 +126,7 @@ def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockSer
 @pytest.mark.process
 @pytest.mark.parametrize("page", ["README.md", "docs/topics.md"])
 def test_command_lines_on_a_page_run_word_for_word(page: str, tmp_path: Path) -> None:
-    """All but make, which runs the server and the demo themselves."""
+    """Run all lines but those of make, which start the server and the demo."""
     trips = make_trips(20_000)
     pq.write_table(trips, tmp_path / "trips.parquet")
     lines = [line for block in blocks(page, "sh") for line in block.splitlines() if not line.startswith("make")]
@@ -188,7 +177,7 @@ def test_every_place_on_the_walk_exists() -> None:
 
 
 def test_every_planted_bug_fits_the_code(tmp_path: Path) -> None:
-    """Before it is looked for, which takes longer."""
+    """`make planted`, which takes longer, looks for each of them."""
     shutil.copytree(ROOT / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
     originals = {file: file.read_text() for file in tmp_path.rglob("*.py")}
     for patch in (ROOT / "scripts/planted").glob("*.patch"):
@@ -197,30 +186,29 @@ def test_every_planted_bug_fits_the_code(tmp_path: Path) -> None:
             file.write_text(text)
 
 
-def test_every_promise_names_a_test_and_a_planted_bug_that_exist() -> None:
+def test_every_promise_names_existing_tests_and_bugs() -> None:
     page = (ROOT / "docs/guarantees.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and "tests/" in line]
     assert len(rows) > 10
     for row in rows:
         for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row):
-            assert re.search(rf"(def|class) {name}\b", (ROOT / file).read_text()) if name else (ROOT / file).exists(), (
-                row
-            )
+            assert (ROOT / file).exists(), row
+            assert not name or re.search(rf"(def|class) {name}\b", (ROOT / file).read_text()), row
         for bug in re.findall(r"`([\w-]+)\.patch`", row):
             assert (ROOT / "scripts/planted" / f"{bug}.patch").exists(), row
 
 
-def test_every_planted_bug_stands_beside_a_promise_whose_tests_find_it() -> None:
-    """Else `make planted` is green, and the promise's own tests may be blind to what would break it."""
+def test_every_planted_bug_is_found_by_its_promises_tests() -> None:
+    """Else `make planted` could be green while the tests named for a promise miss its bug."""
     bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}
-    seen = set()
+    promised = set()
     for row in (ROOT / "docs/guarantees.md").read_text().splitlines():
         if ".patch`" not in row:
             continue
         _, _, proof, broken, _ = row.split("|")
-        proved = set(re.findall(r"tests/[\w/]+\.py", proof))
+        named = set(re.findall(r"tests/[\w/]+\.py", proof))
         for bug in re.findall(r"`([\w-]+)\.patch`", broken):
-            asked = {argument.partition("::")[0] for argument in bugs[bug]}
-            assert proved & asked, f"{bug} is looked for by {bugs[bug]}: {row}"
-            seen.add(bug)
-    assert seen == set(bugs), "these have no promise"
+            searched = {argument.partition("::")[0] for argument in bugs[bug]}
+            assert named & searched, f"{bug} is looked for by {bugs[bug]}: {row}"
+            promised.add(bug)
+    assert promised == set(bugs), "these bugs have no promise"

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, as somebody would have them, and show what they say."""
+"""The notebooks run from top to bottom in a new folder, and their cells show what they should."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 class Outputs:
-    """What the cells of a notebook gave, by their ids."""
+    """The outputs of a notebook's cells, by the cells' ids."""
 
     def __init__(self, cells: list[dict[str, Any]], updates: list[str]) -> None:
         self._outputs = {cell["id"]: cell["outputs"] for cell in cells if cell["cell_type"] == "code"}
         self.updates = updates
-        """What a display showed for a while."""
+        """The contents that displays showed in between."""
 
     def printed(self, cell: str) -> str:
         return "".join(each["text"] for each in self._outputs[cell] if each["output_type"] == "stream")
 
     def shown(self, cell: str, form: str = "text/plain") -> str:
-        (found,) = [each["data"][form] for each in self._outputs[cell] if each["output_type"] == "execute_result"]
-        return str(found)
+        (result,) = [each["data"][form] for each in self._outputs[cell] if each["output_type"] == "execute_result"]
+        return str(result)
 
     def value(self, cell: str) -> Any:
         return ast.literal_eval(self.shown(cell))
@@ -42,22 +42,22 @@ class Outputs:
 
 @pytest.fixture
 def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Outputs]:
-    """Runs a notebook in a new folder, with nothing of penstock's in its environment."""
+    """Return a function that runs a notebook in a new folder, with none of penstock's variables set."""
     needs_spark()
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     folder, temporary = tmp_path / "notebook", tmp_path / "temporary"
-    for name, place in {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "jupyter", "TMPDIR": "temporary"}.items():
-        (tmp_path / place).mkdir()
-        monkeypatch.setenv(name, str(tmp_path / place))
+    for name, subfolder in {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "jupyter", "TMPDIR": "temporary"}.items():
+        (tmp_path / subfolder).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / subfolder))
     folder.mkdir()
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_CA", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
     updates: list[str] = []
 
-    class Watching(nbclient.NotebookClient):  # type: ignore[name-defined]  # found while the test runs
+    class Recorder(nbclient.NotebookClient):  # type: ignore[name-defined]  # found while the test runs
         def process_message(self, message: Any, *others: Any) -> Any:
             if message["msg_type"] == "update_display_data":
                 updates.append(str(message["content"]["data"]))
@@ -66,7 +66,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     def run(name: str) -> Outputs:
         (file,) = [file for file in NOTEBOOKS if file.stem == name]
         book = nbformat.read(file, as_version=4)
-        Watching(book, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+        Recorder(book, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
         assert list(temporary.iterdir()) == []
         return Outputs(book["cells"], updates)
 
@@ -85,83 +85,83 @@ def test_a_notebook_is_kept_without_outputs(file: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(300)  # two starts, of a kernel and of Spark, beside other tests
-def test_by_hand(execute: Callable[[str], Outputs]) -> None:
-    """With a server of the notebook's own, and none of penstock's client."""
-    found = execute("by_hand")
+def test_the_by_hand_notebook_runs(execute: Callable[[str], Outputs]) -> None:
+    """It starts a server of its own, and does without penstock's client."""
+    outputs = execute("by_hand")
 
-    assert [rows for _, rows in found.value("put")] == [50_000] * 4
-    assert "no dataset at store/by-hand/trips" in found.printed("not-yet")
-    assert found.value("finish") == ("finished", 200_000)
-    assert found.value("read") == (200_000, 0)
+    assert [rows for _, rows in outputs.value("put")] == [50_000] * 4
+    assert "no dataset at store/by-hand/trips" in outputs.printed("not-yet")
+    assert outputs.value("finish") == ("finished", 200_000)
+    assert outputs.value("read") == (200_000, 0)
     cheap = sum(n % 1000 / 10 < 0.5 and n % 7 in (5, 6) for n in range(200_000))
-    assert found.value("filter") == (cheap, cheap)
-    assert "open, overwrite to store/by-hand/trips 100000 rows; the dataset has 200000" in found.printed("unfinished")
-    assert found.value("unfinished") == "aborted"
-    assert "without its trailer, so nothing of it was kept" in found.printed("trailer")
+    assert outputs.value("filter") == (cheap, cheap)
+    assert "open, overwrite to store/by-hand/trips 100000 rows; the dataset has 200000" in outputs.printed("unfinished")
+    assert outputs.value("unfinished") == "aborted"
+    assert "without its trailer, so nothing of it was kept" in outputs.printed("trailer")
 
 
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_with_penstock(
+def test_the_with_penstock_notebook_runs(
     execute: Callable[[str], Outputs], server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a server that was there before, which has nothing of the notebook's afterwards."""
+    """It uses a server that runs already, and leaves no dataset on it."""
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
-    found = execute("with_penstock")
+    outputs = execute("with_penstock")
 
-    assert any("store/notebook/trips: " in text and "partitions are there" in text for text in found.updates)
-    assert found.shown("write").startswith("store/notebook/trips: 1,000,000 rows, ")
-    assert "<td" in found.shown("write", "text/html")
+    assert any("store/notebook/trips: " in text and "partitions are there" in text for text in outputs.updates)
+    assert outputs.shown("write").startswith("store/notebook/trips: 1,000,000 rows, ")
+    assert "<td" in outputs.shown("write", "text/html")
     dear = sum(n % 3 == 2 and n % 5000 >= 4900 for n in range(1_000_000))
-    assert found.value("read") == (dear, dear)
-    assert found.printed("source") in ("10 rows\n", "")  # nothing on Spark 3.5
-    assert "store/notebook/trips</td>" in found.shown("list", "text/html")
-    assert found.shown("preview", "text/html").count("<tr>") == 5
-    assert found.value("pandas") == {"id": True, "zone": True, "fare": True}
-    assert found.value("numpy") == {"one piece": True, "all of them": False}
-    assert found.value("polars") == {"id": True, "zone": False, "fare": True}
-    assert "333334" in found.printed("duckdb")
+    assert outputs.value("read") == (dear, dear)
+    assert outputs.printed("source") in ("10 rows\n", "")  # nothing on Spark 3.5
+    assert "store/notebook/trips</td>" in outputs.shown("list", "text/html")
+    assert outputs.shown("preview", "text/html").count("<tr>") == 5
+    assert outputs.value("pandas") == {"id": True, "zone": True, "fare": True}
+    assert outputs.value("numpy") == {"one piece": True, "all of them": False}
+    assert outputs.value("polars") == {"id": True, "zone": False, "fare": True}
+    assert "333334" in outputs.printed("duckdb")
     if sys.platform == "linux":
-        assert found.value("table").endswith(" bytes, 0 allocated")
-        assert found.value("duckdb") == "0 bytes allocated"
-    (rows,) = re.findall(r'^penstock_rows_total\{way="in"\} (\d+)$', server.metrics.text(), re.MULTILINE)
-    assert int(rows) >= 1_000_000
+        assert outputs.value("table").endswith(" bytes, 0 allocated")
+        assert outputs.value("duckdb") == "0 bytes allocated"
+    (rows,) = re.findall(r'^penstock_rows_total\{way="in"\} (\S+)$', server.state.metrics.text(), re.MULTILINE)
+    assert float(rows) >= 1_000_000
     assert len(client.list()) == len(client.list("write/")) == 0
 
 
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_streaming(
+def test_the_streaming_notebook_runs(
     execute: Callable[[str], Outputs], server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a server that was there before, which counts what comes and has no rows of the notebook's afterwards.
+    """It uses a server that runs already, and leaves no rows on it.
 
     A query that is stopped in the middle of an epoch leaves that epoch's write to expire.
     """
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
-    found = execute("streaming")
+    outputs = execute("streaming")
 
-    assert "topic/notebook/orders</td>" in found.shown("publish", "text/html")
-    assert "topic/notebook/orders: 10,000 rows, " in found.shown("info")
-    assert found.shown("range", "text/html").count("<tr>") == 5
-    assert found.printed("follow") == "3 rows: [9997, 9998, 9999]\n"
-    assert found.value("follow") == {0: 10_000}
-    assert found.shown("now").startswith("store/notebook/landed: ")
-    published, landed = found.value("running")
+    assert "topic/notebook/orders</td>" in outputs.shown("publish", "text/html")
+    assert "topic/notebook/orders: 10,000 rows, " in outputs.shown("info")
+    assert outputs.shown("range", "text/html").count("<tr>") == 5
+    assert outputs.printed("follow") == "3 rows: [9997, 9998, 9999]\n"
+    assert outputs.value("follow") == {0: 10_000}
+    assert outputs.shown("now").startswith("store/notebook/landed: ")
+    published, landed = outputs.value("running")
     assert 20_000 <= landed <= published <= 40_000
-    assert "behind" in found.shown("progress", "text/html")
-    assert found.shown("stop", "text/html").count("live") == 1, "it is one consumer, before and after"
-    batches = found.value("again")
+    assert "behind" in outputs.shown("progress", "text/html")
+    assert outputs.shown("stop", "text/html").count("live") == 1, "both queries are one consumer"
+    batches = outputs.value("again")
     assert batches[0][0] > 2
     assert [number for number, _ in batches] == list(range(batches[0][0], batches[0][0] + len(batches)))
-    bars = [line.split(maxsplit=1) for line in found.printed("bars").splitlines()]
+    bars = [line.split(maxsplit=1) for line in outputs.printed("bars").splitlines()]
     assert [(name, row[-1]) for name, row in bars] == [("published", "█"), ("landed", "█")]
-    assert found.value("compare") == {"published": 40_000, "landed": 40_000, "lost": 0, "doubled": 0}
-    (rows,) = re.findall(r'^penstock_rows_total\{way="in"\} (\d+)$', server.metrics.text(), re.MULTILINE)
-    assert int(rows) >= 80_000
+    assert outputs.value("compare") == {"published": 40_000, "landed": 40_000, "lost": 0, "doubled": 0}
+    (rows,) = re.findall(r'^penstock_rows_total\{way="in"\} (\S+)$', server.state.metrics.text(), re.MULTILINE)
+    assert float(rows) >= 80_000
     assert len(client.list("topic/")) == len(client.list()) == 0
     left = client.list("write/")
     assert len(left) <= len(("stop", "again")), left

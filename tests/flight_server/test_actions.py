@@ -1,4 +1,4 @@
-"""do_action, and the one form that every error has."""
+"""do_action, and the form of every error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ import pytest
 
 import penstock
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import at, attempt_of, call, info, names, new_attempt, noted, put, refused, trailer, trips
+from tests.kit.wire import (
+    at,
+    attempt_of,
+    call,
+    create_topic,
+    error_details,
+    info,
+    list_paths,
+    new_attempt,
+    put,
+    refused,
+    trailer,
+    trips,
+)
 
 
-def test_list_actions_says_each_in_a_sentence(bare: flight.FlightClient) -> None:
+def test_list_actions_has_a_sentence_for_each(bare: flight.FlightClient) -> None:
     actions = {action.type: action.description for action in bare.list_actions()}
 
     assert set(actions) == {
-        "write.open", "write.finish", "write.abort", "topic.create", "consumer.attach", "consumer.offsets",
+        "write.open", "write.finish", "write.abort", "consumer.attach", "consumer.offsets",
         "consumer.commit", "consumer.detach", "delete", "describe", "health",
     }  # fmt: skip
     for sentence in actions.values():
@@ -32,44 +45,54 @@ def test_list_actions_says_each_in_a_sentence(bare: flight.FlightClient) -> None
 def test_describe_tells_all_of_a_dataset(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1, 2)])
 
-    found = call(bare, "describe", path="store/x")
+    dataset = call(bare, "describe", path="store/x")
 
     columns = [{"name": "id", "type": "int64", "nullable": True}, {"name": "city", "type": "string", "nullable": True}]
-    assert (found["kind"], found["path"], found["rows"], found["parts"]) == ("dataset", "store/x", 2, 1)
-    assert (found["schema"], found["lost"]) == (columns, False)
+    assert (dataset["kind"], dataset["path"], dataset["rows"], dataset["parts"]) == (
+        "dataset",
+        "store/x",
+        2,
+        1,
+    )
+    assert (dataset["schema"], dataset["lost"]) == (columns, False)
 
 
 def test_describe_tells_all_of_a_write(bare: flight.FlightClient) -> None:
     opened = call(bare, "write.open", path="store/x", mode="append", run="r")
     put(bare, attempt_of(opened["ticket"], new_attempt()), [trips(1)])
 
-    found = call(bare, "describe", path=f"write/{opened['write']}")
+    write = call(bare, "describe", path=f"write/{opened['write']}")
 
-    assert (found["kind"], found["path"], found["mode"], found["run"]) == ("write", "store/x", "append", "r")
-    assert (found["state"], found["attempts"]) == ("open", 1)
+    assert (write["kind"], write["path"], write["mode"], write["run"]) == (
+        "write",
+        "store/x",
+        "append",
+        "r",
+    )
+    assert (write["state"], write["attempts"]) == ("open", 1)
 
 
-def test_health_tells_version_state_and_what_is_held(bare: flight.FlightClient) -> None:
+def test_health_has_version_state_and_figures(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1, 2)])
 
-    found = call(bare, "health")
+    health = call(bare, "health")
 
-    assert (found["version"], found["state"]) == (penstock.__version__, "serving")
-    assert (found["datasets"], found["rows"], found["open_writes"]) == (1, 2, 0)
-    assert found["store_bytes"] > 0
+    assert (health["version"], health["state"]) == (penstock.__version__, "serving")
+    assert (health["datasets"], health["rows"], health["open_writes"]) == (1, 2, 0)
+    assert health["store_bytes"] > 0
 
 
-def test_health_tells_no_file_path(bare: flight.FlightClient, tmp_path: Path) -> None:
+def test_health_has_no_file_path(bare: flight.FlightClient, tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(call(bare, "health"))
 
 
-def test_delete_takes_a_dataset_away_and_tells_what_it_was(bare: flight.FlightClient) -> None:
+def test_delete_removes_a_dataset_and_tells_its_size(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1, 2)])
 
     gone = call(bare, "delete", path="store/x")
 
     assert (gone["path"], gone["rows"], gone["parts"]) == ("store/x", 2, 1)
-    assert names(bare) == []
+    assert list_paths(bare) == []
     with refused("not-found"):
         call(bare, "delete", path="store/x")
     put(bare, at("store/x"), [trips(3)])
@@ -79,7 +102,7 @@ def test_delete_of_a_write_aborts_it(bare: flight.FlightClient) -> None:
     opened = call(bare, "write.open", path="store/x")
 
     assert call(bare, "delete", path=f"write/{opened['write']}")["state"] == "aborted"
-    assert names(bare, b"write/") == []
+    assert list_paths(bare, b"write/") == []
     with refused("write-ended"):
         put(bare, attempt_of(opened["ticket"], new_attempt()), [trips(1)])
 
@@ -88,17 +111,18 @@ def test_delete_of_a_write_aborts_it(bare: flight.FlightClient) -> None:
     ("name", "body"),
     [("write.open", b""), ("write.open", b"{}"), ("write.open", b'{"v":1,"path":"store/x","mode":"replace"}'),
      ("write.open", b'{"v":1,"path":"write/x"}'),
-     ("write.open", b'{"v":1,"path":"store/x","schema":[{"name":"a","type":"int65"}]}'),
+     ("write.open", b'{"v":1,"path":"store/x","schema":[{"name":"a","type":"int64"}]}'),
+     ("write.open", b'{"v":1,"path":"store/x","schema":"bm8gc2NoZW1h"}'),
      ("write.finish", b'{"v":1,"ticket":"x"}'), ("write.finish", b'{"v":1,"ticket":"x","attempts":"all"}'),
      ("delete", b'{"v":1,"path":"store/"}'), ("delete", b"\x80\x04K\x01."), ("describe", b'{"v":1,"path":["store/x"]}'),
      ("describe", b'{"v":1,"path":"store/x","more":1}')],
 )  # fmt: skip
-def test_a_body_that_means_nothing_is_refused(bare: flight.FlightClient, name: str, body: bytes) -> None:
+def test_a_malformed_body_is_refused(bare: flight.FlightClient, name: str, body: bytes) -> None:
     with refused("invalid"):
         list(bare.do_action(flight.Action(name, body)))
 
 
-def test_an_action_that_is_not_there_is_named_with_those_that_are(bare: flight.FlightClient) -> None:
+def test_an_unknown_action_is_refused_with_the_known(bare: flight.FlightClient) -> None:
     with refused("not-found", "'write.opne'", "write.open"):
         call(bare, "write.opne")
 
@@ -118,7 +142,7 @@ BAD: dict[str, Callable[[flight.FlightClient], object]] = {
     "a long value": lambda c: call(c, "write.open", path="store/x", mode="m" * 5_000),
     "a long type": lambda c: call(c, "write.open", path="store/x", schema=[{"name": "a", "type": "t" * 5_000}]),
     "get_flight_info": lambda c: info(c, "store/nope"),
-    "list_flights": lambda c: names(c, b"store/nope"),
+    "list_flights": lambda c: list_paths(c, b"store/nope"),
     "do_get": lambda c: c.do_get(flight.Ticket(b"no")).read_all(),
     "do_put": lambda c: put(c, at("store/x"), [trips(1)], end=trailer(2, 2)),
     "do_put of twins": lambda c: put(
@@ -129,7 +153,7 @@ BAD: dict[str, Callable[[flight.FlightClient], object]] = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_an_error_is_short_and_clean_and_its_request_id_is_in_the_log(
+def test_an_error_is_short_and_clean_and_its_id_is_in_the_log(
     bare: flight.FlightClient,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -139,10 +163,10 @@ def test_an_error_is_short_and_clean_and_its_request_id_is_in_the_log(
         bad(bare)
 
     assert_clean(caught.value, tmp_path)
-    assert noted(caught.value)["request"] in caplog.text
+    assert error_details(caught.value)["request"] in caplog.text
 
 
-def test_an_error_of_get_schema_is_clean_though_pyarrow_drops_its_code(
+def test_an_error_of_get_schema_is_clean_but_has_no_code(
     bare: flight.FlightClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -156,7 +180,7 @@ def test_an_error_of_get_schema_is_clean_though_pyarrow_drops_its_code(
     assert text.partition("[request ")[2].partition("]")[0] in caplog.text
 
 
-def test_a_fault_of_our_own_tells_nothing_but_its_request_id(
+def test_an_internal_error_shows_nothing_but_its_request_id(
     bare: flight.FlightClient,
     server: PenstockServer,
     tmp_path: Path,
@@ -166,31 +190,31 @@ def test_a_fault_of_our_own_tells_nothing_but_its_request_id(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError(f"canary in {tmp_path}")
 
-    monkeypatch.setattr(server._ledger, "snapshot", broken)
-    monkeypatch.setattr(server._ledger, "open_write", broken)
-    monkeypatch.setattr(server._ledger, "datasets", broken)
-    for ask in (lambda: info(bare, "store/x"), lambda: put(bare, at("store/x"), [trips(1)]), lambda: names(bare)):
+    monkeypatch.setattr(server.state.ledger, "snapshot", broken)
+    monkeypatch.setattr(server.state.ledger, "open_write", broken)
+    monkeypatch.setattr(server.state.ledger, "datasets", broken)
+    for ask in (lambda: info(bare, "store/x"), lambda: put(bare, at("store/x"), [trips(1)]), lambda: list_paths(bare)):
         caplog.clear()
-        with pytest.raises(flight.FlightInternalError, match="its log has the cause") as caught:
+        with pytest.raises(flight.FlightInternalError, match="the server's log has the cause") as caught:
             ask()
         assert_clean(caught.value, tmp_path)
         assert "canary" not in str(caught.value)
-        assert noted(caught.value)["request"] in caplog.text
+        assert error_details(caught.value)["request"] in caplog.text
         assert "canary" in caplog.text
 
 
 def assert_clean(error: BaseException, folder: Path) -> None:
-    """One short sentence of the server's, and nothing of where it runs."""
-    whole = f"{error} {noted(error)}"
+    """The error is one short sentence, and shows nothing of the machine that the server runs on."""
+    whole = f"{error} {error_details(error)}"
     assert "Traceback" not in whole
     assert ".py" not in whole
     assert str(folder) not in whole
     assert len(own_words(error)) <= 1_000
-    assert f"[request {noted(error)['request']}]" in str(error)
+    assert f"[request {error_details(error)['request']}]" in str(error)
 
 
 def own_words(error: BaseException) -> str:
-    """What the server said, without gRPC's repetition of it."""
+    """Return the server's text, without gRPC's repetition of it."""
     return str(error).partition(". Detail:")[0]
 
 
@@ -202,24 +226,30 @@ def test_describe_tells_all_of_a_topic(bare: flight.FlightClient) -> None:
         {"name": "id", "type": "int64", "nullable": False},
         {"name": "at", "type": "date32[day]", "nullable": True},
     ]
-    made = call(bare, "topic.create", path="topic/x", schema=columns, key="id", shards=2, keep_seconds=60, keep_bytes=9)
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.date32())])
+    made = create_topic(bare, "topic/x", schema, key="id", shards=2, keep_seconds=60, keep_bytes=9)
 
-    found = call(bare, "describe", path="topic/x")
+    topic = call(bare, "describe", path="topic/x")
 
-    assert {name: found[name] for name in made} == made
-    assert (found["kind"], found["schema"], found["key"], found["rows"]) == ("topic", columns, "id", 0)
-    assert (found["keep_seconds"], found["keep_bytes"], found["consumers"]) == (60, 9, [])
-    assert found["shards"] == [{"shard": shard, "first": 0, "next": 0} for shard in (0, 1)]
+    assert {name: topic[name] for name in made} == made
+    assert (topic["kind"], topic["schema"], topic["key"], topic["rows"]) == (
+        "topic",
+        columns,
+        "id",
+        0,
+    )
+    assert (topic["keep_seconds"], topic["keep_bytes"], topic["consumers"]) == (60, 9, [])
+    assert topic["shards"] == [{"shard": shard, "first": 0, "next": 0} for shard in (0, 1)]
 
 
-def test_describe_tells_where_a_topic_ends(bare: flight.FlightClient) -> None:
+def test_describe_has_the_offsets_of_a_topic(bare: flight.FlightClient) -> None:
     put(bare, at("topic/x"), [trips(1, 2)])
     put(bare, at("topic/x"), [trips(3)])
 
     assert call(bare, "describe", path="topic/x")["shards"] == [{"shard": 0, "first": 0, "next": 3}]
 
 
-def test_delete_takes_a_topic_away_and_tells_what_it_was(bare: flight.FlightClient) -> None:
+def test_delete_removes_a_topic_and_tells_its_size(bare: flight.FlightClient) -> None:
     put(bare, at("topic/x"), [trips(1, 2)])
     before = call(bare, "describe", path="topic/x")["journal"]
 

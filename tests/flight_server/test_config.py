@@ -1,4 +1,4 @@
-"""What a server refuses to be started with."""
+"""Settings that a server refuses to start with."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.flight_server.config import Settings
-from penstock.flight_server.gate import read_token
-from tests.flight_server.test_gate import TOKEN, token_file
+from penstock.flight_server.config import ServerConfig
+from tests.kit.server import TOKEN, token_file
 
 
-def settings(folder: Path, **given: Any) -> Settings:
-    return Settings(data=folder, http=None, **given)
+def config(folder: Path, **options: Any) -> ServerConfig:
+    return ServerConfig(data=folder, http=None, **options)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.7", "flight.example"])
-def test_a_bind_that_others_can_reach_needs_tls_and_token_or_the_word_insecure(tmp_path: Path, host: str) -> None:
+def test_an_open_address_needs_tls_and_token_or_insecure(tmp_path: Path, host: str) -> None:
     tls = {"tls_cert": tmp_path / "c", "tls_key": tmp_path / "k"}
     token = {"token_file": tmp_path / "t"}
     plain: dict[str, Any] = {"listen": f"grpc://{host}:1"}
-    for given in (plain, {**plain, **token}, {"listen": f"grpc+tls://{host}:1", **tls}):
+    for options in (plain, {**plain, **token}, {"listen": f"grpc+tls://{host}:1", **tls}):
         with pytest.raises(InvalidRequest, match="open to other machines"):
-            settings(tmp_path, **given).check()
-    settings(tmp_path, listen=f"grpc+tls://{host}:1", **tls, **token).check()
-    settings(tmp_path, listen=f"grpc://{host}:1", insecure=True).check()
+            config(tmp_path, **options).check()
+    config(tmp_path, listen=f"grpc+tls://{host}:1", **tls, **token).check()
+    config(tmp_path, listen=f"grpc://{host}:1", insecure=True).check()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9"])
 def test_loopback_needs_neither(tmp_path: Path, host: str) -> None:
-    settings(tmp_path, listen=f"grpc://{host}:8815").check()
+    config(tmp_path, listen=f"grpc://{host}:8815").check()
 
 
 @pytest.mark.parametrize(
     "listen", ["127.0.0.1:8815", "http://127.0.0.1:8815", "grpc://127.0.0.1", "grpc://", "grpc://:1"]
 )
-def test_an_address_that_is_none_is_refused_with_the_form(tmp_path: Path, listen: str) -> None:
+def test_a_malformed_address_is_refused_with_the_form(tmp_path: Path, listen: str) -> None:
     with pytest.raises(InvalidRequest, match="expected grpc://host:port"):
-        settings(tmp_path, listen=listen).check()
+        config(tmp_path, listen=listen).check()
 
 
 def test_half_of_tls_is_refused(tmp_path: Path) -> None:
@@ -48,15 +47,17 @@ def test_half_of_tls_is_refused(tmp_path: Path) -> None:
         {"listen": "grpc+tls://127.0.0.1:1", "tls_cert": tmp_path},
         {"tls_cert": tmp_path, "tls_key": tmp_path},
     ]
-    for given in half:
+    for options in half:
         with pytest.raises(InvalidRequest, match="TLS needs all of"):
-            settings(tmp_path, **given).check()
+            config(tmp_path, **options).check()
 
 
-def test_a_token_file_is_for_its_owner_alone_and_long_enough(tmp_path: Path) -> None:
-    assert read_token(token_file(tmp_path, f"{TOKEN}\n")) == TOKEN
+def test_a_token_file_is_private_and_the_token_long_enough(tmp_path: Path) -> None:
+    assert config(tmp_path, token_file=token_file(tmp_path, f"{TOKEN}\n")).token == TOKEN
+    short = config(tmp_path, token_file=token_file(tmp_path, "short"))
     with pytest.raises(InvalidRequest, match="at least 16"):
-        read_token(token_file(tmp_path, "short"))
+        _ = short.token
     for mode in (0o640, 0o604, 0o644, 0o660):
+        readable = config(tmp_path, token_file=token_file(tmp_path, TOKEN, mode))
         with pytest.raises(InvalidRequest, match="chmod 600"):
-            read_token(token_file(tmp_path, TOKEN, mode))
+            _ = readable.token

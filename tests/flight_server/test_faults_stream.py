@@ -1,4 +1,4 @@
-"""Hostile and broken streams: each call is accounted for, nothing of it is seen, and the server goes on."""
+"""Hostile and broken streams: nothing of them becomes visible, and the server goes on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from tests.kit.damage import ROWS, framed, mutated, varied
-from tests.kit.plain import TRIPS, at, call, ids, names, put, read, refused, trailer, trips
+from tests.kit.faults import ROWS, framed, mutated, varied
 from tests.kit.raw_flight import RawFlight, flight_data, ipc_messages
 from tests.kit.server import ProcessServer, process_server
 from tests.kit.wait import eventually, files, peak_memory, threads
+from tests.kit.wire import TRIPS, at, call, ids, list_paths, put, read, refused, trailer, trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -35,12 +35,12 @@ def hasty(self, tables):
     self._connection.execute("PRAGMA synchronous = OFF")
 Database._prepare, os.fsync = hasty, lambda fd: None
 """
-"""Nothing here is about power cuts, and 6,000 puts wait for the disk for a minute."""
+"""No test here is about power cuts, and 6,000 puts would wait for fsyncs for a minute."""
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[ProcessServer]:
-    """A server with a memory limit, and one dataset that must outlive everything."""
+    """A server with a memory limit, and one dataset that no fault may harm."""
     settings: dict[str, Any] = {
         "memory_limit": 1_000 * MIB,
         "limits": {"put_idle": 2, "streams": 400},
@@ -52,7 +52,7 @@ def victim(tmp_path: Path) -> Iterator[ProcessServer]:
 
 
 def assert_unharmed(server: ProcessServer) -> None:
-    """It lives, it answers, and what was there is there."""
+    """Check that the server runs, answers, and has its dataset."""
     assert server.process.poll() is None
     with flight.connect(server.url) as bare:
         assert ids(bare, "store/kept") == [1, 2, 3]
@@ -65,9 +65,7 @@ def assert_unharmed(server: ProcessServer) -> None:
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"], ids=str)
-def test_of_two_thousand_damaged_streams_none_ends_the_server_and_each_is_accounted_for(
-    victim: ProcessServer, codec: str | None
-) -> None:
+def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer, codec: str | None) -> None:
     """Sent byte by byte, past any client: headers (flatbuffers), bodies (compressed ones too), order, protobuf frames.
 
     Not covered: damage to HTTP/2 itself, which is gRPC's to survive. What is accepted (a changed value is still a
@@ -86,7 +84,7 @@ def test_of_two_thousand_damaged_streams_none_ends_the_server_and_each_is_accoun
             else:
                 refusals += 1
 
-        kept = {path for path in names(bare) if path not in ("store/whole", "store/kept")}
+        kept = {path for path in list_paths(bare) if path not in ("store/whole", "store/kept")}
         assert len(accepted) + refusals == MUTATIONS
         # A damaged descriptor may name another path, and what was accepted there is there
         assert len(kept) == len(accepted)
@@ -94,13 +92,13 @@ def test_of_two_thousand_damaged_streams_none_ends_the_server_and_each_is_accoun
         assert min(refusals, len(accepted)) > 100, "the damage is too small, or too large, to tell anything"
         for path in sorted(kept):
             assert read(bare, path).num_rows == 2 * ROWS
-        assert names(bare, b"write/") == []
+        assert list_paths(bare, b"write/") == []
     assert_unharmed(victim)
 
 
 @pytest.mark.xfail(strict=True, reason="pyarrow 26 looks into the header that the second message lacks, and dies of it")
 def test_a_dictionary_before_a_message_without_header_is_refused(victim: ProcessServer) -> None:
-    """The one deadly stream that was found. It never gets to Python; a restart loses nothing that was answered."""
+    """The one stream that ends the server, before Python sees it; a restart loses nothing that was answered."""
     schema, dictionary, *_ = ipc_messages(varied(), None)
     with RawFlight(victim.url) as raw:
         headerless = flight_data(metadata=trailer(0, 0))
@@ -124,8 +122,8 @@ def test_a_bomb_fails_its_own_call_and_others_are_answered(victim: ProcessServer
             with refused("limit", "memory"):
                 put(bare, at("store/bomb"), [batch], options=packed)
             assert ids(other, "store/kept") == [1, 2, 3]
-        assert names(other) == ["store/kept"]
-        assert names(other, b"write/") == []
+        assert list_paths(other) == ["store/kept"]
+        assert list_paths(other, b"write/") == []
     assert peak_memory(victim.pid) < 400 * MIB
     assert_unharmed(victim)
 
@@ -134,9 +132,9 @@ def test_a_bomb_fails_its_own_call_and_others_are_answered(victim: ProcessServer
 
 
 def killed(server: ProcessServer, count: int) -> None:
-    """kill -9 of the client's process."""
+    """Kill the client's process with SIGKILL."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.kit.faults_child", server.url, str(count)],
+        [sys.executable, "-m", "tests.kit.programs.clients", "begin_puts", server.url, str(count)],
         stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert child.stdout is not None
@@ -147,7 +145,7 @@ def killed(server: ProcessServer, count: int) -> None:
 
 
 def raised(server: ProcessServer, count: int) -> None:
-    """An exception in the client, between two batches."""
+    """Raise an exception in the client, between two batches."""
     for number in range(count):
         with flight.connect(server.url) as client, pytest.raises(flight.FlightServerError, match="trailer"):
             writer, _ = client.do_put(at(f"store/raised/{number}"), TRIPS)
@@ -157,7 +155,7 @@ def raised(server: ProcessServer, count: int) -> None:
 
 
 def begun(server: ProcessServer, path: str) -> RawFlight:
-    """A put by hand that has sent its schema and a batch."""
+    """Begin a put on a raw connection: its schema and a batch are sent."""
     raw = RawFlight(server.url)
     messages = ipc_messages(pa.Table.from_batches([trips(1, 2, 3)]), None)
     raw.begin(flight_data(*message, path=path.split("/") if at_ == 0 else ()) for at_, message in enumerate(messages))
@@ -165,13 +163,13 @@ def begun(server: ProcessServer, path: str) -> RawFlight:
 
 
 def reset(server: ProcessServer, count: int) -> None:
-    """RST: the connection is gone without a goodbye."""
+    """Reset the connection (RST)."""
     for number in range(count):
         begun(server, f"store/reset/{number}").reset()
 
 
 def half_open(server: ProcessServer, count: int) -> None:
-    """The connection stays, and nothing comes any more: the server gives up after put_idle."""
+    """Send nothing more on an open connection: the server cuts it after put_idle."""
     silent = [begun(server, f"store/silent/{number}") for number in range(count)]
     for raw in silent:
         with raw:
@@ -185,8 +183,8 @@ def test_fifty_abandoned_puts_leave_nothing(victim: ProcessServer, way: Any) -> 
         way(victim, 50)
 
         eventually(lambda: call(bare, "health")["open_streams"] == 0)
-        assert names(bare) == ["store/kept"]
-        eventually(lambda: names(bare, b"write/") == [])
+        assert list_paths(bare) == ["store/kept"]
+        eventually(lambda: list_paths(bare, b"write/") == [])
         assert len(files(victim.data / "parts")) == 1
         assert files(victim.data / "tmp") == set()
         eventually(lambda: threads(victim.pid) <= base + 8, what=f"threads back to {base}")

@@ -1,4 +1,4 @@
-"""Who may do what: TLS, the token, and tickets that are enough for their own verb."""
+"""Access: TLS, the token, and tickets that replace it for their own verb."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import pytest
 import trustme
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import at, attempt_of, call, code_of, info, names, new_attempt, put, read, refused, trips
-
-TOKEN = "canary-0123456789abcdef"
+from tests.kit.server import TOKEN, token_file
+from tests.kit.wire import at, attempt_of, call, error_code, info, list_paths, new_attempt, put, read, refused, trips
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A server behind TLS and a token, and the authority that vouches for it."""
+    """A server with TLS and a token, and the certificate of its authority."""
 
     server: PenstockServer
     url: str
@@ -53,15 +52,8 @@ def known() -> flight.FlightCallOptions:
 
 @pytest.fixture
 def there(guarded: Guarded) -> Iterator[flight.FlightClient]:
-    with guarded.connect() as found:
-        yield found
-
-
-def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
-    path = folder / "token"
-    path.write_text(text)
-    path.chmod(mode)
-    return path
+    with guarded.connect() as client:
+        yield client
 
 
 def bearer(token: str) -> flight.FlightCallOptions:
@@ -80,7 +72,7 @@ VERBS: dict[str, Verb] = {
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_the_right_token_opens_every_verb_and_no_token_or_a_wrong_one_none(
+def test_every_verb_needs_the_right_token(
     there: flight.FlightClient, known: flight.FlightCallOptions, verb: Verb
 ) -> None:
     put(there, at("store/x"), [trips(1)], options=known)
@@ -90,7 +82,7 @@ def test_the_right_token_opens_every_verb_and_no_token_or_a_wrong_one_none(
     for wrong in (bearer("wrong-0123456789abcdef"), bearer(""), bearer(TOKEN[:-1]), bearer(TOKEN + "0")):
         with refused("denied", "token is wrong"):
             verb(there, wrong)
-    assert [found.descriptor.path[-1] for found in there.list_flights(b"", known)] == [b"x"]
+    assert [listed.descriptor.path[-1] for listed in there.list_flights(b"", known)] == [b"x"]
     verb(there, known)
 
 
@@ -121,7 +113,7 @@ def test_a_wrong_token_is_refused_even_with_a_ticket(
         there.do_get(endpoint.ticket, bearer("wrong-0123456789abcdef")).read_all()
 
 
-def test_a_login_by_password_gives_a_bearer_token_to_go_on_with(there: flight.FlightClient) -> None:
+def test_a_login_by_password_answers_a_bearer_token(there: flight.FlightClient) -> None:
     header = there.authenticate_basic_token("anybody", TOKEN)
 
     options = flight.FlightCallOptions(headers=[header])
@@ -148,14 +140,14 @@ def test_a_login_by_a_wrong_password_is_refused(there: flight.FlightClient) -> N
 @pytest.mark.parametrize(
     "header", [b"Basic", b"Basic ", b"Basic !!!", b"Basic /w==", b"Bearer", b"", b"Negotiate x", TOKEN.encode()]
 )
-def test_a_header_that_is_none_is_refused(there: flight.FlightClient, header: bytes) -> None:
+def test_a_malformed_header_is_refused(there: flight.FlightClient, header: bytes) -> None:
     options = flight.FlightCallOptions(headers=[(b"authorization", header)])
     with refused("denied"):
         call(there, "describe", options, path="store/x")
 
 
 def adbc_login(guarded: Guarded, password: str) -> str:
-    """Log in with the unmodified ADBC driver; what it says when it asks its first question."""
+    """Log in with the unmodified ADBC driver; return the error of its first call."""
     options = {
         "username": "anybody",
         "password": password,
@@ -170,19 +162,18 @@ def adbc_login(guarded: Guarded, password: str) -> str:
 
 
 def test_the_adbc_driver_logs_in_with_name_and_password(guarded: Guarded) -> None:
-    """It goes on with the bearer token that it was given; SQL itself is refused as such, not for want of a login."""
+    """The driver goes on with the bearer token of the answer; its SQL is refused as unsupported, not as denied."""
     said = adbc_login(guarded, TOKEN)
 
-    page = guarded.server.metrics.text()
-    assert 'penstock_calls_total{verb="handshake"} 1' in page
-    assert 'verb="handshake",code' not in page
+    page = guarded.server.state.metrics.text()
+    assert 'penstock_calls_total{verb="handshake"} 1.0' in page
     assert 'code="denied"' not in page
     assert "token" not in said
 
 
 def test_the_adbc_driver_is_refused_with_a_wrong_password(guarded: Guarded) -> None:
     assert "the token is wrong" in adbc_login(guarded, "wrong")
-    assert 'penstock_errors_total{verb="handshake",code="denied"} 1' in guarded.server.metrics.text()
+    assert 'penstock_errors_total{code="denied",verb="handshake"} 1.0' in guarded.server.state.metrics.text()
 
 
 def test_without_tls_nothing_is_answered(guarded: Guarded) -> None:
@@ -191,7 +182,7 @@ def test_without_tls_nothing_is_answered(guarded: Guarded) -> None:
         list(plain.list_flights(b"", flight.FlightCallOptions(timeout=5)))
 
 
-def test_a_server_that_another_authority_vouches_for_is_not_believed(guarded: Guarded) -> None:
+def test_a_certificate_of_another_authority_is_not_accepted(guarded: Guarded) -> None:
     other = trustme.CA().cert_pem.bytes()
     with flight.connect(guarded.url, tls_root_certs=other) as there, pytest.raises(flight.FlightError):
         list(there.list_flights(b"", flight.FlightCallOptions(timeout=5)))
@@ -211,13 +202,13 @@ def test_the_token_is_in_no_log_and_no_error(
                     said += [str(error), str(error.extra_info)]
     assert len(said) > 10
     assert "denied" in caplog.text
-    assert not [text for text in [*said, caplog.text, guarded.server.metrics.text()] if TOKEN[:-1] in text]
+    assert not [text for text in [*said, caplog.text, guarded.server.state.metrics.text()] if TOKEN[:-1] in text]
 
 
 def test_without_a_token_configured_everybody_is_known(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1)], options=bearer("whatever"))
-    assert names(bare) == ["store/x"]
+    assert list_paths(bare) == ["store/x"]
     assert read(bare, "store/x").num_rows == 1
     with pytest.raises(flight.FlightError) as caught:
         info(bare, "store/y")
-    assert code_of(caught.value) == "not-found"
+    assert error_code(caught.value) == "not-found"

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
-from tests.kit.consumption import Reading, X
-from tests.kit.plain import at, call, new_attempt, put, read, refused, trips
+from tests.kit.streams import Reading, X
 from tests.kit.wait import eventually
+from tests.kit.wire import at, call, new_attempt, put, read, refused, trips
 
 _LINE = re.compile(
     r'(?P<name>[a-z_]+)(?:\{(?P<labels>[a-z]+="[^"\n]*"(?:,[a-z]+="[^"\n]*")*)\})? (?P<value>[0-9.e+-]+)'
@@ -26,7 +26,7 @@ _LINE = re.compile(
 @pytest.fixture
 def door(server: PenstockServer) -> Iterator[str]:
     """The address of a server's HTTP door."""
-    http = HttpDoor("127.0.0.1", 0, ready=lambda: not server.streams.closed, metrics=server.metrics.text)
+    http = HttpDoor("127.0.0.1", 0, server.state)
     http.start()
     yield f"http://127.0.0.1:{http.port}"
     http.close()
@@ -42,8 +42,8 @@ def ask(url: str) -> tuple[int, str]:
 
 
 def metrics(door: str) -> dict[str, float]:
-    """Every sample of the page, which is read as Prometheus reads it."""
-    found: dict[str, float] = {}
+    """Return every sample of the page, parsed as Prometheus does."""
+    samples: dict[str, float] = {}
     typed: set[str] = set()
     for line in ask(f"{door}/metrics")[1].splitlines():
         if line.startswith("# TYPE "):
@@ -55,9 +55,9 @@ def metrics(door: str) -> dict[str, float]:
             sample = _LINE.fullmatch(line)
             assert sample, line
             assert {sample["name"], re.sub("_(bucket|sum|count)$", "", sample["name"])} & typed, line
-            assert line.rpartition(" ")[0] not in found
-            found[line.rpartition(" ")[0]] = float(sample["value"])
-    return found
+            assert line.rpartition(" ")[0] not in samples
+            samples[line.rpartition(" ")[0]] = float(sample["value"])
+    return samples
 
 
 def test_healthz_says_ok_and_readyz_ready(door: str) -> None:
@@ -65,12 +65,12 @@ def test_healthz_says_ok_and_readyz_ready(door: str) -> None:
     assert ask(f"{door}/readyz?verbose=1") == (200, "ready\n")
 
 
-def test_a_page_that_is_not_there_names_those_that_are(door: str) -> None:
-    assert ask(f"{door}/etc/passwd") == (404, "there are /healthz, /readyz, /metrics\n")
+def test_an_unknown_page_is_answered_with_the_known(door: str) -> None:
+    assert ask(f"{door}/etc/passwd") == (404, "no such page: there are /healthz, /readyz, /metrics\n")
 
 
-def test_readyz_is_503_while_the_server_drains_and_healthz_still_ok(door: str, server: PenstockServer) -> None:
-    server.streams.drain(0)
+def test_in_the_drain_readyz_is_503_and_healthz_is_ok(door: str, server: PenstockServer) -> None:
+    server.state.streams.drain(0)
     assert ask(f"{door}/readyz") == (503, "draining\n")
     assert ask(f"{door}/healthz") == (200, "ok\n")
 
@@ -93,8 +93,8 @@ def test_metrics_count_calls_rows_bytes_and_errors(door: str, bare: flight.Fligh
     assert moved('penstock_calls_total{verb="do_put"}') == 3
     assert moved('penstock_calls_total{verb="do_get"}') == 1
     assert moved('penstock_calls_total{verb="get_flight_info"}') == 1
-    assert moved('penstock_errors_total{verb="do_put",code="exists"}') == 1
-    assert moved('penstock_errors_total{verb="do_action",code="not-found"}') == 1
+    assert moved('penstock_errors_total{code="exists",verb="do_put"}') == 1
+    assert moved('penstock_errors_total{code="not-found",verb="do_action"}') == 1
     assert moved('penstock_rows_total{way="in"}') == 4
     assert moved('penstock_rows_total{way="out"}') == 3
     assert moved('penstock_bytes_total{way="in"}') == after["penstock_store_bytes"] > 0
@@ -106,22 +106,20 @@ def test_metrics_count_calls_rows_bytes_and_errors(door: str, bare: flight.Fligh
 def test_the_times_of_calls_are_a_histogram(door: str, bare: flight.FlightClient) -> None:
     for _ in range(5):
         call(bare, "health")
-    found = metrics(door)
+    samples = metrics(door)
 
-    bucket = re.compile(r'penstock_call_seconds_bucket\{verb="do_action",le="(.+)"\}')
-    ordered = {match[1]: value for name, value in found.items() if (match := bucket.fullmatch(name))}
+    bucket = re.compile(r'penstock_call_seconds_bucket\{le="(.+)",verb="do_action"\}')
+    ordered = {match[1]: value for name, value in samples.items() if (match := bucket.fullmatch(name))}
     values = [ordered[bound] for bound in sorted(ordered, key=float)]
     assert values == sorted(values)
-    assert ordered["+Inf"] == found['penstock_call_seconds_count{verb="do_action"}'] == 5
-    assert 0 < found['penstock_call_seconds_sum{verb="do_action"}'] < 60
+    assert ordered["+Inf"] == samples['penstock_call_seconds_count{verb="do_action"}'] == 5
+    assert 0 < samples['penstock_call_seconds_sum{verb="do_action"}'] < 60
 
 
-def test_metrics_of_a_topic_say_what_it_keeps_how_long_appends_took_and_what_became_of_its_consumer(
-    door: str, reading: Reading
-) -> None:
-    """Whoever runs the server learns here that a consumer lags, has passed over rows, or is there twice."""
+def test_metrics_of_a_topic_show_rows_appends_and_consumers(door: str, reading: Reading) -> None:
+    """The page shows a consumer that lags, that missed rows, or that two sessions claim."""
     began = time.monotonic()
-    of_topic, of_consumer = f'{{topic="{X}"}}', f'{{topic="{X}",consumer="c"}}'
+    of_topic, of_consumer = f'{{topic="{X}"}}', f'{{consumer="c",topic="{X}"}}'
     reading.create(shards=1)
     reader = {"path": X, "journal": call(reading.bare, "describe", path=X)["journal"], "consumer": "c"}
 
@@ -131,36 +129,36 @@ def test_metrics_of_a_topic_say_what_it_keeps_how_long_appends_took_and_what_bec
     reading.put(0, 6, first=4)
     call(reading.bare, "consumer.attach", **reader, session="one", position={"0": 4})
     reading.later(50)
-    found = metrics(door)
+    samples = metrics(door)
     passed = time.monotonic() - began
 
-    assert found[f"penstock_topic_rows{of_topic}"] == 10
-    assert found[f"penstock_topic_bytes{of_topic}"] == found["penstock_store_bytes"] > first_bytes > 0
-    assert 50 <= found[f"penstock_topic_oldest_seconds{of_topic}"] <= 50 + passed
-    assert found[f"penstock_consumer_lag_rows{of_consumer}"] == 6
-    assert found[f"penstock_consumer_lag_bytes{of_consumer}"] == found["penstock_store_bytes"] - first_bytes
-    assert 30 <= found[f"penstock_consumer_lag_seconds{of_consumer}"] <= 30 + passed
-    assert found["penstock_appended_puts_total"] == 2
+    assert samples[f"penstock_topic_rows{of_topic}"] == 10
+    assert samples[f"penstock_topic_bytes{of_topic}"] == samples["penstock_store_bytes"] > first_bytes > 0
+    assert 50 <= samples[f"penstock_topic_oldest_seconds{of_topic}"] <= 50 + passed
+    assert samples[f"penstock_consumer_lag_rows{of_consumer}"] == 6
+    assert samples[f"penstock_consumer_lag_bytes{of_consumer}"] == samples["penstock_store_bytes"] - first_bytes
+    assert 30 <= samples[f"penstock_consumer_lag_seconds{of_consumer}"] <= 30 + passed
+    assert samples["penstock_appended_puts_total"] == 2
     for step in ("fsync", "ledger"):
-        assert found[f'penstock_append_seconds_count{{step="{step}"}}'] == 2
-        assert 0 < found[f'penstock_append_seconds_sum{{step="{step}"}}'] <= passed
-    assert f"penstock_gap_rows_total{of_topic}" not in found
+        assert samples[f'penstock_append_seconds_count{{step="{step}"}}'] == 2
+        assert 0 < samples[f'penstock_append_seconds_sum{{step="{step}"}}'] <= passed
+    assert f"penstock_gap_rows_total{of_topic}" not in samples
 
     reading.purge()  # its consumer, who isn't seen for so long, has expired
-    found = metrics(door)
-    assert found[f"penstock_topic_rows{of_topic}"] == found[f"penstock_topic_bytes{of_topic}"] == 0
-    assert found[f"penstock_topic_oldest_seconds{of_topic}"] == 0
-    assert f"penstock_consumer_lag_rows{of_consumer}" not in found
+    samples = metrics(door)
+    assert samples[f"penstock_topic_rows{of_topic}"] == samples[f"penstock_topic_bytes{of_topic}"] == 0
+    assert samples[f"penstock_topic_oldest_seconds{of_topic}"] == 0
+    assert f"penstock_consumer_lag_rows{of_consumer}" not in samples
 
     reading.put(0, 3, first=10)
     call(reading.bare, "consumer.commit", **reader, session="one", position={"0": 12})
     call(reading.bare, "consumer.attach", **reader, session="two")
     with refused("fenced"):
         call(reading.bare, "consumer.commit", **reader, session="one", position={"0": 13})
-    found = metrics(door)
-    assert found[f"penstock_gap_rows_total{of_topic}"] == 6
-    assert found[f"penstock_consumer_lag_rows{of_consumer}"] == 1
-    assert found['penstock_errors_total{verb="do_action",code="fenced"}'] == 1
+    samples = metrics(door)
+    assert samples[f"penstock_gap_rows_total{of_topic}"] == 6
+    assert samples[f"penstock_consumer_lag_rows{of_consumer}"] == 1
+    assert samples['penstock_errors_total{code="fenced",verb="do_action"}'] == 1
 
 
 def test_an_open_put_is_seen_as_an_open_stream(door: str, bare: flight.FlightClient) -> None:

@@ -1,11 +1,10 @@
-"""A server's life: one per data folder, a drain before its end, and a start that finds all that was promised."""
+"""A server's life: one process per data folder, the drain, and the recovery at the next start."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sqlite3
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,56 +15,48 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.flight_server.config import Settings
-from penstock.flight_server.lifecycle import CUT, home, serving
-from tests.kit.plain import (
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.lifecycle import CUT, data_folder, serving
+from tests.kit.server import ANY_PORT, ProcessServer, free_port, named_parts, process_server
+from tests.kit.wait import eventually, files
+from tests.kit.wire import (
     TRIPS,
     at,
     attempt_of,
     call,
+    error_details,
     fetch,
     ids,
     info,
-    names,
+    list_paths,
     new_attempt,
-    noted,
     put,
     trailer,
     trips,
 )
-from tests.kit.server import ANY_PORT, ProcessServer, free_port, process_server
-from tests.kit.wait import eventually, files
-
-
-def named_parts(data: Path) -> set[str]:
-    """The parts that the ledger has rows for, asked of SQLite itself."""
-    ledger = sqlite3.connect(data / "ledger.db")
-    try:
-        return {name for (name,) in ledger.execute("SELECT name FROM parts")}
-    finally:
-        ledger.close()
 
 
 def begun_put(client: flight.FlightClient, path: str = "store/slow") -> tuple[Any, Any]:
+    others = set(list_paths(client, b"write/"))
     writer, reader = client.do_put(at(path), TRIPS)
     writer.write_batch(trips(1))
-    eventually(lambda: names(client, b"write/"), what="the put has reached the server")
+    eventually(lambda: set(list_paths(client, b"write/")) - others, what="the put has reached the server")
     return writer, reader
 
 
 def wait_for_the_drain(client: flight.FlightClient) -> flight.FlightUnavailableError:
-    """Until new work is refused; the refusal."""
-    found: list[flight.FlightUnavailableError] = []
+    """Wait until new work is refused; return the refusal."""
+    refusals: list[flight.FlightUnavailableError] = []
 
     def is_refused() -> bool:
         try:
-            names(client)
+            list_paths(client)
         except flight.FlightUnavailableError as error:
-            found.append(error)
-        return bool(found)
+            refusals.append(error)
+        return bool(refusals)
 
     eventually(is_refused)
-    return found[0]
+    return refusals[0]
 
 
 # --- the end -------------------------------------------------------------------------------
@@ -73,7 +64,7 @@ def wait_for_the_drain(client: flight.FlightClient) -> flight.FlightUnavailableE
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_server_refuses_new_work_and_lets_running_streams_end(tmp_path: Path, number: int) -> None:
+def test_a_drain_refuses_new_work_and_lets_streams_end(tmp_path: Path, number: int) -> None:
     with process_server(tmp_path / "d", drain=30) as server, flight.connect(server.url) as bare:
         ticket = call(bare, "write.open", path="store/open")["ticket"]
         attempt = new_attempt()
@@ -83,8 +74,8 @@ def test_a_stopped_server_refuses_new_work_and_lets_running_streams_end(tmp_path
         server.process.send_signal(number)
         refusal = wait_for_the_drain(bare)
 
-        assert noted(refusal)["code"] == "unavailable"
-        assert noted(refusal)["retry_after"] > 0
+        assert error_details(refusal)["code"] == "unavailable"
+        assert error_details(refusal)["retry_after"] > 0
         with pytest.raises(flight.FlightUnavailableError, match="shutting down"):
             call(bare, "write.open", path="store/new")
         with pytest.raises(flight.FlightUnavailableError, match="shutting down"):
@@ -98,12 +89,12 @@ def test_a_stopped_server_refuses_new_work_and_lets_running_streams_end(tmp_path
         assert server.process.wait(20) == 0
 
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
-        assert names(bare) == ["store/open", "store/slow"]
+        assert list_paths(bare) == ["store/open", "store/slow"]
         assert ids(bare, "store/slow") == [1, 2]
 
 
 @pytest.mark.process
-def test_what_the_drains_deadline_cuts_shows_in_the_exit_code(tmp_path: Path) -> None:
+def test_calls_cut_by_the_deadline_show_in_the_exit_code(tmp_path: Path) -> None:
     with process_server(tmp_path / "d", drain=0.3) as server, flight.connect(server.url) as bare:
         begun_put_stays = begun_put(bare)
         assert server.terminate() == CUT == 3
@@ -162,7 +153,7 @@ def test_after_a_kill_datasets_are_whole_and_orphans_are_swept(tmp_path: Path) -
     assert files(data / "parts") > named_parts(data)
 
     with process_server(data) as server, flight.connect(server.url) as bare:
-        assert names(bare) == ["store/kept"]
+        assert list_paths(bare) == ["store/kept"]
         assert ids(bare, "store/kept") == [1, 2, 3]
         assert files(data / "parts") == named_parts(data)
         assert files(data / "tmp") == set()
@@ -189,9 +180,9 @@ def test_tickets_survive_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_second_server_on_a_data_folder_is_refused_by_the_first_ones_name(tmp_path: Path) -> None:
+def test_a_data_folder_takes_one_server(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server:
-        second = Settings(data=tmp_path / "d", listen=ANY_PORT, http=None)
+        second = ServerConfig(data=tmp_path / "d", listen=ANY_PORT, http=None)
         with (
             pytest.raises(Unavailable, match=rf"in use by another penstock server \(process {server.pid}\)"),
             serving(second),
@@ -213,8 +204,8 @@ def test_the_server_runs_with_lean_memory_under_its_memory_limit(tmp_path: Path)
         assert limit(server, "Max data size") == str(900 << 20)
 
 
-def test_what_a_server_keeps_is_readable_by_its_user_alone(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+def test_a_data_folder_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         put(bare, at("store/x"), [trips(1)])
         kept = [tmp_path / "d", *(tmp_path / "d").rglob("*")]
         open_to_others = {path.name for path in kept if path.stat().st_mode & 0o077}
@@ -222,9 +213,9 @@ def test_what_a_server_keeps_is_readable_by_its_user_alone(tmp_path: Path) -> No
 
 
 def test_a_damaged_ticket_key_is_named(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "d", listen=ANY_PORT)
-    with home(settings):
+    settings = ServerConfig(data=tmp_path / "d", listen=ANY_PORT)
+    with data_folder(settings):
         pass
     (tmp_path / "d" / "key").write_bytes(b"short")
-    with pytest.raises(Exception, match="has 5 bytes instead of 32"), home(settings):
+    with pytest.raises(Exception, match="has 5 bytes instead of 32"), data_folder(settings):
         pass

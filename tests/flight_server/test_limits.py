@@ -1,4 +1,4 @@
-"""Limits: one stream too large, too long or too silent is refused, by the limit's name, and others aren't touched."""
+"""Limits: a stream above one is refused by the limit's name, and other streams are not affected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, call, code_of, ids, info, names, new_attempt, noted, put, refused, trailer, trips
 from tests.kit.raw_flight import RawFlight, flight_data
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually, files, peak_memory, threads
+from tests.kit.wire import (
+    TRIPS,
+    at,
+    call,
+    error_code,
+    error_details,
+    ids,
+    info,
+    list_paths,
+    new_attempt,
+    put,
+    refused,
+    trailer,
+    trips,
+)
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -28,7 +42,7 @@ Make = Callable[..., PenstockServer]
 
 
 @pytest.mark.parametrize(
-    ("limit", "most", "batches"),
+    ("limit", "amount", "batches"),
     [("batch_rows", 2, [trips(1), trips(2, 3, 4)]),
      ("batch_bytes", 100, [trips(1), trips(*range(20))]),
      ("put_rows", 4, [trips(1, 2), trips(3, 4), trips(5)]),
@@ -36,33 +50,35 @@ Make = Callable[..., PenstockServer]
      ("put_batches", 2, [trips(1), trips(2), trips(3)]),
      ("columns", 1, [trips(1)])],
 )  # fmt: skip
-def test_more_than_a_limit_is_refused_by_its_name_and_nothing_is_kept(
-    make_server: Make, tmp_path: Path, limit: str, most: int, batches: list[pa.RecordBatch]
+def test_more_than_a_limit_is_refused_by_the_limits_name(
+    make_server: Make, tmp_path: Path, limit: str, amount: int, batches: list[pa.RecordBatch]
 ) -> None:
-    server = make_server(limits=Limits(**{limit: most}))
+    server = make_server(limits=ServerLimits(**{limit: amount}))
     with flight.connect(server.url) as bare:
-        with refused("limit", f"--limit {limit}=", f"{most}"):
+        with refused("limit", f"--limit {limit}=", f"{amount}"):
             put(bare, at("store/x"), batches)
-        assert names(bare) == names(bare, b"write/") == []
+        assert list_paths(bare) == list_paths(bare, b"write/") == []
         put(bare, at("store/x"), [trips(1).select(["id"])])
         assert ids(bare, "store/x") == [1]
     assert len(files(tmp_path / "data" / "parts")) == 1
 
 
 def test_exactly_the_limit_is_taken(make_server: Make) -> None:
-    with flight.connect(make_server(limits=Limits(batch_rows=3, put_rows=6, put_batches=2, columns=2)).url) as bare:
+    with flight.connect(
+        make_server(limits=ServerLimits(batch_rows=3, put_rows=6, put_batches=2, columns=2)).url
+    ) as bare:
         put(bare, at("store/x"), [trips(1, 2, 3), trips(4, 5, 6)])
         assert ids(bare, "store/x") == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightClient) -> None:
-    """It has no bytes at all, and 2^27 rows."""
+    """The batch has no bytes and 2^27 rows."""
     with refused("limit", "batch_rows"):
         put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
 
 
 def test_datasets_are_limited(make_server: Make) -> None:
-    with flight.connect(make_server(limits=Limits(datasets=2)).url) as bare:
+    with flight.connect(make_server(limits=ServerLimits(datasets=2)).url) as bare:
         for path in ("store/a", "store/b"):
             put(bare, at(path), [trips(1)])
         with refused("limit", "datasets="):
@@ -70,7 +86,7 @@ def test_datasets_are_limited(make_server: Make) -> None:
         put(bare, at("store/b", attempt=new_attempt(), mode="append"), [trips(2)])
         call(bare, "delete", path="store/a")
         put(bare, at("store/c"), [trips(1)])
-        assert names(bare) == ["store/b", "store/c"]
+        assert list_paths(bare) == ["store/b", "store/c"]
 
 
 def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make, tmp_path: Path) -> None:
@@ -79,20 +95,20 @@ def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make
         put(bare, at("store/a"), table.to_batches())
         with refused("full", "quota", "penstock rm"):
             put(bare, at("store/b"), table.to_batches())
-        assert names(bare) == ["store/a"]
+        assert list_paths(bare) == ["store/a"]
         assert len(files(tmp_path / "data" / "parts")) == 1
 
         call(bare, "delete", path="store/a")
         eventually(lambda: call(bare, "health")["store_bytes"] == 0)
         put(bare, at("store/b"), table.to_batches())
-        assert names(bare) == ["store/b"]
+        assert list_paths(bare) == ["store/b"]
 
 
 def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
-    assert Limits() == Limits(**dict.fromkeys(told, 0)).changed(told)
-    assert set(told) == {field.name for field in fields(Limits)}
+    assert ServerLimits() == ServerLimits(**dict.fromkeys(told, 0)).changed(told)
+    assert set(told) == {field.name for field in fields(ServerLimits)}
 
 
 # --- how many, how long --------------------------------------------------------------------
@@ -100,7 +116,7 @@ def test_every_limit_is_in_the_operators_table_with_its_default() -> None:
 
 @contextmanager
 def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Iterator[Any]:
-    """A put that has sent one batch and says nothing more; it ends with the block, however it went."""
+    """Begin a put that sends one batch and nothing more; it fails when the block ends."""
     writer, _ = client.do_put(at(path), TRIPS)
     writer.write_batch(trips(1))
     with pytest.raises(flight.FlightError) as ended:
@@ -111,10 +127,10 @@ def idle_put(client: flight.FlightClient, path: str = "store/idle") -> Iterator[
 
 
 def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) -> None:
-    server = make_server(limits=Limits(streams=2))
+    server = make_server(limits=ServerLimits(streams=2))
     with flight.connect(server.url) as bare:
         with idle_put(bare, "store/one"), idle_put(bare, "store/two"):
-            eventually(lambda: server.streams.open_streams == 2)
+            eventually(lambda: server.state.streams.open_streams == 2)
             for verb in (
                 lambda: put(bare, at("store/x"), [trips(1)]),
                 lambda: bare.do_get(flight.Ticket(b"-")).read_all(),
@@ -123,37 +139,37 @@ def test_one_stream_too_many_is_refused_until_another_ends(make_server: Make) ->
                     verb()
             assert call(bare, "health")["open_streams"] == 2
 
-        eventually(lambda: server.streams.open_streams == 0)
+        eventually(lambda: server.state.streams.open_streams == 0)
         put(bare, at("store/x"), [trips(1)])
 
 
-def test_who_is_refused_at_the_gate_is_told_when_to_come_back_and_how_to_find_it_in_the_log(
+def test_a_refusal_at_the_gate_has_a_retry_time_and_a_request_id(
     make_server: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=Limits(streams=0)).url) as bare:
+    with caplog.at_level("INFO", "penstock"), flight.connect(make_server(limits=ServerLimits(streams=0)).url) as bare:
         with pytest.raises(flight.FlightUnavailableError) as caught:
             put(bare, at("store/x"), [trips(1)])
-        assert noted(caught.value)["retry_after"] > 0
-        assert noted(caught.value)["request"] in caplog.text
+        assert error_details(caught.value)["retry_after"] > 0
+        assert error_details(caught.value)["request"] in caplog.text
 
 
-def test_a_put_that_falls_silent_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
-    server = make_server(limits=Limits(put_idle=3), watch_every=0.1)
+def test_a_silent_put_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Path) -> None:
+    server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as silent, flight.connect(server.url) as other:
-        assert names(other) == []
+        assert list_paths(other) == []
         with idle_put(silent) as ended:
-            eventually(lambda: names(other, b"write/"), what="the put is open")
-            eventually(lambda: server.streams.open_streams == 0, what="it was cut")
+            eventually(lambda: list_paths(other, b"write/"), what="the put is open")
+            eventually(lambda: server.state.streams.open_streams == 0, what="it was cut")
         assert ended.type is flight.FlightUnavailableError
 
-        assert names(other) == names(other, b"write/") == []
+        assert list_paths(other) == list_paths(other, b"write/") == []
         assert files(tmp_path / "data" / "parts") == files(tmp_path / "data" / "tmp") == set()
         put(other, at("store/idle"), [trips(2)])
         assert ids(other, "store/idle") == [2]
 
 
-def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_server: Make) -> None:
-    server = make_server(limits=Limits(put_time=1), watch_every=0.1)
+def test_a_put_that_takes_too_long_is_cut(make_server: Make) -> None:
+    server = make_server(limits=ServerLimits(put_time=1), watch_every=0.1)
     with flight.connect(server.url) as bare, flight.connect(server.url) as other:
         writer, _ = bare.do_put(at("store/x"), TRIPS)
         give_up = time.monotonic() + 30
@@ -161,12 +177,12 @@ def test_a_put_that_lasts_too_long_is_cut_though_it_never_falls_silent(make_serv
             while time.monotonic() < give_up:
                 writer.write_batch(trips(1))
                 time.sleep(0.01)
-        eventually(lambda: server.streams.open_streams == 0)
-        assert names(other) == names(other, b"write/") == []
+        eventually(lambda: server.state.streams.open_streams == 0)
+        assert list_paths(other) == list_paths(other, b"write/") == []
 
 
-def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
-    server = make_server(limits=Limits(put_idle=3), watch_every=0.1)
+def test_a_put_that_goes_on_sending_is_not_cut(make_server: Make) -> None:
+    server = make_server(limits=ServerLimits(put_idle=3), watch_every=0.1)
     with flight.connect(server.url) as bare:
         writer, reader = bare.do_put(at("store/x"), TRIPS)
         began, sent = time.monotonic(), 0
@@ -182,15 +198,15 @@ def test_a_put_that_keeps_talking_is_not_cut(make_server: Make) -> None:
 
 
 def test_a_put_that_sends_its_descriptor_alone_is_cut(make_server: Make) -> None:
-    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
     with RawFlight(str(server.url)) as silent:
         silent.begin([flight_data(path=("store", "x"))])
-        eventually(lambda: server.streams.open_streams == 1)
-        eventually(lambda: server.streams.open_streams == 0)
+        eventually(lambda: server.state.streams.open_streams == 1)
+        eventually(lambda: server.state.streams.open_streams == 0)
 
 
 def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: Path) -> None:
-    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
 
     def ledgers_open() -> int:
         links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
@@ -199,8 +215,8 @@ def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: 
     before = ledgers_open()
     for _ in range(3):
         with flight.connect(server.url) as silent, idle_put(silent):
-            eventually(lambda: server.streams.open_streams == 1)
-            eventually(lambda: server.streams.open_streams == 0)
+            eventually(lambda: server.state.streams.open_streams == 1)
+            eventually(lambda: server.state.streams.open_streams == 0)
     assert ledgers_open() == before
 
 
@@ -208,7 +224,7 @@ def test_cutting_a_put_leaves_no_descriptor_behind(make_server: Make, tmp_path: 
 
 
 def stalled(url: str, count: int) -> list[tuple[flight.FlightClient, list[Any]]]:
-    """So many idle puts, over a few connections."""
+    """Begin `count` idle puts over a few connections."""
     clients = [flight.connect(url) for _ in range(6)]
     return [
         (client, [client.do_put(at(f"store/idle/{number}"), TRIPS)[0] for number in range(at_, count, len(clients))])
@@ -217,22 +233,22 @@ def stalled(url: str, count: int) -> list[tuple[flight.FlightClient, list[Any]]]
 
 
 def outcomes(puts: list[tuple[flight.FlightClient, list[Any]]]) -> list[str]:
-    """How each of them ends when it is closed without a trailer."""
+    """Close each put without its trailer; return the codes of their errors."""
     codes = []
     for client, writers in puts:
         for writer in writers:
             with pytest.raises(flight.FlightError) as caught:
                 writer.close()
-            codes.append(code_of(caught.value))
+            codes.append(error_code(caught.value))
         client.close()
     return codes
 
 
 @pytest.mark.process
 @pytest.mark.faults
-@pytest.mark.parametrize(("streams", "held"), [(128, 128), (400, 300)])
-def test_three_hundred_idle_puts_are_capped_and_others_still_answered(tmp_path: Path, streams: int, held: int) -> None:
-    """Under 1 GB of memory, of which each call's thread takes its stack."""
+@pytest.mark.parametrize(("streams", "admitted"), [(128, 128), (400, 300)])
+def test_of_three_hundred_idle_puts_only_the_limit_is_admitted(tmp_path: Path, streams: int, admitted: int) -> None:
+    """The server has 1 GB of memory, and each call's thread takes its stack of it."""
     with (
         process_server(tmp_path / "d", memory_limit=1 << 30, limits={"streams": streams}) as server,
         flight.connect(server.url) as bare,
@@ -242,18 +258,18 @@ def test_three_hundred_idle_puts_are_capped_and_others_still_answered(tmp_path: 
         base = threads(server.pid), descriptors(server.pid)
 
         puts = stalled(server.url, 300)
-        eventually(lambda: call(bare, "health")["open_streams"] == held)
+        eventually(lambda: call(bare, "health")["open_streams"] == admitted)
 
-        assert len(names(bare)) == 1
-        if held < streams:
+        assert len(list_paths(bare)) == 1
+        if admitted < streams:
             assert bare.do_get(ticket).read_all().num_rows == 2
             put(bare, at("store/y"), [trips(1)])
         codes = outcomes(puts)
         puts.clear()
-        assert (codes.count("invalid"), codes.count("unavailable")) == (held, 300 - held)
+        assert (codes.count("invalid"), codes.count("unavailable")) == (admitted, 300 - admitted)
         eventually(lambda: call(bare, "health")["open_streams"] == 0)
         assert ids(bare, "store/x") == [1, 2]
-        assert names(bare, b"write/") == []
+        assert list_paths(bare, b"write/") == []
         eventually(lambda: threads(server.pid) <= base[0] + 8, what=f"threads back to {base[0]}")
         eventually(lambda: descriptors(server.pid) <= base[1] + 4, what=f"descriptors back to {base[1]}")
         assert peak_memory(server.pid) < 600 << 20

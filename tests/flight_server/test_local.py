@@ -1,4 +1,4 @@
-"""The door for readers on this host: a ticket is answered with descriptors, and no reader shuts the others out."""
+"""The local door: tickets are answered with file descriptors, and no reader blocks the others."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server import local
-from tests.kit.plain import at, info, put, trips
 from tests.kit.wait import eventually
+from tests.kit.wire import at, info, put, trips
 
 Knock = Callable[[], socket.socket]
 
 
 @pytest.fixture
 def ticket(bare: flight.FlightClient) -> bytes:
-    """For a dataset of two rows."""
+    """The ticket of a dataset of two rows."""
     put(bare, at("store/x"), [trips(1, 2)])
-    found: bytes = info(bare, "store/x").endpoints[0].ticket.ticket
-    return found
+    raw: bytes = info(bare, "store/x").endpoints[0].ticket.ticket
+    return raw
 
 
 @pytest.fixture
 def knock(bare: flight.FlightClient, ticket: bytes) -> Iterator[Knock]:
-    """A connection to the door, as docs/wire.md says it; ended with the test."""
+    """Makes connections to the door, as docs/wire.md describes; they are closed with the test."""
     name = json.loads(info(bare, "store/x").app_metadata)["local"]
     with ExitStack() as stack:
 
@@ -45,7 +45,7 @@ def knock(bare: flight.FlightClient, ticket: bytes) -> Iterator[Knock]:
 
 
 def asks(peer: socket.socket, ticket: bytes) -> int | None:
-    """How many rows the descriptor has that a ticket is answered with; None if the door hangs up."""
+    """Send a ticket; return how many rows the descriptor of the answer has, None if the door disconnects."""
     try:
         peer.send(ticket)
         answer, fds, _, _ = socket.recv_fds(peer, 65_536, 8)
@@ -58,7 +58,7 @@ def asks(peer: socket.socket, ticket: bytes) -> int | None:
         return int(pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_all().num_rows)
 
 
-def test_a_ticket_is_answered_with_a_read_only_descriptor_again_and_again(knock: Knock, ticket: bytes) -> None:
+def test_each_ticket_is_answered_with_a_read_only_descriptor(knock: Knock, ticket: bytes) -> None:
     peer = knock()
     assert [asks(peer, ticket) for _ in range(3)] == [2, 2, 2]
     peer.send(ticket)
@@ -75,7 +75,7 @@ def test_a_forged_ticket_gets_no_descriptor(knock: Knock, ticket: bytes) -> None
     assert (json.loads(answer), fds) == ({"v": 1, "bytes": []}, [])
 
 
-def test_a_ticket_whose_rows_the_server_chooses_gets_no_descriptor(knock: Knock, bare: flight.FlightClient) -> None:
+def test_a_ticket_with_a_filter_gets_no_descriptor(knock: Knock, bare: flight.FlightClient) -> None:
     chosen = info(bare, "store/x", filter="id = 1").endpoints[0].ticket.ticket
     peer = knock()
     peer.send(chosen)
@@ -83,10 +83,10 @@ def test_a_ticket_whose_rows_the_server_chooses_gets_no_descriptor(knock: Knock,
     assert (json.loads(answer), fds) == ({"v": 1, "bytes": []}, [])
 
 
-def test_one_reader_too_many_is_sent_away_until_another_leaves(
+def test_one_reader_too_many_is_disconnected_until_one_leaves(
     knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sent away, a client reads by do_get."""
+    """A client that is disconnected reads by do_get."""
     monkeypatch.setattr(local, "_MOST_PEERS", 2)
     first, second = knock(), knock()
     assert (asks(first, ticket), asks(second, ticket)) == (2, 2)
@@ -94,11 +94,11 @@ def test_one_reader_too_many_is_sent_away_until_another_leaves(
     assert asks(second, ticket) == 2
 
     first.close()
-    assert asks(second, ticket) == 2  # the door has looked since
+    assert asks(second, ticket) == 2  # the door has noticed it since
     assert asks(knock(), ticket) == 2
 
 
-def test_a_reader_who_asks_for_nothing_is_sent_away_and_one_who_asks_stays(
+def test_a_silent_reader_is_disconnected_and_others_are_not(
     knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_IDLE", 3.0)
@@ -118,7 +118,7 @@ def test_a_reader_who_asks_for_nothing_is_sent_away_and_one_who_asks_stays(
     assert asks(asking, ticket) == 2
 
 
-def test_the_last_silent_reader_is_sent_away_too(knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_silent_reader_is_disconnected(knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_IDLE", 0.1)
     assert knock().recv(1) == b""
     monkeypatch.setattr(local, "_IDLE", 20.0)
@@ -128,7 +128,7 @@ def test_the_last_silent_reader_is_sent_away_too(knock: Knock, ticket: bytes, mo
 def test_the_door_survives_accepts_that_fail(
     knock: Knock, ticket: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As they do in a process that is out of descriptors: who waits is let in when there are some again."""
+    """As in a process without free descriptors: a waiting reader connects once there are some."""
     accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED]
 
     def failing(listener: socket.socket) -> tuple[socket.socket, Any]:
@@ -139,4 +139,4 @@ def test_the_door_survives_accepts_that_fail(
     monkeypatch.setattr(socket.socket, "accept", failing)
     assert asks(knock(), ticket) == 2
     assert not failures
-    assert caplog.text.count("could not be let in") == 3
+    assert caplog.text.count("could not connect") == 3

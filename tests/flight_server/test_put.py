@@ -1,4 +1,4 @@
-"""do_put: what comes in whole is kept once, and nothing else is."""
+"""do_put: a whole stream is kept once, and nothing else is kept."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit import plain
-from tests.kit.plain import TRIPS, at, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit import wire
 from tests.kit.wait import files
+from tests.kit.wire import TRIPS, at, call, create_topic, ids, list_paths, new_attempt, put, refused, trailer, trips
 
 MIB = 1 << 20
 
@@ -33,21 +33,19 @@ def test_a_bare_path_and_a_trailer_make_a_dataset(bare: flight.FlightClient) -> 
 
 
 @pytest.mark.usefixtures("server")
-def test_a_put_that_is_merely_closed_is_told_of_the_trailer_and_leaves_nothing(
-    bare: flight.FlightClient, tmp_path: Path
-) -> None:
+def test_a_put_without_its_trailer_is_refused_and_leaves_nothing(bare: flight.FlightClient, tmp_path: Path) -> None:
     writer, _ = bare.do_put(at("store/x"), TRIPS)
     writer.write_batch(trips(1, 2))
 
     with refused("invalid", "trailer", '{"v":1,"batches":', "write_metadata", "done_writing"):
         writer.close()
 
-    assert plain.names(bare) == []
-    assert plain.names(bare, b"write/") == []
+    assert wire.list_paths(bare) == []
+    assert wire.list_paths(bare, b"write/") == []
     assert parts(tmp_path) == set()
 
 
-def test_the_trailer_may_ride_on_the_last_batch(bare: flight.FlightClient) -> None:
+def test_the_last_batch_may_carry_the_trailer(bare: flight.FlightClient) -> None:
     writer, reader = bare.do_put(at("store/x"), TRIPS)
     writer.write_batch(trips(1))
     writer.write_with_metadata(trips(2), trailer(2, 2))
@@ -63,18 +61,18 @@ def test_no_batch_at_all_makes_an_empty_dataset_with_its_columns(bare: flight.Fl
     receipt = put(bare, at("store/empty"), [], schema=TRIPS)
 
     assert (receipt["rows"], receipt["parts"]) == (0, 0)
-    found = plain.read(bare, "store/empty")
-    assert (found.schema, found.num_rows) == (TRIPS, 0)
+    table = wire.read(bare, "store/empty")
+    assert (table.schema, table.num_rows) == (TRIPS, 0)
 
 
 @pytest.mark.parametrize("end", [(1, 3), (2, 2), (3, 3), (0, 0), (2, 4)])
-def test_a_trailer_that_counts_otherwise_refuses_the_put(
+def test_a_trailer_with_other_counts_is_refused(
     bare: flight.FlightClient, tmp_path: Path, end: tuple[int, int]
 ) -> None:
     with refused("invalid", "2 with 3 came"):
         put(bare, at("store/x"), [trips(1, 2), trips(3)], end=trailer(*end))
 
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
     assert parts(tmp_path) == set()
 
 
@@ -83,14 +81,14 @@ def test_a_trailer_that_counts_otherwise_refuses_the_put(
     [b"", b"done", b"[]", b"{}", b'{"v":2,"batches":1,"rows":1}', b'{"v":1,"batches":1}',
      b'{"v":1,"batches":-1,"rows":1}', b'{"v":1,"batches":1,"rows":1,"more":1}', b"\xff\xfe", b"[" * 100_000],
 )  # fmt: skip
-def test_a_trailer_that_is_none_refuses_the_put(bare: flight.FlightClient, end: bytes) -> None:
+def test_a_malformed_trailer_is_refused(bare: flight.FlightClient, end: bytes) -> None:
     writer, reader = bare.do_put(at("store/x"), TRIPS)
     writer.write_with_metadata(trips(1), end)
     writer.done_writing()
     with refused("invalid"):
         reader.read()
         writer.close()
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
 
 # --- what comes back -----------------------------------------------------------------------
@@ -102,16 +100,16 @@ def test_a_large_batch_comes_back_in_slices_of_at_most_8_mib(bare: flight.Flight
     assert large.nbytes > 38 * MIB
 
     put(bare, at("store/large"), [large])
-    found = plain.info(bare, "store/large")
-    chunks = [chunk.data for endpoint in found.endpoints for chunk in bare.do_get(endpoint.ticket)]
+    flight_info = wire.info(bare, "store/large")
+    chunks = [chunk.data for endpoint in flight_info.endpoints for chunk in bare.do_get(endpoint.ticket)]
 
     assert max(chunk.nbytes for chunk in chunks) <= 8 * MIB
-    assert sum(json.loads(endpoint.app_metadata)["parts"] for endpoint in found.endpoints) >= 4
+    assert sum(json.loads(endpoint.app_metadata)["parts"] for endpoint in flight_info.endpoints) >= 4
     assert pa.Table.from_batches(chunks).equals(pa.Table.from_batches([large]))
 
 
 def awkward() -> pa.Table:
-    """Columns that Arrow sends in ways of their own; each batch has another dictionary."""
+    """Columns with special encodings in Arrow's IPC; each batch has another dictionary."""
     pieces = []
     for words in (["a", "b", None], ["x", "y", "x"], ["b", "z", "a"]):
         coded = pa.array(words).dictionary_encode()
@@ -135,17 +133,15 @@ def awkward() -> pa.Table:
     [{}, {"limit": 7}, {"limit": 3}, {"columns": ["coded"]}, {"columns": ["deep", "coded"], "limit": 8}],
     ids=str,
 )
-def test_dictionaries_nested_columns_and_nulls_come_back_as_they_went(
-    bare: flight.FlightClient, options: dict[str, Any]
-) -> None:
+def test_dictionaries_nested_columns_and_nulls_come_back(bare: flight.FlightClient, options: dict[str, Any]) -> None:
     table = awkward()
     put(bare, at("store/x"), table.to_batches())
 
-    found = plain.read(bare, "store/x", **options)
+    answer = wire.read(bare, "store/x", **options)
 
     wanted = table.select(options.get("columns") or table.column_names).slice(0, options.get("limit"))
-    assert found.schema == wanted.schema
-    assert found.to_pylist() == wanted.to_pylist()
+    assert answer.schema == wanted.schema
+    assert answer.to_pylist() == wanted.to_pylist()
 
 
 def test_a_put_has_a_ticket_or_a_path_and_a_uuid(bare: flight.FlightClient, server: PenstockServer) -> None:
@@ -162,12 +158,12 @@ def test_a_put_has_a_ticket_or_a_path_and_a_uuid(bare: flight.FlightClient, serv
         where = flight.FlightDescriptor.for_command(json.dumps({"v": 1, **command}).encode())
         with refused("invalid", words):
             put(bare, where, [trips(1)])
-    assert plain.names(bare) == []
-    assert server._store.used == 0
+    assert wire.list_paths(bare) == []
+    assert server.state.store.used == 0
 
 
 def bent_offsets() -> pa.Array:
-    """Strings whose second begins far behind its end."""
+    """Strings of which the second begins after its end."""
     offsets = pa.py_buffer(np.array([0, 100_000, 2, 3], np.int32))
     return pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"abc"))
 
@@ -181,12 +177,48 @@ def index_out_of_bounds() -> pa.Array:
 
 
 @pytest.mark.parametrize("column", [bent_offsets, bad_utf8, index_out_of_bounds])
-def test_a_batch_that_lies_about_its_insides_is_refused_before_it_is_used(
+def test_a_batch_that_lies_about_its_insides_is_refused(
     bare: flight.FlightClient, column: Callable[[], pa.Array]
 ) -> None:
-    """Each of them passes Arrow's quick validate(), and two of them crash whoever reads the values."""
+    """Each passes Arrow's quick validate(), and two of them crash a process that reads the values."""
     batch = pa.record_batch([column()], ["lie"])
     batch.validate()
     with refused("invalid", "malformed"):
         put(bare, at("store/lie"), [batch])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
+
+
+# --- making a topic --------------------------------------------------------------------------
+
+
+def test_a_topic_is_made_of_the_streams_exact_schema(bare: flight.FlightClient) -> None:
+    """Also of types that have no name of their own, and without pandas' notes."""
+    inner = pa.struct([pa.field("of <a, b>", pa.int8(), nullable=False)])
+    schema = pa.schema([("id", pa.int64()), ("x", inner), ("day", pa.timestamp("ns", "Europe/Oslo"))])
+    create_topic(bare, "topic/x", schema.with_metadata({"pandas": "{}"}), key="id")
+    assert wire.info(bare, "topic/x").schema.equals(schema, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ({"path": "topic/x", "create": {"key": "id"}}, "takes no rows: put them afterwards"),
+        ({"path": "store/x", "create": {}}, "store/x is a dataset: `create` makes a topic"),
+        ({"path": "topic/x", "create": {"shards": -1}}, "TopicOptions.shards: expected a number"),
+        ({"path": "topic/x", "create": {"shard": 1}}, "did you mean 'shards'"),
+        ({"path": "topic/x", "create": [1]}, "PutCommand.create: expected an object"),
+    ],
+)
+def test_a_put_that_can_not_make_a_topic_is_refused(
+    bare: flight.FlightClient, command: dict[str, Any], words: str
+) -> None:
+    with refused("invalid", words):
+        put(bare, at(attempt=new_attempt(), **command), [trips(1)])
+    assert list_paths(bare) == list_paths(bare, b"topic/") == []
+
+
+def test_a_stream_without_its_trailer_makes_no_topic(bare: flight.FlightClient) -> None:
+    writer, _ = bare.do_put(at("topic/x", attempt=new_attempt(), create={}), TRIPS)
+    with refused("invalid", "trailer"):
+        writer.close()
+    assert list_paths(bare, b"topic/") == []

@@ -1,4 +1,4 @@
-"""A run is one thing under one name; a store has one owner, and says when it has room."""
+"""Runs happen once; a store has one owner, and a full one says when there will be room."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from penstock.client.client import Client, connect
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
-from penstock.flight_server.config import Settings
-from penstock.flight_server.lifecycle import home, serving
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.lifecycle import data_folder, serving
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
-from tests.kit.doubles import Crash
+from tests.kit.faults import Crash
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -49,7 +49,7 @@ def test_a_put_that_fails_leaves_the_other_of_its_run_alone(client: Client) -> N
     assert client.get("store/t").read_all() == TABLE
 
 
-def test_a_batch_that_is_replayed_is_written_once_and_anew_after_a_delete(client: Client) -> None:
+def test_a_replayed_batch_is_written_once_until_a_delete(client: Client) -> None:
     for _ in range(2):
         client.put("store/t", TABLE, mode="append", run="query/7")
     assert client.info("store/t").rows == 3
@@ -80,32 +80,32 @@ def test_a_slow_disk_is_not_a_silent_client(
 ) -> None:
     write = DiskMedium.write
 
-    def slow(*given: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         time.sleep(1.5)  # longer than a client may be silent
-        return write(*given)
+        return write(*arguments)
 
     monkeypatch.setattr(DiskMedium, "write", slow)
-    server = make_server(limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
     with connect(server.url) as client:
         assert client.put("store/t", TABLE).rows == 3
 
 
-def test_parts_in_quarantine_are_counted_where_an_operator_looks(server: PenstockServer, client: Client) -> None:
+def test_parts_in_quarantine_show_in_health_and_metrics(server: PenstockServer, client: Client) -> None:
     assert client.call("health")["quarantined_parts"] == 0
-    assert "\npenstock_quarantined_parts 0\n" in server.metrics.text()
+    assert "\npenstock_quarantined_parts 0.0\n" in server.state.metrics.text()
     client.put("store/t", TABLE)
-    (name,) = server._ledger.part_names()
-    assert isinstance(server._store.medium, DiskMedium)
-    server._store.medium._place(name).write_bytes(b"rot")
+    (name,) = server.state.ledger.part_names()
+    assert isinstance(server.state.store.medium, DiskMedium)
+    server.state.store.medium._path_of(name).write_bytes(b"rot")
     with pytest.raises(Lost):
         client.get("store/t").read_all()
     assert client.call("health")["quarantined_parts"] == 1
-    assert "\npenstock_quarantined_parts 1\n" in server.metrics.text()
+    assert "\npenstock_quarantined_parts 1.0\n" in server.state.metrics.text()
 
 
 def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
-    def settings(data: str) -> Settings:
-        return Settings(data=tmp_path / data, listen="grpc://127.0.0.1:0", store=f"disk:{tmp_path / 'store'}")
+    def settings(data: str) -> ServerConfig:
+        return ServerConfig(data=tmp_path / data, listen="grpc://127.0.0.1:0", store=f"disk:{tmp_path / 'store'}")
 
     with serving(settings("a")) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
@@ -115,9 +115,9 @@ def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
 
 
 def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -> None:
-    """The server was killed behind its first put's bytes, which are a topic's: no row named them yet."""
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
-    with home(settings) as (_, store, _):
+    """The server was killed in its first put to a topic: the part is stored, and no row names it yet."""
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    with data_folder(settings) as (_, store, _):
         store.write("first-000000", TABLE.schema, TABLE.to_batches())
     with serving(settings) as server, connect(server.url) as client:
         assert not list((tmp_path / "data" / "parts").rglob("*-000000"))
@@ -125,7 +125,7 @@ def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -
 
 
 def test_a_crash_while_a_store_gets_its_owner_leaves_it_free(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with mock.patch("os.rename", side_effect=Crash), pytest.raises(Crash), serving(settings):
         pass
     for _ in range(2):
@@ -133,8 +133,8 @@ def test_a_crash_while_a_store_gets_its_owner_leaves_it_free(tmp_path: Path) -> 
             client.put("store/t", TABLE, mode="append")
 
 
-def test_a_new_ledger_is_not_started_over_a_store_that_holds_parts(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+def test_a_new_ledger_does_not_start_over_a_store_with_parts(tmp_path: Path) -> None:
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with serving(settings) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
     for file in tmp_path.glob("data/ledger.db*"):

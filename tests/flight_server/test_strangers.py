@@ -1,4 +1,4 @@
-"""What callers without the token hear, and how many of the streams they can hold."""
+"""Callers without the token: their answers, and how many streams they can occupy."""
 
 from __future__ import annotations
 
@@ -8,38 +8,34 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.gate import Gate
-from penstock.flight_server.limits import Limits, Streams
+from penstock.flight_server.gate import Gate, Streams
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.server import PenstockServer
-from tests.kit.plain import TRIPS, at, attempt_of, call, new_attempt, put, refused, trailer, trips
 from tests.kit.raw_flight import RawFlight
-from tests.kit.server import process_server
+from tests.kit.server import TOKEN, process_server, token_file
 from tests.kit.wait import eventually
+from tests.kit.wire import TRIPS, at, attempt_of, call, new_attempt, put, refused, trailer, trips
 
-TOKEN = "canary-0123456789abcdef"
 KNOWN = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())], timeout=60)
 UNKNOWN = flight.FlightCallOptions(timeout=60)  # or a put that a failed test leaves open holds the server's end
 
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
-    path.chmod(0o600)
-    return path
+    return token_file(tmp_path)
 
 
 @pytest.fixture
 def small(make_server: Callable[..., PenstockServer], token: Path) -> PenstockServer:
     """A server of four streams."""
-    return make_server(token_file=token, limits=Limits(streams=4))
+    return make_server(token_file=token, limits=ServerLimits(streams=4))
 
 
 @pytest.fixture
 def there(small: PenstockServer) -> Iterator[flight.FlightClient]:
-    with flight.connect(small.url) as found:
-        yield found
+    with flight.connect(small.url) as client:
+        yield client
 
 
 def test_health_tells_strangers_the_state_and_nothing_else(there: flight.FlightClient) -> None:
@@ -49,13 +45,13 @@ def test_health_tells_strangers_the_state_and_nothing_else(there: flight.FlightC
 
 
 def test_puts_by_ticket_alone_may_take_every_stream(small: PenstockServer, there: flight.FlightClient) -> None:
-    """Their first message has come: strangers who have sent nothing are counted without them."""
+    """Their first message has come: they are not counted as silent strangers."""
     ticket = call(there, "write.open", KNOWN, path="store/x")["ticket"]
     attempts, puts = [new_attempt() for _ in range(4)], []
     for attempt in attempts:
         puts.append(there.do_put(attempt_of(ticket, attempt), TRIPS, UNKNOWN))
-        eventually(lambda: small.streams.open_streams == len(puts))
-        eventually(lambda: small.streams.unheard == 0)
+        eventually(lambda: small.state.streams.open_streams == len(puts))
+        eventually(lambda: small.state.streams.unheard == 0)
 
     for writer, reader in puts:
         writer.write_batch(trips(1))
@@ -75,7 +71,7 @@ def gate() -> Gate:
 
 
 @pytest.mark.parametrize("verb", [flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE])
-def test_strangers_who_have_sent_nothing_may_take_half_of_the_streams(gate: Gate, verb: flight.FlightMethod) -> None:
+def test_silent_strangers_may_take_half_of_the_streams(gate: Gate, verb: flight.FlightMethod) -> None:
     silent, speaks = (gate.start_call(flight.CallInfo(verb), {}) for _ in range(2))
 
     with refused("unavailable", "2 calls without the server's token", "try again"):
@@ -91,12 +87,12 @@ def test_strangers_who_have_sent_nothing_may_take_half_of_the_streams(gate: Gate
     assert (gate.streams.open_streams, gate.streams.unheard) == (2, 0)
 
 
-@pytest.mark.parametrize(("streams", "held"), [(1, 1), (2, 1), (3, 1), (5, 2)])
-def test_strangers_may_take_half_rounded_down_but_always_one(streams: int, held: int) -> None:
-    """A task, which has a ticket and no token, is one until its first message has come."""
+@pytest.mark.parametrize(("streams", "admitted"), [(1, 1), (2, 1), (3, 1), (5, 2)])
+def test_strangers_may_take_half_rounded_down_but_always_one(streams: int, admitted: int) -> None:
+    """A task has a ticket and no token, so it counts as one until its first message has come."""
     few = Gate(TOKEN, counted := Streams(streams), Metrics())
     counted.admit()
-    for _ in range(held):
+    for _ in range(admitted):
         few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
     with refused("unavailable", "try again"):
         few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
@@ -118,46 +114,44 @@ def test_where_no_token_is_set_nobody_is_a_stranger() -> None:
 
 @pytest.mark.process
 @pytest.mark.faults
-def test_three_hundred_silent_strangers_hold_half_of_the_streams_and_the_rest_is_served(
-    tmp_path: Path, token: Path
-) -> None:
+def test_three_hundred_silent_strangers_hold_half_of_the_streams(tmp_path: Path, token: Path) -> None:
     with (
         process_server(tmp_path / "d", token_file=str(token), limits={"streams": 128}) as server,
         flight.connect(server.url) as there,
     ):
 
-        def held() -> int:
+        def open_streams() -> int:
             return int(call(there, "health", KNOWN)["open_streams"])
 
         opened = call(there, "write.open", KNOWN, path="store/later")
         put(there, at("store/x"), [trips(1, 2)], options=KNOWN)
         running, receipt = there.do_put(attempt_of(opened["ticket"], early := new_attempt()), TRIPS)
         running.write_batch(trips(1))
-        eventually(lambda: held() == 1)
+        eventually(lambda: open_streams() == 1)
         flood = [RawFlight(server.url) for _ in range(3)]
         for connection in flood:
             for _ in range(100):
                 connection.begin([])
-        eventually(lambda: held() == 65)
+        eventually(lambda: open_streams() == 65)
 
         put(there, at("store/y"), [trips(1)], options=KNOWN)
         assert names_known(there) == {"store/x", "store/y"}
         ticket = there.get_flight_info(at("store/x"), KNOWN).endpoints[0].ticket
-        assert there.do_get(ticket).read_all().num_rows == 2, "a reader's ticket goes before its stream is held"
+        assert there.do_get(ticket).read_all().num_rows == 2, "a reader's stream is not counted"
         with refused("unavailable", "64 calls without the server's token have sent nothing"):
             put(there, attempt_of(opened["ticket"], new_attempt()), [trips(2)])
         running.write_metadata(trailer(1, 1))
         running.done_writing()
-        assert receipt.read() is not None, "who was heard before goes on"
+        assert receipt.read() is not None, "a put that has begun goes on"
         running.close()
-        assert held() == 64, "and none of them was let go"
+        assert open_streams() == 64, "and all silent ones are still open"
 
         for connection in flood:
             connection.reset()
-        eventually(lambda: held() == 0)
+        eventually(lambda: open_streams() == 0)
         put(there, attempt_of(opened["ticket"], late := new_attempt()), [trips(2)])
         assert call(there, "write.finish", ticket=opened["ticket"], attempts=[early, late])["rows"] == 2
 
 
 def names_known(client: flight.FlightClient) -> set[str]:
-    return {"/".join(part.decode() for part in found.descriptor.path) for found in client.list_flights(b"", KNOWN)}
+    return {"/".join(part.decode() for part in listed.descriptor.path) for listed in client.list_flights(b"", KNOWN)}

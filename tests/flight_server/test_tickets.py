@@ -1,4 +1,4 @@
-"""A ticket opens one door with one key until its time; every other one is refused, and says why."""
+"""A ticket is valid for one verb on one thing until it expires; every other one is refused with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.flight_server.tickets import ReadTicket, Signer, WriteTicket
 from penstock.wire.actions import Target
 
 NOW = 1_000.0
-READ = ReadTicket(("a" * 32 + "-000001",), "store/demo/trips", NOW + 60, ("fare", "tip"), 100)
+READ = ReadTicket(("a" * 32 + "-000001",), "store/demo/trips", NOW + 60, ("fare", "tip"), rows=100)
 WRITE = WriteTicket("b" * 32, "c" * 32)
 SIGNER = Signer(b"k" * 32)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -23,9 +23,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 @given(TEXT, TEXT, st.none() | st.lists(TEXT).map(tuple), st.none() | st.integers(0, 2**60), st.floats(NOW, 1e12))
 def test_a_read_ticket_comes_back_as_it_was_signed(
-    part: str, path: str, columns: tuple[str, ...] | None, limit: int | None, expires: float
+    part: str, path: str, columns: tuple[str, ...] | None, rows: int | None, expires: float
 ) -> None:
-    ticket = ReadTicket((part,), path, expires, columns, limit)
+    ticket = ReadTicket((part,), path, expires, columns, rows=rows)
     assert SIGNER.open_read(SIGNER.sign(ticket), now=NOW) == ticket
 
 
@@ -39,7 +39,7 @@ def test_a_ticket_is_ascii() -> None:
 
 
 def forged(raw: bytes) -> Iterator[bytes]:
-    """A thousand and more tickets that nobody signed."""
+    """More than a thousand tickets that nobody signed."""
     chance = random.Random(8)
     for at in range(len(raw)):
         yield raw[:at] + bytes([raw[at] ^ (1 << chance.randrange(8))]) + raw[at + 1 :]
@@ -73,15 +73,15 @@ def test_a_thousand_forged_tickets_are_denied() -> None:
         for fake in forged(raw):
             if fake != raw:
                 tried += 1
-                with pytest.raises(Denied, match="isn't one of this server's"):
+                with pytest.raises(Denied, match="is not one of this server's"):
                     SIGNER.open_read(fake, now=NOW)
-                with pytest.raises(Denied, match="isn't one of this server's"):
+                with pytest.raises(Denied, match="is not one of this server's"):
                     SIGNER.open_write(fake)
     assert tried >= 1_000
 
 
 @pytest.mark.parametrize(
-    "changed", [{"get": ["other"]}, {"path": "store/x"}, {"expires": 1e12}, {"columns": ["id"]}, {"limit": 9}]
+    "changed", [{"get": ["other"]}, {"path": "store/x"}, {"expires": 1e12}, {"columns": ["id"]}, {"rows": 9}]
 )
 def test_no_field_may_be_changed_after_the_signature(changed: dict[str, object]) -> None:
     body, mac = SIGNER.sign(READ).rpartition(b".")[::2]
@@ -91,12 +91,12 @@ def test_no_field_may_be_changed_after_the_signature(changed: dict[str, object])
 
 
 @pytest.mark.parametrize("late", [0.001, 1.0, 1e9])
-def test_a_read_ticket_that_is_past_its_time_says_so(late: float) -> None:
-    with pytest.raises(Expired, match=r"store/demo/trips ended .* read again"):
+def test_an_expired_read_ticket_is_refused(late: float) -> None:
+    with pytest.raises(Expired, match=r"store/demo/trips expired .* read again"):
         SIGNER.open_read(SIGNER.sign(READ), now=READ.expires + late)
 
 
-def test_a_read_ticket_is_good_to_its_last_moment() -> None:
+def test_a_read_ticket_is_valid_to_its_last_moment() -> None:
     assert SIGNER.open_read(SIGNER.sign(READ), now=READ.expires) == READ
 
 
@@ -107,13 +107,13 @@ def test_a_ticket_of_one_verb_is_no_ticket_of_another() -> None:
         SIGNER.open_read(SIGNER.sign(WRITE), now=NOW)
 
 
-def test_something_else_under_our_signature_is_no_ticket() -> None:
+def test_another_body_with_a_valid_signature_is_no_ticket() -> None:
     raw = SIGNER.sign(Target("store/a"))  # type: ignore[arg-type]
     with pytest.raises(Denied):
         SIGNER.open_read(raw, now=NOW)
 
 
-def test_a_restart_with_the_same_key_keeps_tickets_good() -> None:
+def test_tickets_outlive_a_restart_with_the_same_key() -> None:
     assert Signer(b"k" * 32).open_write(SIGNER.sign(WRITE)) == WRITE
 
 

@@ -10,15 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.errors import (
-    NotFound,
-)
-from penstock.ledger import catalog
+from penstock.errors import NotFound
+from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.store.medium import Part
-from tests.kit.doubles import Clock
+from tests.kit.clock import Clock
 
 PATH = "store/demo/trips"
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("fare", pa.float64())])
@@ -27,18 +25,13 @@ OTHER = pa.schema([("id", pa.string())])
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def reopen(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Ledger]]:
-    """The ledger of a process that has just started."""
+    """Open the ledger as a process that has just started does."""
     with ExitStack() as stack:
 
         def start(incarnation: str = "") -> Ledger:
-            database = stack.enter_context(closing(Database(tmp_path / "ledger.db", catalog.TABLES)))
-            return Ledger(database, incarnation=incarnation, now=clock)
+            database = stack.enter_context(closing(Database(tmp_path / "ledger.db", tables.TABLES)))
+            return Ledger(database, incarnation=incarnation, now=clock.now)
 
         yield start
 
@@ -48,27 +41,27 @@ def ledger(reopen: Callable[..., Ledger]) -> Ledger:
     return reopen()
 
 
-def attempt(*rows: int, schema: pa.Schema = SCHEMA) -> Attempt:
-    """A whole attempt with parts of so many rows."""
+def make_attempt(*rows: int, schema: pa.Schema = SCHEMA) -> Attempt:
+    """Return a whole attempt with parts of so many rows."""
     name = uuid.uuid4().hex
     parts = tuple(Part(f"{name}-{number}", n, n * 10, f"d-{name}-{number}") for number, n in enumerate(rows))
     return Attempt(name, schema, sum(rows), parts)
 
 
-def names(*attempts: Attempt) -> list[str]:
+def part_names(*attempts: Attempt) -> list[str]:
     return [part.name for each in attempts for part in each.parts]
 
 
-def seen(ledger: Ledger, path: str = PATH) -> list[str]:
-    """The parts that a reader gets, in order; no dataset reads as none."""
+def visible_parts(ledger: Ledger, path: str = PATH) -> list[str]:
+    """Return the parts that a reader gets, in order; none where there is no dataset."""
     try:
         return [laid.part for laid in ledger.snapshot(path, ticketed_until=0)[1]]
     except NotFound:
         return []
 
 
-def wrote(ledger: Ledger, *attempts: Attempt, path: str = PATH, mode: str = "error") -> str:
-    """A finished write of these attempts; its id."""
+def finish_write(ledger: Ledger, *attempts: Attempt, path: str = PATH, mode: str = "error") -> str:
+    """Finish a write of these attempts, and return its id."""
     write = ledger.open_write(path, mode=mode, schema=SCHEMA).id  # type: ignore[arg-type]
     for each in attempts:
         ledger.record(write, each)

@@ -1,6 +1,6 @@
 """A do_put spelt out byte by byte: HTTP/2 and gRPC over a plain socket, because no client sends damaged Arrow.
 
-What it sends reaches the server as it is: pyarrow's own client would read and rewrite, or refuse it.
+pyarrow's own client would rewrite or refuse the messages; from here they reach the server as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BODY_TAG = b"\xc2\x3e"  # field 1000 of FlightData
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How the server ended a call: with a receipt, or without."""
+    """The end of a call: with a receipt, or without."""
 
     receipt: bytes | None
 
@@ -34,7 +34,7 @@ class Answer:
 
 
 class RawFlight:
-    """One connection, one call at a time. A server that dies shows as ConnectionError."""
+    """One connection, one call at a time. ConnectionError if the server dies."""
 
     def __init__(self, url: str, timeout: float = 30) -> None:
         self._authority = url.rpartition("//")[2]
@@ -52,7 +52,7 @@ class RawFlight:
     # --- a call, whole or begun --------------------------------------------------------------
 
     def put(self, messages: Iterable[bytes]) -> Answer:
-        """Send these messages of FlightData and wait for the end."""
+        """Send messages of FlightData, and wait for the answer."""
         self.begin(messages)
         self._send_data(b"", end=True)
         while not self._over:
@@ -60,7 +60,7 @@ class RawFlight:
         return Answer(self._receipt[5:] or None)
 
     def begin(self, messages: Iterable[bytes]) -> None:
-        """Send them, and leave the stream open."""
+        """Send messages of FlightData, and leave the stream open."""
         self._stream += 2
         self._stream_room, self._over, self._receipt = self._initial, False, b""
         headers = {
@@ -73,12 +73,12 @@ class RawFlight:
             self._send_data(b"\x00" + struct.pack(">I", len(message)) + message)
 
     def reset(self) -> None:
-        """End the connection as a machine that crashed and came back does: RST."""
+        """End the connection by RST, as a machine that crashed and came back does."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
     def hears_the_end(self) -> bool:
-        """Whether the server has hung up; waits for it."""
+        """Wait until the server ends the connection."""
         try:
             while True:
                 self._read_frame()
@@ -146,14 +146,14 @@ class RawFlight:
             if not some:
                 raise ConnectionError("the server hung up")
             self._unread += some
-        found, self._unread = self._unread[:size], self._unread[size:]
-        return found
+        data, self._unread = self._unread[:size], self._unread[size:]
+        return data
 
 
 def flight_data(
     header: bytes = b"", body: bytes = b"", *, metadata: bytes = b"", command: bytes = b"", path: Sequence[str] = ()
 ) -> bytes:
-    """One message of FlightData; the first of a put has a descriptor."""
+    """Return a message of FlightData; the first one of a put has a descriptor."""
     descriptor = b"\x08\x02" + _field(b"\x12", command) if command else b""
     if path:
         descriptor = b"\x08\x01" + b"".join(_field(b"\x1a", name.encode()) for name in path)
@@ -161,12 +161,12 @@ def flight_data(
 
 
 def ipc_messages(table: pa.Table, compression: str | None) -> list[tuple[bytes, bytes]]:
-    """The header and body of each message of a table as an IPC stream: schema, dictionaries, batches."""
+    """Return header and body of each message of a table's IPC stream: schema, dictionaries, batches."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_table(table)
-    found = pa.ipc.MessageReader.open_stream(sink.getvalue())
-    return [(message.metadata.to_pybytes(), message.body.to_pybytes() if message.body else b"") for message in found]
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    return [(each.metadata.to_pybytes(), each.body.to_pybytes() if each.body else b"") for each in messages]
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
@@ -174,7 +174,7 @@ def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """A header's name or value as HPACK has it: not indexed, not compressed."""
+    """Encode a header's name or value for HPACK: not indexed, not compressed."""
     assert len(text) < 127
     return bytes([len(text)]) + text.encode()
 

@@ -1,55 +1,61 @@
-"""Servers: in this process for speed, in one of their own where something is killed or measured."""
+"""Servers: in this process for speed, in one of their own where something is killed or measured; and their folders."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import resource
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.flight as flight
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.flight_server.config import Settings
+from penstock.flight_server import put
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
-from penstock.flight_server.put import Putter
 from penstock.flight_server.server import PenstockServer
+from penstock.flight_server.state import State
 from penstock.flight_server.upload import Upload
-from tests.kit import plain
+from penstock.ledger.writes import Write
+from tests.kit import wire
 from tests.kit.wait import eventually, files
 
+if TYPE_CHECKING:
+    from tests.kit.spark_faults import Marks
+
 ANY_PORT = "grpc://127.0.0.1:0"
-ELSEWHERE = "from penstock.flight_server.local import LocalDoor; LocalDoor._opened = lambda *_: ([], [])"
-"""A prelude: readers are as if on another host, nothing is mapped for them."""
+NO_LOCAL_READS = "from penstock.flight_server.local import LocalDoor; LocalDoor._opened = lambda *_: ([], [])"
+"""A prelude of `process_server`: readers map nothing, as if on another host."""
+TOKEN = "canary-0123456789abcdef"
 
 
 @pytest.fixture
 def servers() -> list[PenstockServer]:
-    """Those that `make_server` has made."""
+    """The servers that `make_server` has made."""
     return []
 
 
 @pytest.fixture
 def make_server(tmp_path: Path, servers: list[PenstockServer]) -> Iterator[Callable[..., PenstockServer]]:
-    """A server in this process, with settings of the test's; ended with the test."""
+    """Start servers in this process, with the settings of the test; they end with it."""
     with ExitStack() as stack:
 
         def make(**settings: Any) -> PenstockServer:
             settings = {"data": tmp_path / "data", "listen": ANY_PORT, "drain": 5.0, **settings}
-            servers.append(stack.enter_context(serving(Settings(**settings))))
+            servers.append(stack.enter_context(serving(ServerConfig(**settings))))
             return servers[-1]
 
         yield make
@@ -57,7 +63,7 @@ def make_server(tmp_path: Path, servers: list[PenstockServer]) -> Iterator[Calla
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for servers in this process."""
+    """Make readers of servers in this process map nothing, as if on another host."""
     monkeypatch.setattr(LocalDoor, "_opened", lambda *_: ([], []))
 
 
@@ -70,8 +76,16 @@ def server(make_server: Callable[..., PenstockServer]) -> PenstockServer:
 @pytest.fixture
 def client(server: PenstockServer) -> Iterator[Client]:
     """A client of `server`."""
-    with connect(server.url, retry_for=2) as found:
-        yield found
+    with connect(server.url, retry_for=2) as client:
+        yield client
+
+
+def token_file(folder: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
+    """Write a server's token to a file, by default readable by its user alone."""
+    path = folder / "token"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
 
 
 @dataclass
@@ -102,16 +116,16 @@ class ProcessServer:
 def process_server(
     data: Path, *, crash_at: str | None = None, crash_on: int = 1, prelude: str = "", **settings: Any
 ) -> Iterator[ProcessServer]:
-    """A server in its own process, on any port. It kills itself at the `crash_on`th passing of step `crash_at`.
+    """Start a server in its own process, on any port. It kills itself at the `crash_on`th passing of step `crash_at`.
 
-    `prelude` is Python that runs there first, to plant a fault. Settings are `Settings`' fields, as JSON can have them.
+    `prelude` is Python that runs there first, to plant a fault. Settings are those of `ServerConfig`, in JSON.
     """
     data.parent.mkdir(parents=True, exist_ok=True)
     log = (data.parent / f"{data.name}.log").open("a")
-    given = {"data": str(data), "listen": ANY_PORT, "http": None, **settings}
-    plan = {"settings": given, "crash_at": crash_at, "crash_on": crash_on, "prelude": prelude}
+    settings = {"data": str(data), "listen": ANY_PORT, "http": None, **settings}
+    plan = {"settings": settings, "crash_at": crash_at, "crash_on": crash_on, "prelude": prelude}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.kit.launch", json.dumps(plan)],
+        [sys.executable, "-m", "tests.kit.programs.server", json.dumps(plan)],
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
@@ -134,7 +148,7 @@ def process_server(
 
 
 def free_port() -> int:
-    """For what is started in a moment, or again and again: nobody who binds to port 0 gets it meanwhile."""
+    """Return an unused port outside of the range that the kernel hands out for port 0."""
     others = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(10_000, max(others, 20_000))
@@ -142,84 +156,124 @@ def free_port() -> int:
             return port
 
 
-@contextmanager
-def files_at_most(server: ProcessServer, size: int) -> Iterator[None]:
-    """No file of the server's may grow beyond so many bytes: a full disk, as the kernel tells it."""
-    before = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, before)
+class RestartingServer:
+    """A server that is started again on its folder and its port whenever it dies.
+
+    At its end its folder has its datasets, and no other bytes.
+    """
+
+    def __init__(self, data: Path, **settings: Any) -> None:
+        self.url = f"grpc://127.0.0.1:{free_port()}"
+        self.data = data
+        self.lives = 0
+        self._settings = settings
+        self._end = threading.Event()
+        self._process: ProcessServer | None = None
+
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        started = threading.Event()
+        thread = threading.Thread(target=self._live, args=(started,), daemon=True)
+        thread.start()
+        try:
+            assert started.wait(60)
+            yield
+            assert leftover_files(self.url, self.data) == set()
+        finally:
+            self._end.set()
+            thread.join(60)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.process.kill()
+
+    def killed_at(self, marks: Marks, when: Callable[[], object]) -> threading.Thread:
+        """Start a thread that kills the server when a task asks for it and `when` is true, and then tells the task."""
+
+        def kill() -> None:
+            eventually(when)
+            self.kill()
+
+        return marks.when_asked(kill)
+
+    def _live(self, started: threading.Event) -> None:
+        settings = dict(self._settings)
+        while not self._end.is_set():
+            with process_server(self.data, listen=self.url, **settings) as self._process:
+                self.lives += 1
+                started.set()
+                while self._process.process.poll() is None and not self._end.wait(0.02):
+                    pass
+            settings.pop("crash_at", None)
 
 
-# --- what a fault has met, and what it leaves ---------------------------------------------------
+# --- puts, and bytes on disk --------------------------------------------------------------------
 
 
 @dataclass
 class Puts:
-    """What comes by do_put to servers in this process."""
+    """The puts of servers in this process."""
 
     coming: list[Upload] = field(default_factory=list)
-    """The streams that are open."""
+    """The open ones."""
     broken: list[tuple[str, int]] = field(default_factory=list)
-    """Of each that ended without its trailer: the path, and how many rows had come."""
+    """Path and received rows of each that ended without its trailer."""
 
 
 @contextmanager
-def puts_seen() -> Iterator[Puts]:
-    """Look on while they come."""
-    puts, accept = Puts(), Putter._accept
+def watch_puts() -> Iterator[Puts]:
+    """Record the puts of servers in this process."""
+    puts, store = Puts(), put._store
 
-    def seen(putter: Putter, path: str, attempt: str, upload: Upload, parts: Any) -> Any:
+    def recorded(state: State, write: Write, upload: Upload, *rest: Any) -> Any:
         puts.coming.append(upload)
         try:
-            return accept(putter, path, attempt, upload, parts)
+            return store(state, write, upload, *rest)
         except BaseException:
-            puts.broken.append((path, upload.rows))
+            puts.broken.append((write.path, upload.rows))
             raise
         finally:
             puts.coming.remove(upload)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Putter, "_accept", seen)
+        patched.setattr(put, "_store", recorded)
         yield puts
 
 
 @pytest.fixture
 def puts() -> Iterator[Puts]:
-    with puts_seen() as found:
-        yield found
+    with watch_puts() as puts:
+        yield puts
 
 
-def own_parts(data: Path) -> set[str]:
-    """The parts that a dataset or a topic has, or a read ticket holds, asked of SQLite itself."""
+def named_parts(data: Path, condition: str = "true") -> set[str]:
+    """Return the parts that a data folder's ledger has rows for, read by SQLite itself."""
     ledger = sqlite3.connect(data / "ledger.db")
     try:
-        query = "SELECT name FROM parts WHERE state = 'visible' OR free_at > ?"
-        return {name for (name,) in ledger.execute(query, (time.time(),))}
+        return {name for (name,) in ledger.execute(f"SELECT name FROM parts WHERE {condition}")}
     finally:
         ledger.close()
 
 
-def unowned(data: Path) -> set[str]:
-    """The files of a data folder that are no dataset's, and the parts of datasets that have no file."""
-    return (files(data / "parts") ^ own_parts(data)) | files(data / "tmp")
+def stray_files(data: Path) -> set[str]:
+    """Return the files of a data folder that no dataset, topic or ticket names, and named parts without a file."""
+    owned = named_parts(data, f"state = 'visible' OR free_at > {time.time()}")
+    return (files(data / "parts") ^ owned) | files(data / "tmp")
 
 
-def left_behind(url: str, data: Path) -> set[str]:
-    """End the writes that are open, as `penstock rm` does, and let the sweep run: what then is there still."""
+def leftover_files(url: str, data: Path) -> set[str]:
+    """End the open writes, as `penstock rm` does, wait for the sweep, and return the stray files that stay."""
     with flight.connect(url) as bare:
-        for write in plain.names(bare, b"write/"):
-            plain.call(bare, "delete", path=write)
+        for write in wire.list_paths(bare, b"write/"):
+            wire.call(bare, "delete", path=write)
     with suppress(AssertionError):  # the names say more
-        eventually(lambda: not unowned(data))
-    return unowned(data)
+        eventually(lambda: not stray_files(data))
+    return stray_files(data)
 
 
 @pytest.fixture
 def nothing_stays(make_server: object, servers: list[PenstockServer]) -> Iterator[None]:
-    """After the test, and before its servers end: the bytes on disk are those of its datasets, and no others."""
+    """Check after the test, before its servers end, that only bytes of datasets are on disk."""
     yield
     for server in servers:
-        assert left_behind(f"grpc://127.0.0.1:{server.port}", server._ledger.database.path.parent) == set()
+        assert leftover_files(f"grpc://127.0.0.1:{server.port}", server.state.ledger.database.path.parent) == set()

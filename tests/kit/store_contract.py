@@ -18,35 +18,18 @@ from penstock.errors import InvalidRequest, Lost, StoreFull
 from penstock.store.database import Database
 from penstock.store.medium import Medium, OpenPart
 from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
-from tests.kit.doubles import Clock
-from tests.kit.shapes import SHAPES, numbers
-from tests.wire.test_paths import NASTY
+from tests.kit.clock import Clock
+from tests.kit.rows import SHAPES, as_file, as_stream, assert_same, numbers
+from tests.kit.wire import NASTY
 
 Make = Callable[..., SplitPayloadStore]
 
 
-def as_stream(table: pa.Table) -> bytes:
-    """Arrow IPC stream bytes, made by Arrow alone."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def as_file(table: pa.Table) -> bytes:
-    """Arrow IPC file bytes, made by Arrow alone."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def same(got: pa.Table, put: pa.Table) -> None:
-    """Rows, order, types, nullability and metadata are the ones that were put."""
-    got.validate(full=True)
-    assert got.schema.equals(put.schema, check_metadata=True)
-    assert got.num_rows == put.num_rows
-    assert got.equals(put)
+def payload(store: SplitPayloadStore, key: str) -> SplitPayload:
+    """Return the payload of a key, which must be there."""
+    stored = store.get(key)
+    assert isinstance(stored, SplitPayload)
+    return stored
 
 
 class StoreContract:
@@ -61,17 +44,13 @@ class StoreContract:
         """The rows of a part as its medium has them, read without the store."""
 
     @pytest.fixture
-    def clock(self) -> Clock:
-        return Clock()
-
-    @pytest.fixture
     def make(self, tmp_path: Path, clock: Clock) -> Iterator[Make]:
         with ExitStack() as stack:
 
             def make(folder: Path = tmp_path, **options: Any) -> SplitPayloadStore:
                 medium = self.medium(folder)
                 database = stack.enter_context(closing(Database(folder / "ledger.db", TABLES)))
-                store = SplitPayloadStore(medium, database, url=f"test:{folder}", now=clock, **options)
+                store = SplitPayloadStore(medium, database, url=f"test:{folder}", now=clock.now, **options)
                 return stack.enter_context(closing(store))
 
             yield make
@@ -85,19 +64,17 @@ class StoreContract:
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_table_comes_back_as_it_was(self, store: SplitPayloadStore, shape: str) -> None:
         assert store.store("k", SHAPES[shape]) == "k"
-        found = store.get("k")
-        assert found is not None
-        same(found.data, SHAPES[shape])
-        assert (found.split_id, found.metadata) == ("k", {})
+        stored = payload(store, "k")
+        assert_same(stored.data, SHAPES[shape])
+        assert (stored.split_id, stored.metadata) == ("k", {})
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_payload_keeps_its_id_and_metadata(self, store: SplitPayloadStore, shape: str) -> None:
         metadata = {"job": "j", "n": 1, "tags": ["ü", None], "deep": {"x": 0.5}}
         store.store("k", SplitPayload(SHAPES[shape], "split-7", metadata))
-        found = store.get("k")
-        assert found is not None
-        same(found.data, SHAPES[shape])
-        assert (found.split_id, found.metadata) == ("split-7", metadata)
+        stored = payload(store, "k")
+        assert_same(stored.data, SHAPES[shape])
+        assert (stored.split_id, stored.metadata) == ("split-7", metadata)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
     @pytest.mark.parametrize("shape", SHAPES)
@@ -105,17 +82,13 @@ class StoreContract:
         self, store: SplitPayloadStore, shape: str, kind: Callable[[bytes], bytes]
     ) -> None:
         store.store("k", kind(as_stream(SHAPES[shape])))
-        found = store.get("k")
-        assert isinstance(found, SplitPayload)
-        same(found.data, SHAPES[shape])
+        assert_same(payload(store, "k").data, SHAPES[shape])
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_file_bytes_come_back_as_a_payload(self, store: SplitPayloadStore, shape: str) -> None:
         table = SHAPES[shape].unify_dictionaries()  # a file has one dictionary for a column
         store.store("k", as_file(table))
-        found = store.get("k")
-        assert isinstance(found, SplitPayload)
-        same(found.data, table)
+        assert_same(payload(store, "k").data, table)
 
     def test_what_was_not_stored_is_none(self, store: SplitPayloadStore) -> None:
         store.store("a/b", numbers(1))
@@ -125,26 +98,22 @@ class StoreContract:
     def test_a_key_holds_the_last_payload_only(self, store: SplitPayloadStore) -> None:
         for rows in (5, 0, 50):
             store.store("k", SplitPayload(numbers(rows), f"of {rows}"))
-            found = store.get("k")
-            assert found is not None
-            assert (found.split_id, found.data.num_rows) == (f"of {rows}", rows)
+            stored = payload(store, "k")
+            assert (stored.split_id, stored.data.num_rows) == (f"of {rows}", rows)
             assert len(list(store.medium.names())) == 1
 
     def test_a_payload_that_was_handed_out_stays_readable(self, store: SplitPayloadStore) -> None:
         store.store("k", numbers(1_000))
-        found = store.get("k")
+        stored = payload(store, "k")
         store.store("k", numbers(10))
         store.delete("k")
-        assert found is not None
-        same(found.data, numbers(1_000))
+        assert_same(stored.data, numbers(1_000))
 
     def test_payloads_do_not_mix(self, store: SplitPayloadStore) -> None:
         for n in range(20):
             store.store(f"k/{n}", numbers(n, start=n * 100))
         for n in reversed(range(20)):
-            found = store.get(f"k/{n}")
-            assert found is not None
-            same(found.data, numbers(n, start=n * 100))
+            assert_same(payload(store, f"k/{n}").data, numbers(n, start=n * 100))
 
     @pytest.mark.parametrize("meanwhile", ["replaced", "deleted"])
     def test_a_payload_that_moves_on_while_it_is_read_is_not_lost(
@@ -162,33 +131,32 @@ class StoreContract:
             return opened(name)
 
         monkeypatch.setattr(store, "open", late)
-        found = store.get("k")
-        assert (found.data.num_rows if found else None) == (7 if meanwhile == "replaced" else None)
+        stored = store.get("k")
+        assert (stored.data.num_rows if stored else None) == (7 if meanwhile == "replaced" else None)
 
-    def test_a_ledger_without_room_keeps_no_bytes_and_the_old_payload(
+    def test_a_full_ledger_keeps_the_old_payload(
         self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """And no bytes of the new one."""
         store.store("k", numbers(3))
 
-        def full(database: Database) -> NoReturn:
+        def full(database: Database, change: object) -> NoReturn:
             raise StoreFull("no room on the disk for the ledger")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Database, "transaction", full)
+            patch.setattr(Database, "run", full)
             with pytest.raises(StoreFull):
                 store.store("k", numbers(7))
-        found = store.get("k")
-        assert found is not None
-        same(found.data, numbers(3))
+        assert_same(payload(store, "k").data, numbers(3))
         assert store.orphans() == []
         assert len(list(store.medium.names())) == 1
 
     # --- what may not be stored -------------------------------------------------------------
 
-    @pytest.mark.parametrize("given", [None, 7, "text", [1], {"a": [1]}, numbers(1).to_batches()[0], numbers(1).schema])
-    def test_something_else_is_no_payload(self, store: SplitPayloadStore, given: Any) -> None:
+    @pytest.mark.parametrize("value", [None, 7, "text", [1], {"a": [1]}, numbers(1).to_batches()[0], numbers(1).schema])
+    def test_something_else_is_no_payload(self, store: SplitPayloadStore, value: Any) -> None:
         with pytest.raises(InvalidRequest, match="a payload is a SplitPayload, Arrow IPC bytes or a"):
-            store.store("k", given)
+            store.store("k", value)
         self.holds_nothing(store)
 
     @pytest.mark.parametrize("junk", [b"", b"A", b"ARROW1", b"ARROW1\0\0", b"\xff" * 100, b"\0" * 64, b"PAR1" * 20])
@@ -210,9 +178,7 @@ class StoreContract:
                 store.store("k", bytes(bad[: chance.choice([len(bad), chance.randrange(len(bad))])]))
             except InvalidRequest:
                 continue
-            found = store.get("k")
-            assert found is not None
-            found.data.validate(full=True)
+            payload(store, "k").data.validate(full=True)
 
     def test_a_table_that_is_not_valid_is_refused(self, store: SplitPayloadStore) -> None:
         offsets = pa.array([0, 2], pa.int32()).buffers()[1]
@@ -222,9 +188,10 @@ class StoreContract:
         self.holds_nothing(store)
 
     @pytest.mark.parametrize(("split_id", "metadata"), [("s", {"x": {1}}), ("s", {"x": b"y"}), (7, {}), ("\ud800", {})])
-    def test_metadata_that_json_cannot_hold_is_refused_before_a_byte_is_kept(
+    def test_metadata_that_json_cannot_hold_is_refused(
         self, store: SplitPayloadStore, split_id: Any, metadata: Any
     ) -> None:
+        """Before a byte is kept."""
         with pytest.raises(InvalidRequest, match="metadata that JSON can't hold"):
             store.store("k", SplitPayload(numbers(1), split_id, metadata))
         self.holds_nothing(store)
@@ -243,7 +210,7 @@ class StoreContract:
 
     # --- delete, clear, keys ----------------------------------------------------------------
 
-    def test_delete_forgets_one_payload_and_says_whether_there_was_one(self, store: SplitPayloadStore) -> None:
+    def test_delete_removes_one_payload_and_returns_whether(self, store: SplitPayloadStore) -> None:
         store.store("a", numbers(1))
         store.store("b", numbers(2))
         assert store.delete("a")
@@ -272,9 +239,9 @@ class StoreContract:
     def test_a_payload_is_gone_when_its_time_is_over(self, store: SplitPayloadStore, clock: Clock) -> None:
         store.store("short", numbers(1), ttl=10)
         store.store("long", numbers(1))
-        clock.now += 9.9
+        clock.advance(9.9)
         assert store.get("short") is not None
-        clock.now += 0.1
+        clock.advance(0.1)
         assert store.get("short") is None
         assert store.keys() == ["long"]
         assert not store.delete("short")
@@ -284,7 +251,7 @@ class StoreContract:
     ) -> None:
         for key, ttl in (("a", 1.0), ("b", 2.0), ("c", None)):
             store.store(key, numbers(100), ttl=ttl)
-        clock.now += 1
+        clock.advance(1)
         before = store.used
         assert store.sweep() == 1
         assert store.sweep() == 0
@@ -295,18 +262,18 @@ class StoreContract:
     def test_clear_does_not_count_what_is_past_its_time(self, store: SplitPayloadStore, clock: Clock) -> None:
         store.store("a", numbers(1), ttl=1)
         store.store("b", numbers(1), ttl=5)
-        clock.now += 1
+        clock.advance(1)
         assert store.clear() == 1
         self.holds_nothing(store)
 
     def test_storing_again_begins_a_new_life(self, store: SplitPayloadStore, clock: Clock) -> None:
         store.store("k", numbers(1), ttl=10)
-        clock.now += 9
+        clock.advance(9)
         store.store("k", numbers(2), ttl=10)
-        clock.now += 9
+        clock.advance(9)
         assert store.get("k") is not None
         store.store("k", numbers(3))
-        clock.now += 1e9
+        clock.advance(1e9)
         assert store.get("k") is not None
         assert store.sweep() == 0
 
@@ -319,9 +286,7 @@ class StoreContract:
             store.store("b", numbers(5_000))
         assert full.value.retry_after == 5
         assert store.keys() == ["a"]
-        found = store.get("a")
-        assert found is not None
-        same(found.data, numbers(500))
+        assert_same(payload(store, "a").data, numbers(500))
         assert len(list(store.medium.names())) == 1
 
     def test_there_is_room_again_after_a_delete(self, make: Make) -> None:
@@ -350,19 +315,19 @@ class StoreContract:
         assert (kept.rows, part.rows) == (table.num_rows, table.num_rows)
         assert part.schema.equals(table.schema, check_metadata=True)
         for _ in range(2):
-            same(part.reader().read_all(), table)
-        same(self.raw(store, kept.name), table)
+            assert_same(part.reader().read_all(), table)
+        assert_same(self.raw(store, kept.name), table)
 
-    def test_a_part_is_read_by_the_columns_that_are_asked_for_in_their_order(self, store: SplitPayloadStore) -> None:
+    def test_a_part_is_read_by_columns_in_the_order_given(self, store: SplitPayloadStore) -> None:
         table = pa.table({"a": [1, 2], "b": pa.array(["x", "y"]).dictionary_encode(), "c": [[1], []]})
         store.write("p", table.schema, table.to_batches())
         for columns in (["a"], ["c", "a"], ["b"], ["c", "b", "a"], []):
-            same(store.open("p").reader(columns).read_all(), table.select(columns))
+            assert_same(store.open("p").reader(columns).read_all(), table.select(columns))
 
     def test_a_part_left_over_under_a_name_is_replaced(self, store: SplitPayloadStore) -> None:
         store.write("p", numbers(100).schema, numbers(100).to_batches())
         store.write("p", numbers(7).schema, numbers(7).to_batches())
-        same(store.open("p").reader().read_all(), numbers(7))
+        assert_same(store.open("p").reader().read_all(), numbers(7))
         assert len(list(store.medium.names())) == 1
         store.discard(["p"])
         assert store.used == 0
@@ -373,10 +338,10 @@ class StoreContract:
         store.discard(["some-part", "some-part", "never-there"])
         with pytest.raises(Lost, match="part some-part is lost"):
             store.open("some-part")
-        same(reader.read_all(), numbers(1))
+        assert_same(reader.read_all(), numbers(1))
         self.holds_nothing(store)
 
-    def test_a_payload_whose_bytes_are_gone_is_a_named_loss_and_not_absent(self, store: SplitPayloadStore) -> None:
+    def test_a_payload_without_bytes_is_lost_and_not_absent(self, store: SplitPayloadStore) -> None:
         store.store("a/b", numbers(1))
         for name, _ in list(store.medium.names()):
             store.medium.delete(name)
@@ -394,7 +359,7 @@ class StoreContract:
         store.discard(store.orphans(["known"]))
         assert store.orphans(["known"]) == []
         assert store.get("k") is not None
-        same(store.open("known").reader().read_all(), numbers(1))
+        assert_same(store.open("known").reader().read_all(), numbers(1))
 
     def test_a_part_whose_rows_fail_to_come_is_not_kept(self, store: SplitPayloadStore) -> None:
         def rows() -> Iterator[pa.RecordBatch]:
@@ -425,8 +390,8 @@ class StoreContract:
                     store.delete(key)
                 elif chance.random() < 0.5:
                     store.store(key, SplitPayload(numbers(rows), str(rows)))
-                elif found := store.get(key):
-                    same(found.data, numbers(int(found.split_id)))
+                elif stored := store.get(key):
+                    assert_same(stored.data, numbers(int(stored.split_id)))
 
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(work, me) for me in range(4)]:
@@ -436,7 +401,7 @@ class StoreContract:
         store.clear()
         self.holds_nothing(store)
 
-    def test_a_store_prints_as_its_url_and_equals_another_of_the_same_bytes(self, store: SplitPayloadStore) -> None:
+    def test_a_store_prints_as_its_url_and_has_equality(self, store: SplitPayloadStore) -> None:
         assert repr(store) == f"SplitPayloadStore({store.url!r})"
         assert store == store  # noqa: PLR0124
         assert store != store.url

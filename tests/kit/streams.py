@@ -1,27 +1,52 @@
-"""A topic, a server in this process and a Spark that streams: what the tests of source and sink say in a line."""
+"""Streams over a topic: by Spark, or by the queries' own logic without it; and their server in this process."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
+import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 import penstock
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
+from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.retention import retain
+from penstock.queue.topics.topics import Topics
+from penstock.spark_plugin.consumption import Consumption
+from penstock.spark_plugin.offsets import StreamOffset, StreamOptions
+from penstock.wire.actions import DESCRIBE, ConsumerState, Target
+from penstock.wire.position import Position
+from tests.kit.clock import Clock
+from tests.kit.wire import TRIPS, at, create_topic, put, trips
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 LIMIT = 180
+"""Seconds within which a query must end."""
 IN = "topic/in"
+X = "topic/x"
+DAY = 24 * 3600.0
+
+
+def only_position(consumers: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the position of a topic's one consumer."""
+    (consumer,) = consumers
+    position: dict[str, int] = consumer["position"]
+    return position
+
+
+# --- by Spark -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -34,13 +59,13 @@ class Streams:
 
     @property
     def tells_start(self) -> bool:
-        """Whether this Spark tells a source where it is, and what a batch may have: from 4.2 on."""
-        found = re.match(r"(\d+)\.(\d+)", self.spark.version)
-        assert found is not None
-        return (int(found[1]), int(found[2])) >= (4, 2)
+        """Whether this Spark passes `start` and the limit to a source: from 4.2 on."""
+        version = re.match(r"(\d+)\.(\d+)", self.spark.version)
+        assert version is not None
+        return (int(version[1]), int(version[2])) >= (4, 2)
 
     def put(self, first: int, count: int, path: str = IN) -> None:
-        """Rows that tell which ones they are."""
+        """Append rows with these ids."""
         numbers = range(first, first + count)
         self.client.put(path, pa.table({"id": pa.array(numbers), "city": [f"city {number}" for number in numbers]}))
 
@@ -49,7 +74,7 @@ class Streams:
         return (reader.schema(schema) if schema else reader).load(path)
 
     def start(self, frame: DataFrame, sink: Any, checkpoint: str = "c", *, now: bool = True, **options: Any) -> Any:
-        """A query into a path, "noop", or a function of batches; to the end of what is there, or until stopped."""
+        """Start a query into a path, "noop", or a function of batches; up to the topic's end, or until stopped."""
         writer = frame.writeStream.option("checkpointLocation", str(self.folder / checkpoint)).options(**options)
         writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime="100 milliseconds")
         if callable(sink):
@@ -57,25 +82,22 @@ class Streams:
         return writer.format("noop").start() if sink == "noop" else writer.format("penstock").start(sink)
 
     def run(self, frame: DataFrame, sink: Any, checkpoint: str = "c", **options: Any) -> list[int]:
-        """The same, to its end: how many rows each batch had."""
+        """Run a query to its end; return the rows of each batch."""
         return ended(self.start(frame, sink, checkpoint, **options))
 
     def ids(self, path: str) -> list[int]:
-        found: list[int] = self.client.get(path).read_all()["id"].to_pylist()
-        return found
+        numbers: list[int] = self.client.get(path).read_all()["id"].to_pylist()
+        return numbers
 
     def consumers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.client.call("describe", {"path": IN})["consumers"]
-        return found
+        consumers: list[dict[str, Any]] = self.client.call("describe", {"path": IN})["consumers"]
+        return consumers
 
     def position(self) -> dict[str, int]:
-        """The one consumer's."""
-        (consumer,) = self.consumers()
-        position: dict[str, int] = consumer["position"]
-        return position
+        return only_position(self.consumers())
 
     def logged(self, log: str, checkpoint: str = "c") -> dict[int, Mapping[str, int]]:
-        """What a checkpoint's log of `offsets` or `commits` has: the source's offset of each batch."""
+        """Return the batches of a checkpoint's log, `offsets` or `commits`, with the source's offset of each."""
         files = [file for file in (self.folder / checkpoint / log).iterdir() if file.name.isdecimal()]
         if log == "commits":
             return {int(file.name): {} for file in files}
@@ -83,8 +105,8 @@ class Streams:
 
 
 def ended(query: StreamingQuery) -> list[int]:
-    """Wait for a query's end; how many rows its batches had. Its error is raised."""
-    assert query.awaitTermination(LIMIT), "it goes on"
+    """Wait for a query's end, and return the rows of each batch. Its error is raised."""
+    assert query.awaitTermination(LIMIT), "the query does not end"
     return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
 
@@ -102,3 +124,65 @@ def streams(
     yield Streams(spark, client, tmp_path_factory.mktemp("checkpoints"))
     for query in spark.streams.active:
         query.stop()
+
+
+# --- without Spark ------------------------------------------------------------------------------
+
+
+@dataclass
+class Reading:
+    """A topic of two shards on a server in this process, and queries that read it without Spark."""
+
+    server: PenstockServer
+    client: Client
+    bare: flight.FlightClient
+    clock: Clock = field(default_factory=Clock)
+    """The clock of the queries."""
+
+    def create(self, shards: int = 2, **options: Any) -> None:
+        create_topic(self.bare, X, TRIPS, shards=shards, **options)
+
+    def put(self, shard: int, count: int, first: int = 0) -> None:
+        """Append rows to a shard."""
+        attempt = f"{shard:08x}{uuid.uuid4().hex[8:]}"
+        put(self.bare, at(X, attempt=attempt), [trips(*range(first, first + count))])
+
+    def query(self, **limits: Any) -> Consumption:
+        """Start a query, for the first time or again."""
+        return Consumption(self.client, X, StreamOptions(**limits), self.clock.now)
+
+    def begun(self, **limits: Any) -> tuple[Consumption, StreamOffset, StreamOffset]:
+        """Start a query that has planned its first batch; return it with the batch's start and end."""
+        query = self.query(**limits)
+        start = query.initial()
+        end = query.latest(start)
+        query.planned(start, end)
+        return query, start, end
+
+    def consumers(self) -> tuple[ConsumerState, ...]:
+        return self.client.call(DESCRIBE, Target(X)).consumers or ()
+
+    def position(self) -> Position:
+        (consumer,) = self.consumers()
+        return consumer.position
+
+    @property
+    def desk(self) -> Consumers:
+        ledger = self.server.state.ledger
+        return Consumers(ledger, Topics(ledger))
+
+    def later(self, seconds: float) -> None:
+        """Set the server's time ahead."""
+        self.server.state.ledger.now = lambda: time.time() + seconds
+
+    def purge(self) -> None:
+        """Remove all rows, as retention does once no consumer is left."""
+        self.later(8 * DAY)
+        self.desk.expire()
+        retain(self.server.state.ledger)
+        self.server.state.ledger.now = time.time
+
+
+@pytest.fixture
+def reading(server: PenstockServer, client: Client, bare: flight.FlightClient) -> Reading:
+    return Reading(server, client, bare)

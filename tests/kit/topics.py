@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
-from penstock.queue.topics.append import SmallPut, commit
+from penstock.queue.topics import journal
+from penstock.queue.topics.append import Appender, SmallPut
+from penstock.queue.topics.retention import drop_lost
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store import payloads
@@ -22,8 +25,8 @@ from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.payloads import SplitPayloadStore
 from penstock.wire.put import Receipt
-from tests.kit.doubles import Clock
-from tests.kit.plain import TRIPS, trips
+from tests.kit.clock import Clock
+from tests.kit.wire import TRIPS, trips
 
 TOPIC = "topic/x"
 
@@ -35,29 +38,31 @@ def small_put(
     attempt: str | None = None,
     rows: pa.RecordBatch | None = None,
 ) -> SmallPut:
-    """A put of some trips, or of other rows."""
+    """Return a put of some trips, or of other rows."""
     batch = trips(*ids) if rows is None else rows
-    return SmallPut(path, run, attempt or uuid.uuid4().hex, batch.schema, [batch], batch.num_rows, batch.nbytes)
+    brief = run is None or bool(re.fullmatch("put-[0-9a-f]{32}", run))
+    return SmallPut(path, run, attempt or uuid.uuid4().hex, batch.schema, [batch], batch.num_rows, batch.nbytes, brief)
 
 
 class Reach:
-    """A stretch of a server: all of it that topics need."""
+    """A ledger, a store and the topics on them, without a server."""
 
     def __init__(self, folder: Path, clock: Clock, medium: Medium | None = None) -> None:
         self.folder, self.clock = folder, clock
         self.start(medium or DiskMedium(folder))
 
     def start(self, medium: Medium) -> None:
-        """As a process that begins."""
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES, payloads.TABLES)
-        self.ledger = Ledger(self.database, incarnation=medium.incarnation, now=self.clock)
-        self.store = SplitPayloadStore(medium, self.database, url="test:", now=self.clock)
+        """Open all of it as a process that starts does."""
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
+        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=medium.incarnation, now=self.clock.now)
+        self.store = SplitPayloadStore(medium, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)
 
     def restart(self, medium: Medium | None = None) -> None:
-        """End it, and begin again as a server does."""
+        """Close all of it, and start again as a server does."""
         self.close()
         self.start(medium or DiskMedium(self.folder))
+        drop_lost(self.ledger)
         recover(self.ledger, self.store)
 
     def close(self) -> None:
@@ -65,9 +70,9 @@ class Reach:
         self.database.close()
 
     def put(self, *ids: int, path: str = TOPIC, **options: Any) -> Receipt:
-        """A put that comes alone; its receipt or its error."""
+        """Commit a put that comes alone; return its receipt, or raise its error."""
         put = small_put(*ids, path=path, **options)
-        commit(self.ledger, self.store, [put])
+        Appender(self.ledger, self.store).commit([put])
         return put.answer.result(0)
 
     def topic(self, path: str = TOPIC) -> Topic:
@@ -77,7 +82,7 @@ class Reach:
         return self.topics.create(path, TRIPS, **options)
 
     def parts(self, path: str = TOPIC) -> list[str]:
-        """The names of the parts that are shown, shard by shard."""
+        """Return the names of the visible parts, shard by shard."""
         return [laid.part for laid in self.topics.range(self.topic(path), {}, {}, ticketed_until=0)]
 
     def read(
@@ -88,8 +93,8 @@ class Reach:
         *,
         ticketed_until: float = 0,
     ) -> list[tuple[int, int, int, float]]:
-        """Shard, offset, id and time of each row in a range."""
-        found = []
+        """Return shard, offset, id and time of each row in a range."""
+        rows = []
         for laid in self.topics.range(self.topic(path), start or {}, end or {}, ticketed_until=ticketed_until):
             assert laid.shard is not None
             table = self.store.open(laid.part).reader().read_all()
@@ -97,15 +102,15 @@ class Reach:
             times = [laid.since] * table.num_rows
             if "_time" in table.column_names:
                 times = [when / 1e6 for when in table["_time"].cast(pa.int64()).to_pylist()]
-            rows = list(zip(table["id"].to_pylist(), times, strict=True))[laid.skip : laid.skip + laid.rows]
-            found += [(laid.shard, laid.first + laid.skip + at, *row) for at, row in enumerate(rows)]
-        return found
+            visible = list(zip(table["id"].to_pylist(), times, strict=True))[laid.skip : laid.skip + laid.rows]
+            rows += [(laid.shard, laid.first + laid.skip + number, *row) for number, row in enumerate(visible)]
+        return rows
 
     def ids(self, path: str = TOPIC) -> list[int]:
         return [row[2] for row in self.read(path)]
 
     def kept(self) -> set[str]:
-        """The parts that have bytes."""
+        """Return the parts that have bytes."""
         return {name for name, _ in self.store.medium.names()}
 
     def free(self) -> int:
@@ -114,6 +119,6 @@ class Reach:
 
 @pytest.fixture
 def reach(tmp_path: Path, clock: Clock) -> Iterator[Reach]:
-    found = Reach(tmp_path, clock)
-    yield found
-    found.close()
+    reach = Reach(tmp_path, clock)
+    yield reach
+    reach.close()

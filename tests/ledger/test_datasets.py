@@ -1,4 +1,4 @@
-"""What may stand at a path, in which schema, how many, and for how long its bytes stay."""
+"""What may be at a path, in which schema, how many datasets there may be, and how long bytes stay."""
 
 from __future__ import annotations
 
@@ -14,76 +14,72 @@ from penstock.errors import (
     SchemaMismatch,
     StoreFull,
 )
-from penstock.ledger import finishing
+from penstock.ledger import writes
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
-from tests.kit.doubles import Clock
-from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, attempt, names, seen, wrote
+from tests.kit.clock import Clock
+from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, finish_write, make_attempt, part_names, visible_parts
 
 # --- a path is a dataset or a folder ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["error", "append", "overwrite"])
 @pytest.mark.parametrize(
-    ("there", "new"), [("store/a/b", "store/a"), ("store/a", "store/a/b"), ("store/a", "store/a/b/c/d")]
+    ("taken", "new"), [("store/a/b", "store/a"), ("store/a", "store/a/b"), ("store/a", "store/a/b/c/d")]
 )
-def test_a_path_is_a_dataset_or_a_folder_never_both(ledger: Ledger, there: str, new: str, mode: str) -> None:
-    wrote(ledger, attempt(1), path=there)
-    with pytest.raises(AlreadyExists, match=r"folder|nothing can lie below"):
+def test_a_path_is_a_dataset_or_a_folder_never_both(ledger: Ledger, taken: str, new: str, mode: str) -> None:
+    finish_write(ledger, make_attempt(1), path=taken)
+    with pytest.raises(AlreadyExists, match=r"folder|nothing can be below"):
         ledger.open_write(new, mode=mode)  # type: ignore[arg-type]
 
 
-def test_dataset_or_folder_is_asked_again_at_finish(ledger: Ledger) -> None:
-    write, one = ledger.open_write("store/a/b").id, attempt(1)
+def test_dataset_or_folder_is_checked_again_at_finish(ledger: Ledger) -> None:
+    write, one = ledger.open_write("store/a/b").id, make_attempt(1)
     ledger.record(write, one)
-    wrote(ledger, attempt(2), path="store/a")
+    finish_write(ledger, make_attempt(2), path="store/a")
     with pytest.raises(AlreadyExists, match="store/a is a dataset"):
         ledger.finish(write, [one.id])
 
 
-def test_a_name_that_merely_begins_alike_is_no_folder(ledger: Ledger) -> None:
+def test_a_common_prefix_makes_no_folder(ledger: Ledger) -> None:
     for path in ("store/a", "store/a.b", "store/a-b/c", "store/aa", "store/a=1"):
-        wrote(ledger, attempt(1), path=path)
-    assert [found.path for found in ledger.datasets("store/")] == [
-        "store/a",
-        "store/a-b/c",
-        "store/a.b",
-        "store/a=1",
-        "store/aa",
-    ]
+        finish_write(ledger, make_attempt(1), path=path)
+    paths = [dataset.path for dataset in ledger.datasets("store/")]
+    assert paths == ["store/a", "store/a-b/c", "store/a.b", "store/a=1", "store/aa"]
 
 
 def test_a_folder_is_gone_with_its_last_dataset(ledger: Ledger) -> None:
-    wrote(ledger, attempt(1), path="store/a/b")
+    finish_write(ledger, make_attempt(1), path="store/a/b")
     with pytest.raises(NotFound, match="store/a is a folder"):
         ledger.dataset("store/a")
     ledger.delete("store/a/b")
     with pytest.raises(NotFound, match="no dataset at store/a"):
         ledger.dataset("store/a")
-    wrote(ledger, attempt(1), path="store/a")
+    finish_write(ledger, make_attempt(1), path="store/a")
 
 
-def test_a_folder_adds_up_what_lies_below(ledger: Ledger) -> None:
+def test_a_folder_sums_up_the_datasets_below(ledger: Ledger) -> None:
     for path, rows in (("store/x", 1), ("store/a/b", 2), ("store/a/c/d", 4), ("store/ab", 8)):
-        wrote(ledger, attempt(rows), path=path)
-    found = [(each.path, each.rows) for each in ledger.folder("store/")]
-    assert found == [("store/a/", 6), ("store/ab", 8), ("store/x", 1)]
-    assert [each.path for each in ledger.folder("store/a")] == ["store/a/b", "store/a/c/"]
-    assert [each.path for each in ledger.datasets("store/a/")] == ["store/a/b", "store/a/c/d"]
+        finish_write(ledger, make_attempt(rows), path=path)
+    entries = [(entry.path, entry.rows) for entry in ledger.folder("store/")]
+    assert entries == [("store/a/", 6), ("store/ab", 8), ("store/x", 1)]
+    assert [entry.path for entry in ledger.folder("store/a")] == ["store/a/b", "store/a/c/"]
+    assert [entry.path for entry in ledger.datasets("store/a/")] == ["store/a/b", "store/a/c/d"]
 
 
 # --- schemas ---------------------------------------------------------------------------------
 
 
-def test_another_schema_is_refused_when_it_is_announced_recorded_or_finished(ledger: Ledger) -> None:
-    wrote(ledger, attempt(1))
+def test_another_schema_is_refused(ledger: Ledger) -> None:
+    """Refused when a write announces it at open, when an attempt is recorded, and at finish."""
+    finish_write(ledger, make_attempt(1))
     with pytest.raises(SchemaMismatch, match="id is int64, got string"):
         ledger.open_write(PATH, mode="append", schema=OTHER)
     write = ledger.open_write(PATH, mode="append").id
     with pytest.raises(SchemaMismatch, match="id is int64, got string"):
-        ledger.record(write, attempt(1, schema=OTHER))
+        ledger.record(write, make_attempt(1, schema=OTHER))
     fresh = ledger.open_write("store/b").id
-    one, two = attempt(1), attempt(1, schema=OTHER)
+    one, two = make_attempt(1), make_attempt(1, schema=OTHER)
     ledger.record(fresh, one)
     ledger.record(fresh, two)
     with pytest.raises(SchemaMismatch):
@@ -92,15 +88,16 @@ def test_another_schema_is_refused_when_it_is_announced_recorded_or_finished(led
     assert ledger.dataset("store/b").schema == OTHER
 
 
-def test_the_schema_that_was_announced_binds_the_attempts(ledger: Ledger) -> None:
+def test_an_announced_schema_binds_the_attempts(ledger: Ledger) -> None:
     write = ledger.open_write(PATH, schema=SCHEMA).id
     with pytest.raises(SchemaMismatch):
-        ledger.record(write, attempt(1, schema=OTHER))
+        ledger.record(write, make_attempt(1, schema=OTHER))
 
 
-def test_added_nullable_columns_are_accepted_and_older_parts_keep_their_schema(ledger: Ledger) -> None:
-    one, two = attempt(1), attempt(2, schema=WIDER)
-    wrote(ledger, one)
+def test_added_nullable_columns_are_accepted(ledger: Ledger) -> None:
+    """Older parts keep their schema."""
+    one, two = make_attempt(1), make_attempt(2, schema=WIDER)
+    finish_write(ledger, one)
     write = ledger.open_write(PATH, mode="append").id
     ledger.record(write, two)
     ledger.finish(write, [two.id])
@@ -110,140 +107,143 @@ def test_added_nullable_columns_are_accepted_and_older_parts_keep_their_schema(l
 
 
 def test_an_overwrite_may_bring_another_schema(ledger: Ledger) -> None:
-    wrote(ledger, attempt(1))
-    write, one = ledger.open_write(PATH, mode="overwrite").id, attempt(1, schema=OTHER)
+    finish_write(ledger, make_attempt(1))
+    write, one = ledger.open_write(PATH, mode="overwrite").id, make_attempt(1, schema=OTHER)
     ledger.record(write, one)
     ledger.finish(write, [one.id])
     assert ledger.dataset(PATH).schema == OTHER
 
 
-def test_a_schema_that_changed_meanwhile_is_asked_for_again_at_finish(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH, mode="append").id, attempt(1, schema=OTHER)
+def test_the_schema_is_checked_again_at_finish(ledger: Ledger) -> None:
+    """Another write has made the dataset in the meantime."""
+    write, one = ledger.open_write(PATH, mode="append").id, make_attempt(1, schema=OTHER)
     ledger.record(write, one)
-    wrote(ledger, attempt(1), mode="append")
+    finish_write(ledger, make_attempt(1), mode="append")
     with pytest.raises(SchemaMismatch):
         ledger.finish(write, [one.id])
 
 
-# --- delete, and what tickets name -----------------------------------------------------------
+# --- delete, and parts that tickets name -----------------------------------------------------
 
 
 def test_a_deleted_dataset_is_gone_and_its_path_free(ledger: Ledger) -> None:
-    one, two = attempt(1, 2), attempt(3)
-    wrote(ledger, one)
+    one, two = make_attempt(1, 2), make_attempt(3)
+    finish_write(ledger, one)
     assert ledger.delete(PATH).rows == 3
-    assert seen(ledger) == []
+    assert visible_parts(ledger) == []
     with pytest.raises(NotFound, match=f"no dataset at {PATH}"):
         ledger.delete(PATH)
-    assert sorted(ledger.retired()) == sorted(names(one))
-    wrote(ledger, two)
-    assert seen(ledger) == names(two)
+    assert sorted(ledger.freeable()) == sorted(part_names(one))
+    finish_write(ledger, two)
+    assert visible_parts(ledger) == part_names(two)
 
 
 @pytest.mark.parametrize("end", ["delete", "overwrite"])
-def test_bytes_that_a_ticket_names_stay_until_its_time(ledger: Ledger, clock: Clock, end: str) -> None:
-    one = attempt(1)
-    wrote(ledger, one)
-    until = clock.now + 3_600
+def test_bytes_that_a_ticket_names_stay_until_it_expires(ledger: Ledger, clock: Clock, end: str) -> None:
+    one = make_attempt(1)
+    finish_write(ledger, one)
+    until = clock.now() + 3_600
     ledger.snapshot(PATH, ticketed_until=until)
     if end == "delete":
         ledger.delete(PATH)
     else:
-        wrote(ledger, attempt(2), mode="overwrite")
-    clock.now = until
-    assert ledger.retired() == []
-    clock.now += 120
-    assert ledger.retired() == names(one)
+        finish_write(ledger, make_attempt(2), mode="overwrite")
+    clock.set(until)
+    assert ledger.freeable() == []
+    clock.advance(120)
+    assert ledger.freeable() == part_names(one)
 
 
 @pytest.mark.parametrize("noted", [0, 100])
-def test_where_there_is_no_room_to_note_a_ticket_it_holds_all_the_same(
+def test_a_ticket_that_could_not_be_noted_holds_its_bytes(
     ledger: Ledger, clock: Clock, noted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrote(ledger, attempt(1))
+    """The disk is full when the ticket's time is to be noted, with or without an earlier ticket there."""
+    finish_write(ledger, make_attempt(1))
     if noted:
-        ledger.snapshot(PATH, ticketed_until=clock.now + noted)
-    until = clock.now + 3_600
+        ledger.snapshot(PATH, ticketed_until=clock.now() + noted)
+    until = clock.now() + 3_600
     with monkeypatch.context() as full:
-        full.setattr(ledger.database, "transaction", Mock(side_effect=StoreFull("no room")))
+        full.setattr(ledger.database, "run", Mock(side_effect=StoreFull("no room")))
         assert ledger.snapshot(PATH, ticketed_until=until)[0].rows == 1
     ledger.delete(PATH)
-    clock.now = until
-    assert ledger.retired() == []
-    clock.now += 120
-    assert len(ledger.retired()) == 1
+    clock.set(until)
+    assert ledger.freeable() == []
+    clock.advance(120)
+    assert len(ledger.freeable()) == 1
 
 
-def test_a_later_ticket_holds_longer_and_an_earlier_one_no_shorter(ledger: Ledger, clock: Clock) -> None:
-    wrote(ledger, attempt(1))
-    start = clock.now
+def test_the_ticket_that_expires_last_holds_the_bytes(ledger: Ledger, clock: Clock) -> None:
+    finish_write(ledger, make_attempt(1))
+    start = clock.now()
     for seconds in (100, 5_000, 30):
         ledger.snapshot(PATH, ticketed_until=start + seconds)
     ledger.delete(PATH)
-    clock.now = start + 5_000
-    assert ledger.retired() == []
-    clock.now += 120
-    assert len(ledger.retired()) == 1
+    clock.set(start + 5_000)
+    assert ledger.freeable() == []
+    clock.advance(120)
+    assert len(ledger.freeable()) == 1
 
 
-def test_a_ticket_of_before_an_append_holds_what_was_there(ledger: Ledger, clock: Clock) -> None:
-    wrote(ledger, attempt(1))
-    ledger.snapshot(PATH, ticketed_until=clock.now + 100)
-    wrote(ledger, attempt(2), mode="append")
+def test_a_ticket_from_before_an_append_holds_its_parts(ledger: Ledger, clock: Clock) -> None:
+    finish_write(ledger, make_attempt(1))
+    ledger.snapshot(PATH, ticketed_until=clock.now() + 100)
+    finish_write(ledger, make_attempt(2), mode="append")
     ledger.delete(PATH)
-    clock.now += 100
-    assert ledger.retired() == []
+    clock.advance(100)
+    assert ledger.freeable() == []
 
 
-def test_what_only_tickets_hold_is_known_with_the_time_of_its_end(ledger: Ledger, clock: Clock) -> None:
+def test_bytes_held_by_tickets_alone_are_counted(ledger: Ledger, clock: Clock) -> None:
+    """The count comes with the time at which the last of those tickets expires."""
     assert ledger.held_by_tickets() == (0, 0)
-    start = clock.now
+    start = clock.now()
     for path, rows, seconds in (("store/a", 1, 500), ("store/b", 2, 100), ("store/c", 4, 0), ("store/d", 8, 900)):
-        wrote(ledger, attempt(rows), path=path)
+        finish_write(ledger, make_attempt(rows), path=path)
         ledger.snapshot(path, ticketed_until=start + seconds)
     assert ledger.held_by_tickets() == (0, 0)
     for path in ("store/a", "store/b"):
         ledger.delete(path)
     assert ledger.held_by_tickets() == (30, start + 560)
-    clock.now = start + 161
+    clock.set(start + 161)
     assert ledger.held_by_tickets() == (10, start + 560)
-    clock.now = start + 561
+    clock.set(start + 561)
     assert ledger.held_by_tickets() == (0, 0)
 
 
-def test_what_is_visible_is_never_forgotten(ledger: Ledger) -> None:
-    one = attempt(1, 2)
-    wrote(ledger, one)
-    ledger.forget(names(one))
-    assert seen(ledger) == names(one)
+def test_visible_parts_are_never_forgotten(ledger: Ledger) -> None:
+    one = make_attempt(1, 2)
+    finish_write(ledger, one)
+    ledger.forget(part_names(one))
+    assert visible_parts(ledger) == part_names(one)
 
 
 # --- limits ----------------------------------------------------------------------------------
 
 
-def test_one_dataset_too_many_is_refused_and_those_that_are_there_go_on(ledger: Ledger) -> None:
+def test_one_dataset_too_many_is_refused(ledger: Ledger) -> None:
+    """Existing datasets still take writes, and a deleted one makes room."""
     for path in ("store/a", "store/b"):
-        wrote(ledger, attempt(1), path=path)
+        finish_write(ledger, make_attempt(1), path=path)
+    ledger.most_paths = 2
     with pytest.raises(LimitExceeded, match="has 2 datasets"):
-        ledger.open_write("store/c", most_datasets=2)
-    ledger.open_write("store/b", mode="append", most_datasets=2)
+        ledger.open_write("store/c")
+    ledger.open_write("store/b", mode="append")
     ledger.delete("store/a")
-    ledger.open_write("store/c", most_datasets=2)
+    ledger.open_write("store/c")
 
 
 def test_thousands_of_attempts_are_finished_in_one_go(ledger: Ledger) -> None:
     write = ledger.open_write(PATH, schema=SCHEMA).id
-    every = [Attempt(uuid.uuid4().hex, SCHEMA, 0, ()) for _ in range(2_000)]
-    with ledger.transaction() as t:
-        for each in every:
-            finishing.record(t, write, each)
-    assert ledger.finish(write, [each.id for each in every[:-1]]).attempts == 1_999
+    attempts = [Attempt(uuid.uuid4().hex, SCHEMA, 0, ()) for _ in range(2_000)]
+    ledger.change(lambda t: [writes.record(t, write, attempt) for attempt in attempts])
+    assert ledger.finish(write, [attempt.id for attempt in attempts[:-1]]).attempts == 1_999
 
 
-def test_the_totals_are_those_of_the_rows(ledger: Ledger) -> None:
-    wrote(ledger, attempt(1, 2), path="store/a")
-    wrote(ledger, attempt(4), path="store/b")
+def test_totals_count_datasets_rows_writes_and_bytes(ledger: Ledger) -> None:
+    finish_write(ledger, make_attempt(1, 2), path="store/a")
+    finish_write(ledger, make_attempt(4), path="store/b")
     ledger.open_write("store/c")
     ledger.delete("store/a")
     totals = ledger.totals()
-    assert totals == {"datasets": 1, "topics": 0, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}
+    assert totals == {"datasets": 1, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}

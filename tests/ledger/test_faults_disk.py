@@ -1,21 +1,19 @@
-"""A disk that is full or fails: a clear error, nothing half-kept, and it goes on by itself when the disk does."""
+"""A disk that is full or fails: a clear error, nothing kept by halves, no help needed once the disk works again."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, noted, put, read, refused, trips
-from tests.kit.server import ProcessServer, files_at_most, process_server
+from tests.kit.faults import failing_server, files_at_most
+from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.wait import eventually, files
+from tests.kit.wire import at, attempt_of, call, error_details, ids, list_paths, new_attempt, put, read, refused, trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -23,16 +21,18 @@ MIB = 1 << 20
 
 
 def noise(mib: int) -> pa.RecordBatch:
+    """Return so many MiB of random bytes."""
     return pa.RecordBatch.from_pydict({"noise": [os.urandom(MIB) for _ in range(mib)]})
 
 
 def assert_nothing_half_kept(server: ProcessServer, bare: flight.FlightClient) -> None:
+    """Check that files and rows agree, and that no write is open."""
     eventually(lambda: files(server.data / "parts") == named_parts(server.data))
     assert files(server.data / "tmp") == set()
-    assert names(bare, b"write/") == []
+    assert list_paths(bare, b"write/") == []
 
 
-def test_parts_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: Path) -> None:
+def test_parts_are_refused_while_the_disk_has_no_room(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
         put(bare, at("store/kept"), [trips(1, 2)])
 
@@ -42,7 +42,7 @@ def test_parts_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: P
                     put(bare, at("store/large"), [noise(20)])
             assert ids(bare, "store/kept") == [1, 2]
             put(bare, at("store/small"), [trips(3)])
-            assert names(bare) == ["store/kept", "store/small"]
+            assert list_paths(bare) == ["store/kept", "store/small"]
             assert_nothing_half_kept(server, bare)
 
         put(bare, at("store/large"), [noise(20)])
@@ -50,32 +50,33 @@ def test_parts_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: P
         assert_nothing_half_kept(server, bare)
 
 
-def test_an_attempt_is_told_when_to_try_again_and_its_write_goes_on(tmp_path: Path) -> None:
+def test_an_attempt_refused_for_room_may_be_put_again(tmp_path: Path) -> None:
+    """The error says when, and the write stays open."""
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
         ticket = call(bare, "write.open", path="store/x")["ticket"]
         attempt = new_attempt()
         with files_at_most(server, MIB), pytest.raises(flight.FlightUnavailableError) as caught:
             put(bare, attempt_of(ticket, attempt), [noise(4)])
-        assert noted(caught.value)["retry_after"] > 0
+        assert error_details(caught.value)["retry_after"] > 0
 
         put(bare, attempt_of(ticket, attempt), [noise(4)])
         call(bare, "write.finish", ticket=ticket, attempts=[attempt])
         assert read(bare, "store/x").num_rows == 4
 
 
-def test_a_ledger_for_which_there_is_no_room_changes_nothing_until_there_is(tmp_path: Path) -> None:
-    """The bytes would fit, the row that names them doesn't."""
+def test_a_ledger_without_room_changes_nothing(tmp_path: Path) -> None:
+    """The bytes would fit, the row that names them does not."""
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
         put(bare, at("store/kept"), [trips(1, 2)])
-        held = (server.data / "ledger.db-wal").stat().st_size
+        size = (server.data / "ledger.db-wal").stat().st_size
 
-        with files_at_most(server, held):
+        with files_at_most(server, size):
             for _ in range(3):
                 with refused("full", "no room on the disk for the ledger"):
                     put(bare, at("store/new"), [trips(3)])
             with refused("full", "ledger"):
                 call(bare, "delete", path="store/kept")
-            assert names(bare) == ["store/kept"]
+            assert list_paths(bare) == ["store/kept"]
 
         put(bare, at("store/new"), [trips(3)])
         assert ids(bare, "store/new") == [3]
@@ -84,7 +85,7 @@ def test_a_ledger_for_which_there_is_no_room_changes_nothing_until_there_is(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_small_disk_that_fills_up_recovers_when_something_is_deleted(tmp_path: Path) -> None:
+def test_a_full_disk_takes_puts_again_after_a_delete(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -95,11 +96,11 @@ def test_a_small_disk_that_fills_up_recovers_when_something_is_deleted(tmp_path:
     try:
         with process_server(disk / "d") as server, flight.connect(server.url) as bare:
             put(bare, at("store/kept"), [trips(1, 2)])
-            fits = 0
+            number = 0
             with refused("full", "no room on the disk"):
-                for fits in range(10):
-                    put(bare, at(f"store/fill/{fits}"), [noise(5)])
-            assert 2 <= fits <= 4
+                for number in range(10):
+                    put(bare, at(f"store/fill/{number}"), [noise(5)])
+            assert 2 <= number <= 4
             assert_nothing_half_kept(server, bare)
             assert ids(bare, "store/kept") == [1, 2]
             assert read(bare, "store/fill/0").num_rows == 5
@@ -112,7 +113,7 @@ def test_a_small_disk_that_fills_up_recovers_when_something_is_deleted(tmp_path:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_more_parts_than_the_process_may_have_files_are_read(tmp_path: Path) -> None:
+def test_more_parts_are_read_than_files_may_be_open(tmp_path: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))"
     with process_server(tmp_path / "d", prelude=few) as server, flight.connect(server.url) as bare:
         for part in range(200):
@@ -121,25 +122,7 @@ def test_more_parts_than_the_process_may_have_files_are_read(tmp_path: Path) -> 
             assert ids(bare, "store/x") == list(range(200))
 
 
-# --- a disk that says no -------------------------------------------------------------------
-
-FAILING = """
-import errno, os, pathlib
-real, flag = os.{call}, pathlib.Path({flag!r})
-def failing(*given, **named):
-    if flag.exists():
-        raise OSError({code}, os.strerror({code}))
-    return real(*given, **named)
-os.{call} = failing
-"""
-
-
-@contextmanager
-def failing_server(data: Path, call_: str, code: str = "errno.EIO") -> Iterator[tuple[ProcessServer, Path]]:
-    """A server one of whose system calls fails while a file is there."""
-    flag = data.parent / "failing"
-    with process_server(data, prelude=FAILING.format(call=call_, flag=str(flag), code=code)) as server:
-        yield server, flag
+# --- a disk that fails ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,16 +131,15 @@ def failing_server(data: Path, call_: str, code: str = "errno.EIO") -> Iterator[
      ("rename", "errno.EIO", "the disk failed"), ("writev", "errno.ENOSPC", "no room on the disk"),
      ("fsync", "errno.EDQUOT", "no room on the disk"), ("open", "errno.EIO", "the disk failed")],
 )  # fmt: skip
-def test_a_put_that_the_disk_fails_is_refused_and_the_next_one_taken(
-    tmp_path: Path, system_call: str, code: str, words: str
-) -> None:
+def test_a_put_to_a_failing_disk_is_refused(tmp_path: Path, system_call: str, code: str, words: str) -> None:
+    """Nothing of it is kept, and once the disk works again so does the put."""
     with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
         put(bare, at("store/kept"), [trips(1, 2)])
         flag.touch()
         for _ in range(2):
             with refused("full" if "room" in words else "unavailable", words, "nothing of it was kept"):
                 put(bare, at("store/x"), [noise(9), noise(9)])
-        assert names(bare) == ["store/kept"]
+        assert list_paths(bare) == ["store/kept"]
         flag.unlink()
         assert_nothing_half_kept(server, bare)
 
@@ -166,13 +148,13 @@ def test_a_put_that_the_disk_fails_is_refused_and_the_next_one_taken(
         assert ids(bare, "store/kept") == [1, 2]
 
 
-def test_a_sweep_that_the_disk_fails_is_done_later(tmp_path: Path) -> None:
+def test_a_sweep_on_a_failing_disk_is_repeated(tmp_path: Path) -> None:
     with failing_server(tmp_path / "d", "unlink") as (server, flag), flight.connect(server.url) as bare:
         put(bare, at("store/x"), [trips(1)])
         put(bare, at("store/kept"), [trips(2)])
         flag.touch()
         call(bare, "delete", path="store/x")
-        eventually(lambda: "Input/output error" in server.log(), what="the sweep has met the error")
+        eventually(lambda: "Input/output error" in server.log(), what="the sweep meets the error")
         assert len(files(server.data / "parts")) == 2
         flag.unlink()
 
@@ -182,7 +164,7 @@ def test_a_sweep_that_the_disk_fails_is_done_later(tmp_path: Path) -> None:
         )
 
 
-def test_a_part_that_cannot_be_read_is_an_error_and_not_a_loss(tmp_path: Path) -> None:
+def test_an_unreadable_part_is_an_error_and_not_a_loss(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
         put(bare, at("store/x"), [trips(1, 2)])
         (part,) = (server.data / "parts").rglob("*-*")

@@ -6,72 +6,68 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import (
-    AlreadyExists,
-    InvalidRequest,
-    NotFound,
-    WriteEnded,
-)
+from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
-from tests.kit.ledger import OTHER, PATH, SCHEMA, attempt, names, seen, wrote
+from penstock.wire.put import Mode
+from tests.kit.ledger import OTHER, PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- open, record, finish --------------------------------------------------------------------
 
 
 def test_nothing_is_visible_before_finish(ledger: Ledger) -> None:
     write = ledger.open_write(PATH)
-    ledger.record(write.id, attempt(5))
-    assert seen(ledger) == []
+    ledger.record(write.id, make_attempt(5))
+    assert visible_parts(ledger) == []
     assert ledger.datasets("store/") == []
     assert ledger.summary(write.id).state == "open"
 
 
-def test_finish_shows_exactly_the_listed_attempts_in_the_order_of_the_list(ledger: Ledger) -> None:
+def test_finish_shows_the_listed_attempts_in_their_order(ledger: Ledger) -> None:
+    """It shows no other attempt, and counts theirs alone."""
     write = ledger.open_write(PATH)
-    one, two, three = attempt(5, 6), attempt(7), attempt(8)
-    for each in (one, two, three):
-        ledger.record(write.id, each)
-    done = ledger.finish(write.id, [three.id, one.id])
-    assert seen(ledger) == names(three, one)
-    assert (done.state, done.attempts, done.rows, done.bytes, done.parts) == ("finished", 2, 19, 190, 3)
+    one, two, three = make_attempt(5, 6), make_attempt(7), make_attempt(8)
+    for attempt in (one, two, three):
+        ledger.record(write.id, attempt)
+    summary = ledger.finish(write.id, [three.id, one.id])
+    assert visible_parts(ledger) == part_names(three, one)
+    assert (summary.state, summary.attempts, summary.rows, summary.bytes, summary.parts) == ("finished", 2, 19, 190, 3)
     dataset = ledger.dataset(PATH)
     assert (dataset.rows, dataset.bytes, dataset.part_count, dataset.schema) == (19, 190, 3, SCHEMA)
 
 
 def test_a_receipt_says_what_was_recorded(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5, 6)
+    write, one = ledger.open_write(PATH).id, make_attempt(5, 6)
     receipt = ledger.record(write, one)
     assert (receipt.write, receipt.attempt, receipt.rows, receipt.bytes, receipt.parts) == (write, one.id, 11, 110, 2)
-    assert receipt.digest != ledger.record(write, attempt(5, 6)).digest
+    assert receipt.digest != ledger.record(write, make_attempt(5, 6)).digest
 
 
-def test_an_attempt_that_is_recorded_again_gets_its_first_receipt(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+def test_an_attempt_recorded_again_gets_its_first_receipt(ledger: Ledger) -> None:
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     first = ledger.record(write, one)
-    again = tuple(replace(part, name=f"{part.name}-again") for part in one.parts)
-    assert ledger.record(write, replace(one, parts=again)) == first
+    parts = tuple(replace(part, name=f"{part.name}-again") for part in one.parts)
+    assert ledger.record(write, replace(one, parts=parts)) == first
     assert ledger.finish(write, [one.id]).rows == 5
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
 
 
 @pytest.mark.parametrize("rows", [(9,), (5,), (2, 3), ()])
-def test_an_attempt_that_comes_again_with_other_rows_is_refused_and_the_first_ones_stay(
-    ledger: Ledger, rows: tuple[int, ...]
-) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+def test_an_attempt_recorded_again_with_other_rows_is_refused(ledger: Ledger, rows: tuple[int, ...]) -> None:
+    """The first rows stay."""
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
-    other = Attempt(one.id, SCHEMA, sum(rows), attempt(*rows).parts)
-    said = f"attempt {one.id} .* recorded with 5 rows .* the {sum(rows)} rows .* new UUID"
-    with pytest.raises(AlreadyExists, match=said):
+    other = Attempt(one.id, SCHEMA, sum(rows), make_attempt(*rows).parts)
+    message = f"attempt {one.id} .* recorded with 5 rows .* the {sum(rows)} rows .* new UUID"
+    with pytest.raises(AlreadyExists, match=message):
         ledger.record(write, other)
     assert ledger.summary(write).rows == 5
     ledger.finish(write, [one.id])
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
 
 
 def test_an_attempt_belongs_to_one_write(ledger: Ledger) -> None:
-    one, first, second = attempt(5), ledger.open_write("store/a").id, ledger.open_write("store/b").id
+    one, first, second = make_attempt(5), ledger.open_write("store/a").id, ledger.open_write("store/b").id
     ledger.record(first, one)
     with pytest.raises(AlreadyExists, match="belongs to another write"):
         ledger.record(second, one)
@@ -79,151 +75,148 @@ def test_an_attempt_belongs_to_one_write(ledger: Ledger) -> None:
         ledger.finish(second, [one.id])
 
 
-def test_finish_lists_whole_attempts_only_and_else_changes_nothing(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+def test_finish_refuses_attempts_that_are_not_whole(ledger: Ledger) -> None:
+    """A refused finish changes nothing: the write stays open."""
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
     with pytest.raises(NotFound, match="no whole attempt 'feed'"):
         ledger.finish(write, [one.id, "feed"])
-    assert seen(ledger) == []
+    assert visible_parts(ledger) == []
     assert ledger.summary(write).state == "open"
     ledger.finish(write, [one.id])
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
 
 
-def test_the_same_list_again_gets_the_same_answer_and_another_is_refused(ledger: Ledger) -> None:
-    write, one, two = ledger.open_write(PATH).id, attempt(5), attempt(6)
+def test_a_repeated_finish_gets_the_first_answer(ledger: Ledger) -> None:
+    """The list may be in another order; another list is refused."""
+    write, one, two = ledger.open_write(PATH).id, make_attempt(5), make_attempt(6)
     ledger.record(write, one)
     ledger.record(write, two)
-    done = ledger.finish(write, [one.id, two.id])
-    assert ledger.finish(write, [two.id, one.id, two.id]) == done
+    summary = ledger.finish(write, [one.id, two.id])
+    assert ledger.finish(write, [two.id, one.id, two.id]) == summary
     for other in ([one.id], [], [one.id, two.id, "feed"]):
         with pytest.raises(WriteEnded, match="finished with another list"):
             ledger.finish(write, other)
-    assert seen(ledger) == names(one, two)
+    assert visible_parts(ledger) == part_names(one, two)
 
 
 def test_attempts_that_are_not_listed_are_retired_at_once(ledger: Ledger) -> None:
-    write, one, two = ledger.open_write(PATH).id, attempt(5), attempt(6, 7)
+    write, one, two = ledger.open_write(PATH).id, make_attempt(5), make_attempt(6, 7)
     ledger.record(write, one)
     ledger.record(write, two)
-    assert ledger.retired() == []
+    assert ledger.freeable() == []
     ledger.finish(write, [one.id])
-    assert sorted(ledger.retired()) == sorted(names(two))
-    ledger.forget(ledger.retired())
-    assert ledger.part_names() == names(one)
+    assert sorted(ledger.freeable()) == sorted(part_names(two))
+    ledger.forget(ledger.freeable())
+    assert ledger.part_names() == part_names(one)
 
 
-def test_nothing_is_recorded_in_a_write_that_has_ended(ledger: Ledger) -> None:
-    finished, aborted = wrote(ledger, attempt(5)), ledger.open_write("store/b").id
+def test_a_write_that_has_ended_records_nothing(ledger: Ledger) -> None:
+    finished, aborted = finish_write(ledger, make_attempt(5)), ledger.open_write("store/b").id
     ledger.abort(aborted)
     for write, state in ((finished, "finished"), (aborted, "aborted")):
         with pytest.raises(WriteEnded, match=f"is {state}"):
-            ledger.record(write, attempt(1))
+            ledger.record(write, make_attempt(1))
         with pytest.raises(WriteEnded, match=f"is {state}"):
             ledger.touch(write)
 
 
-def test_a_put_of_its_own_is_recorded_and_finished_at_once(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH), attempt(5)
+def test_a_single_put_is_recorded_and_finished_at_once(ledger: Ledger) -> None:
+    write, one = ledger.open_write(PATH), make_attempt(5)
     receipt = ledger.finish_single(write.id, one)
-    assert seen(ledger) == names(one)
-    assert ledger.finished_receipt(ledger.write(write.id)) == receipt
+    assert visible_parts(ledger) == part_names(one)
+    assert ledger.finished_receipt(write.id) == receipt
 
 
-def test_a_put_of_its_own_that_may_not_finish_records_nothing(ledger: Ledger) -> None:
+def test_a_single_put_that_cannot_finish_records_nothing(ledger: Ledger) -> None:
     write = ledger.open_write(PATH)
-    wrote(ledger, attempt(5))
+    finish_write(ledger, make_attempt(5))
     with pytest.raises(AlreadyExists):
-        ledger.finish_single(write.id, attempt(6))
+        ledger.finish_single(write.id, make_attempt(6))
     assert ledger.summary(write.id).attempts == 0
 
 
-def test_a_write_that_is_not_there_is_named(ledger: Ledger) -> None:
-    for ask in (ledger.write, ledger.summary, ledger.touch, ledger.abort, lambda write: ledger.finish(write, [])):
+def test_an_unknown_write_is_named(ledger: Ledger) -> None:
+    for method in (ledger.write, ledger.summary, ledger.touch, ledger.abort, lambda write: ledger.finish(write, [])):
         with pytest.raises(NotFound, match="no write/5d41"):
-            ask("5d41")
+            method("5d41")
 
 
 # --- an empty dataset ------------------------------------------------------------------------
 
 
-def test_nothing_finished_on_a_new_path_without_a_schema_is_an_error(ledger: Ledger) -> None:
+def test_an_empty_finish_without_a_schema_is_refused(ledger: Ledger) -> None:
+    """Nothing says which columns a dataset at the new path has."""
     write = ledger.open_write(PATH).id
-    with pytest.raises(InvalidRequest, match=r"brings nothing .* say which columns"):
+    with pytest.raises(InvalidRequest, match=r"has no attempt, .* name the columns"):
         ledger.finish(write, [])
     assert ledger.datasets("store/") == []
 
 
-def test_nothing_finished_with_a_schema_is_an_empty_dataset(ledger: Ledger) -> None:
+def test_an_empty_finish_with_a_schema_makes_an_empty_dataset(ledger: Ledger) -> None:
     ledger.finish(ledger.open_write(PATH, schema=SCHEMA).id, [])
     assert (ledger.dataset(PATH).rows, ledger.dataset(PATH).schema) == (0, SCHEMA)
-    assert seen(ledger) == []
+    assert visible_parts(ledger) == []
 
 
-def test_nothing_appended_changes_nothing_and_nothing_overwritten_empties(ledger: Ledger) -> None:
-    one = attempt(5)
-    wrote(ledger, one)
+def test_an_empty_append_changes_nothing(ledger: Ledger) -> None:
+    """An empty overwrite removes all rows."""
+    one = make_attempt(5)
+    finish_write(ledger, one)
     ledger.finish(ledger.open_write(PATH, mode="append").id, [])
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
     ledger.finish(ledger.open_write(PATH, mode="overwrite", schema=OTHER).id, [])
-    assert seen(ledger) == []
+    assert visible_parts(ledger) == []
     assert ledger.dataset(PATH).schema == OTHER
 
 
 # --- modes -----------------------------------------------------------------------------------
 
 
-def test_append_adds_after_what_is_there(ledger: Ledger) -> None:
-    one, two, three = attempt(1), attempt(2, 3), attempt(4)
-    for each in (one, two, three):
-        wrote(ledger, each, mode="append")
-    assert seen(ledger) == names(one, two, three)
+def test_append_adds_after_the_existing_parts(ledger: Ledger) -> None:
+    one, two, three = make_attempt(1), make_attempt(2, 3), make_attempt(4)
+    for attempt in (one, two, three):
+        finish_write(ledger, attempt, mode="append")
+    assert visible_parts(ledger) == part_names(one, two, three)
     assert ledger.dataset(PATH).rows == 10
 
 
 def test_overwrite_replaces_and_retires(ledger: Ledger) -> None:
-    one, two = attempt(1, 2), attempt(3)
-    wrote(ledger, one)
-    wrote(ledger, two, mode="overwrite")
-    assert seen(ledger) == names(two)
+    one, two = make_attempt(1, 2), make_attempt(3)
+    finish_write(ledger, one)
+    finish_write(ledger, two, mode="overwrite")
+    assert visible_parts(ledger) == part_names(two)
     assert (ledger.dataset(PATH).rows, ledger.dataset(PATH).part_count) == (3, 1)
-    assert sorted(ledger.retired()) == sorted(names(one))
+    assert sorted(ledger.freeable()) == sorted(part_names(one))
 
 
-def test_error_refuses_a_path_that_is_taken_at_open(ledger: Ledger) -> None:
-    wrote(ledger, attempt(1))
+def test_mode_error_refuses_a_taken_path_at_open(ledger: Ledger) -> None:
+    finish_write(ledger, make_attempt(1))
     with pytest.raises(AlreadyExists, match="choose mode 'append' or 'overwrite'"):
         ledger.open_write(PATH)
 
 
-def test_error_refuses_again_at_finish_what_was_taken_meanwhile(ledger: Ledger) -> None:
-    one, two = attempt(1), attempt(2)
+def test_mode_error_refuses_a_taken_path_at_finish(ledger: Ledger) -> None:
+    """The path was taken after the write had been opened."""
+    one, two = make_attempt(1), make_attempt(2)
     first, second = ledger.open_write(PATH).id, ledger.open_write(PATH).id
     ledger.record(first, one)
     ledger.record(second, two)
     ledger.finish(second, [two.id])
     with pytest.raises(AlreadyExists):
         ledger.finish(first, [one.id])
-    assert seen(ledger) == names(two)
+    assert visible_parts(ledger) == part_names(two)
     ledger.abort(first)
 
 
-def test_two_appends_at_the_same_time_both_count(ledger: Ledger) -> None:
-    one, two = attempt(1), attempt(2)
-    first, second = (ledger.open_write(PATH, mode="append").id for _ in range(2))
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_concurrent_writes_count_in_the_order_of_finish(ledger: Ledger, mode: Mode) -> None:
+    """Two appends both count; of two overwrites the last one to finish stays."""
+    one, two = make_attempt(1), make_attempt(2)
+    first, second = (ledger.open_write(PATH, mode=mode).id for _ in range(2))
     ledger.record(first, one)
     ledger.record(second, two)
     ledger.finish(second, [two.id])
     ledger.finish(first, [one.id])
-    assert seen(ledger) == names(two, one)
-
-
-def test_of_two_overwrites_the_last_one_to_finish_stays(ledger: Ledger) -> None:
-    one, two = attempt(1), attempt(2)
-    first, second = (ledger.open_write(PATH, mode="overwrite").id for _ in range(2))
-    ledger.record(first, one)
-    ledger.record(second, two)
-    ledger.finish(second, [two.id])
-    ledger.finish(first, [one.id])
-    assert seen(ledger) == names(one)
-    assert ledger.retired() == names(two)
+    assert visible_parts(ledger) == (part_names(two, one) if mode == "append" else part_names(one))
+    assert ledger.freeable() == ([] if mode == "append" else part_names(two))

@@ -1,45 +1,38 @@
-"""How a write ends, how it is repeated, and what a crash or a restart leaves of it."""
+"""How a write ends, how it is repeated, and what is known of it after a crash or a restart."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock import steps
-from penstock.errors import (
-    Internal,
-    Lost,
-    NotFound,
-    PenstockError,
-    WriteEnded,
-)
-from penstock.ledger import catalog
+from penstock.errors import Lost, NotFound, PenstockError, WriteEnded
+from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
 from penstock.wire.put import Mode
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.ledger import PATH, SCHEMA, attempt, names, seen, wrote
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.ledger import PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- abort, expire ---------------------------------------------------------------------------
 
 
-def test_abort_leaves_nothing_and_may_be_said_twice(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+def test_abort_leaves_nothing_and_may_be_repeated(ledger: Ledger) -> None:
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
     assert ledger.abort(write).state == "aborted"
     assert ledger.abort(write).state == "aborted"
-    assert seen(ledger) == []
-    assert ledger.retired() == names(one)
+    assert visible_parts(ledger) == []
+    assert ledger.freeable() == part_names(one)
 
 
 def test_finish_and_abort_exclude_each_other(ledger: Ledger) -> None:
-    finished, aborted, one = wrote(ledger, attempt(5)), ledger.open_write("store/b").id, attempt(1)
+    finished, aborted, one = finish_write(ledger, make_attempt(5)), ledger.open_write("store/b").id, make_attempt(1)
     ledger.record(aborted, one)
     ledger.abort(aborted)
     with pytest.raises(WriteEnded, match="is finished: it can't be aborted"):
@@ -50,81 +43,82 @@ def test_finish_and_abort_exclude_each_other(ledger: Ledger) -> None:
 
 
 def test_a_write_that_is_idle_for_a_day_expires(ledger: Ledger, clock: Clock) -> None:
-    write, one = ledger.open_write(PATH).id, attempt(5)
+    write, one = ledger.open_write(PATH).id, make_attempt(5)
     ledger.record(write, one)
-    clock.now += IDLE
+    clock.advance(IDLE)
     assert ledger.expire() == []
-    clock.now += 1
+    clock.advance(1)
     assert ledger.expire() == [write]
     assert ledger.expire() == []
-    assert ledger.retired() == names(one)
-    for refused in (
+    assert ledger.freeable() == part_names(one)
+    for call in (
         lambda: ledger.finish(write, [one.id]),
-        lambda: ledger.record(write, attempt(1)),
+        lambda: ledger.record(write, make_attempt(1)),
         lambda: ledger.touch(write),
     ):
         with pytest.raises(WriteEnded, match="is expired"):
-            refused()
+            call()
 
 
-@pytest.mark.parametrize("sign", ["touch", "record", "join"])
-def test_every_put_refreshes_its_write(ledger: Ledger, clock: Clock, sign: str) -> None:
+@pytest.mark.parametrize("use", ["touch", "record", "join"])
+def test_each_use_keeps_a_write_from_expiring(ledger: Ledger, clock: Clock, use: str) -> None:
     write = ledger.open_write(PATH, run="r").id
     for _ in range(3):
-        clock.now += IDLE - 1
-        if sign == "touch":
+        clock.advance(IDLE - 1)
+        if use == "touch":
             ledger.touch(write)
-        elif sign == "record":
-            ledger.record(write, attempt(1))
+        elif use == "record":
+            ledger.record(write, make_attempt(1))
         else:
             ledger.open_write(PATH, run="r")
         assert ledger.expire() == []
 
 
-def test_finished_writes_are_known_for_a_month_and_their_datasets_for_ever(ledger: Ledger, clock: Clock) -> None:
-    one = attempt(5)
-    write = wrote(ledger, one)
-    clock.now += REMEMBERED
+def test_finished_writes_are_known_for_a_month(ledger: Ledger, clock: Clock) -> None:
+    """Their datasets stay."""
+    one = make_attempt(5)
+    write = finish_write(ledger, one)
+    clock.advance(REMEMBERED)
     ledger.expire()
     assert ledger.summary(write).state == "finished"
-    clock.now += 1
+    clock.advance(1)
     ledger.expire()
     with pytest.raises(NotFound):
         ledger.summary(write)
-    assert seen(ledger) == names(one)
-    assert ledger.retired() == []
+    assert visible_parts(ledger) == part_names(one)
+    assert ledger.freeable() == []
 
 
-def test_the_open_writes_are_listed_the_latest_first(ledger: Ledger, clock: Clock) -> None:
-    wrote(ledger, attempt(1))
+def test_open_writes_are_listed_the_latest_first(ledger: Ledger, clock: Clock) -> None:
+    finish_write(ledger, make_attempt(1))
     first = ledger.open_write("store/b").id
-    clock.now += 1
+    clock.advance(1)
     second = ledger.open_write("store/c").id
     ledger.abort(ledger.open_write("store/d").id)
-    assert [write.write for write in ledger.writes()] == [second, first]
+    assert [write.write for write in ledger.open_writes()] == [second, first]
 
 
 # --- runs ------------------------------------------------------------------------------------
 
 
-def test_opening_a_finished_run_gets_it_and_writes_nothing(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH, run="night 7").id, attempt(5)
+def test_opening_a_finished_run_returns_its_write(ledger: Ledger) -> None:
+    write, one = ledger.open_write(PATH, run="night 7").id, make_attempt(5)
     ledger.record(write, one)
     ledger.finish(write, [one.id])
     again = ledger.open_write(PATH, run="night 7")
     assert (again.id, again.state) == (write, "finished")
-    assert ledger.writes() == []
+    assert ledger.open_writes() == []
 
 
 def test_opening_an_open_run_joins_it(ledger: Ledger) -> None:
     first, second = ledger.open_write(PATH, run="r"), ledger.open_write(PATH, run="r")
     assert (second.id, second.state) == (first.id, "open")
     assert second.opener != first.opener
-    one, two = attempt(1), attempt(2)
+    one, two = make_attempt(1), make_attempt(2)
     ledger.record(first.id, one)
     ledger.record(second.id, two)
     assert ledger.finish(second.id, [two.id]) == ledger.finish(first.id, [two.id])
-    assert seen(ledger) == names(two)
+    assert visible_parts(ledger) == part_names(two)
 
 
 def test_only_the_last_opener_of_a_run_may_abort_it(ledger: Ledger) -> None:
@@ -135,62 +129,63 @@ def test_only_the_last_opener_of_a_run_may_abort_it(ledger: Ledger) -> None:
     assert ledger.abort(first.id, opener=last.opener).state == "aborted"
 
 
-def test_a_run_that_was_aborted_or_has_expired_begins_anew(ledger: Ledger, clock: Clock) -> None:
+def test_an_aborted_or_expired_run_begins_anew(ledger: Ledger, clock: Clock) -> None:
     first = ledger.open_write(PATH, run="r").id
     ledger.abort(first)
     second = ledger.open_write(PATH, run="r").id
-    clock.now += IDLE + 1
+    clock.advance(IDLE + 1)
     ledger.expire()
     third = ledger.open_write(PATH, run="r")
     assert len({first, second, third.id}) == 3
     assert third.state == "open"
 
 
-def finished_run(ledger: Ledger, run: str, *, mode: Mode = "append") -> tuple[str, Attempt]:
-    """A finished write of one attempt under this run; its id and the attempt."""
-    write, one = ledger.open_write(PATH, mode=mode, run=run).id, attempt(1)
+def finish_run(ledger: Ledger, run: str, *, mode: Mode = "append") -> tuple[str, Attempt]:
+    """Finish a write of one attempt under this run, and return its id and the attempt."""
+    write, one = ledger.open_write(PATH, mode=mode, run=run).id, make_attempt(1)
     ledger.record(write, one)
     ledger.finish(write, [one.id])
     return write, one
 
 
-def test_with_a_deleted_dataset_its_runs_are_forgotten_and_may_be_written_again(ledger: Ledger) -> None:
-    before = [finished_run(ledger, run)[0] for run in ("batch 1", "batch 2")]
+def test_a_delete_forgets_the_runs_of_its_dataset(ledger: Ledger) -> None:
+    """They may be written again."""
+    before = [finish_run(ledger, run)[0] for run in ("batch 1", "batch 2")]
     ledger.delete(PATH)
-    write, one = finished_run(ledger, "batch 1")
+    write, one = finish_run(ledger, "batch 1")
     assert write not in before
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
     assert ledger.open_write(PATH, mode="append", run="batch 1").id == write
     assert ledger.open_write(PATH, mode="append", run="batch 2").state == "open"
 
 
-def test_a_delete_leaves_open_runs_and_the_runs_of_other_paths(ledger: Ledger) -> None:
-    finished_run(ledger, "r")
-    open_one = ledger.open_write(PATH, mode="append", run="s")
+def test_a_delete_keeps_open_runs_and_those_of_other_paths(ledger: Ledger) -> None:
+    finish_run(ledger, "r")
+    unfinished = ledger.open_write(PATH, mode="append", run="s")
     other = ledger.open_write("store/other", run="r", schema=SCHEMA)
     ledger.finish(other.id, [])
     ledger.delete(PATH)
-    assert ledger.open_write(PATH, mode="append", run="s").id == open_one.id
+    assert ledger.open_write(PATH, mode="append", run="s").id == unfinished.id
     assert ledger.open_write("store/other", run="r").state == "finished"
 
 
 def test_an_overwrite_forgets_no_run(ledger: Ledger) -> None:
-    first, _ = finished_run(ledger, "r")
-    last, one = finished_run(ledger, "s", mode="overwrite")
+    first, _ = finish_run(ledger, "r")
+    last, one = finish_run(ledger, "s", mode="overwrite")
     assert ledger.open_write(PATH, mode="append", run="r").id == first
     assert ledger.open_write(PATH, mode="overwrite", run="s").id == last
-    assert seen(ledger) == names(one)
+    assert visible_parts(ledger) == part_names(one)
 
 
-def test_a_finish_whose_answer_was_lost_is_answered_after_a_delete_too(ledger: Ledger) -> None:
-    write, one = finished_run(ledger, "r")
-    done = ledger.summary(write)
+def test_a_repeated_finish_is_answered_after_a_delete(ledger: Ledger) -> None:
+    write, one = finish_run(ledger, "r")
+    summary = ledger.summary(write)
     ledger.delete(PATH)
-    assert ledger.finish(write, [one.id]) == replace(done, run=None)
-    assert seen(ledger) == []
+    assert ledger.finish(write, [one.id]) == replace(summary, run=None)
+    assert visible_parts(ledger) == []
 
 
-def test_a_run_is_one_of_its_path(ledger: Ledger) -> None:
+def test_a_run_belongs_to_its_path(ledger: Ledger) -> None:
     assert ledger.open_write("store/a", run="r").id != ledger.open_write("store/b", run="r").id
     assert ledger.open_write("store/a").id != ledger.open_write("store/a").id
 
@@ -203,8 +198,8 @@ def test_a_run_is_one_of_its_path(ledger: Ledger) -> None:
 def test_a_crash_within_finish_changes_nothing(
     reopen: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch, step: str, mode: str
 ) -> None:
-    ledger, one, two = reopen(), attempt(1), attempt(2)
-    wrote(ledger, one)
+    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
+    finish_write(ledger, one)
     write = ledger.open_write(PATH, mode=mode).id  # type: ignore[arg-type]
     ledger.record(write, two)
 
@@ -212,32 +207,33 @@ def test_a_crash_within_finish_changes_nothing(
     with pytest.raises(Crash):
         ledger.finish(write, [two.id])
     monkeypatch.undo()
-    for again in (ledger, reopen()):
-        assert seen(again) == names(one)
-        assert again.summary(write).state == "open"
-        assert again.retired() == []
-    again.finish(write, [two.id])
-    assert seen(again) == (names(one, two) if mode == "append" else names(two))
+    for reader in (ledger, reopen()):
+        assert visible_parts(reader) == part_names(one)
+        assert reader.summary(write).state == "open"
+        assert reader.freeable() == []
+    reader.finish(write, [two.id])
+    assert visible_parts(reader) == (part_names(one, two) if mode == "append" else part_names(two))
 
 
-def test_everything_is_still_known_after_a_restart(reopen: Callable[..., Ledger]) -> None:
-    ledger, one, two = reopen(), attempt(1), attempt(2)
-    wrote(ledger, one)
+def test_writes_and_datasets_are_known_after_a_restart(reopen: Callable[..., Ledger]) -> None:
+    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
+    finish_write(ledger, one)
     write = ledger.open_write(PATH, mode="append", run="r", schema=SCHEMA)
     ledger.record(write.id, two)
-    before = ledger.writes()
+    before = ledger.open_writes()
     ledger.close()
     again = reopen()
-    assert again.writes() == before
+    assert again.open_writes() == before
     assert again.write(write.id) == write
     assert again.open_write(PATH, mode="append", run="r").id == write.id
     again.finish(write.id, [two.id])
-    assert seen(again) == names(one, two)
+    assert visible_parts(again) == part_names(one, two)
 
 
-def test_rows_in_the_memory_of_a_server_that_has_ended_are_lost_by_name(reopen: Callable[..., Ledger]) -> None:
+def test_rows_in_the_memory_of_an_earlier_server_are_lost(reopen: Callable[..., Ledger]) -> None:
+    """The dataset is listed as lost, until it is overwritten."""
     ledger = reopen("first-life")
-    wrote(ledger, attempt(1))
+    finish_write(ledger, make_attempt(1))
     assert not ledger.dataset(PATH).lost
     ledger.close()
     again = reopen("second-life")
@@ -245,50 +241,44 @@ def test_rows_in_the_memory_of_a_server_that_has_ended_are_lost_by_name(reopen: 
     assert [dataset.lost for dataset in again.datasets("store/")] == [True]
     with pytest.raises(Lost, match="can't be appended to"):
         again.open_write(PATH, mode="append")
-    wrote(again, attempt(2), mode="overwrite")
+    finish_write(again, make_attempt(2), mode="overwrite")
     assert not again.dataset(PATH).lost
 
 
-def test_a_run_whose_rows_are_lost_is_written_anew_and_so_are_the_others_of_its_dataset(
+def test_a_run_whose_rows_are_lost_may_be_written_again(
     reopen: Callable[..., Ledger],
 ) -> None:
+    """So may the other runs of its dataset."""
     ledger = reopen("first-life")
-    before = {run: finished_run(ledger, run)[0] for run in ("batch 1", "batch 2")}
+    before = {run: finish_run(ledger, run)[0] for run in ("batch 1", "batch 2")}
     assert {run: ledger.open_write(PATH, mode="append", run=run).id for run in before} == before
     ledger.close()
     again = reopen("second-life")
 
     with pytest.raises(Lost, match="write it again with mode 'overwrite'"):
         again.open_write(PATH, mode="append", run="batch 1")
-    _, one = finished_run(again, "batch 1", mode="overwrite")
-    _, two = finished_run(again, "batch 2")
-    assert seen(again) == names(one, two)
+    _, one = finish_run(again, "batch 1", mode="overwrite")
+    _, two = finish_run(again, "batch 2")
+    assert visible_parts(again) == part_names(one, two)
     assert again.open_write(PATH, mode="append", run="batch 2").state == "finished"
 
 
-def test_a_lost_dataset_is_not_said_to_exist(reopen: Callable[..., Ledger]) -> None:
-    """Whoever was told to append instead would be refused again."""
+def test_a_lost_dataset_is_not_reported_as_existing(reopen: Callable[..., Ledger]) -> None:
+    """`AlreadyExists` would advise the caller to append, which is refused, too."""
     ledger = reopen("first-life")
-    wrote(ledger, attempt(1))
+    finish_write(ledger, make_attempt(1))
     ledger.close()
     with pytest.raises(Lost, match="write it again with mode 'overwrite'"):
         reopen("second-life").open_write(PATH)
 
 
-def test_a_ledger_of_another_format_is_refused(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-        other.execute("PRAGMA user_version = 99")
-    with pytest.raises(Internal, match="has format 99; this penstock reads 2"):
-        Database(tmp_path / "ledger.db", catalog.TABLES)
-
-
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"not SQLite at all, " * 100)
     with pytest.raises(PenstockError, match="can't be read"):
-        Database(tmp_path / "ledger.db", catalog.TABLES)
+        Database(tmp_path / "ledger.db", tables.TABLES)
 
 
-def test_the_ledger_is_the_owners_alone(ledger: Ledger, tmp_path: Path) -> None:
-    wrote(ledger, attempt(1))
+def test_only_its_owner_may_read_the_ledger(ledger: Ledger, tmp_path: Path) -> None:
+    finish_write(ledger, make_attempt(1))
     for file in tmp_path.glob("ledger.db*"):
         assert file.stat().st_mode & 0o077 == 0, file

@@ -1,7 +1,6 @@
-"""Any sequence of writes, ends, crashes and restarts: a reader sees exactly what plain dicts say.
+"""Any sequence of writes, ends, crashes and restarts: a reader sees exactly what plain dicts predict.
 
-The oracle is a dict of datasets, each a list of attempts, and a dict of writes; it has no SQL and no line of the
-ledger's.
+The oracle is a dict of datasets, each a list of parts, and a dict of writes: no SQL, and none of the ledger's code.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,41 +20,42 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, WriteEnded
-from penstock.ledger import catalog
+from penstock.ledger import tables
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Attempt
 from penstock.store.database import Database
-from penstock.store.medium import Part
-from tests.kit.doubles import Clock, Crash, crash_at
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.ledger import SCHEMA, make_attempt
+from tests.kit.profiles import examples
 
 pytestmark = pytest.mark.faults  # seconds of them
 
 PATHS = ["store/a", "store/a/b", "store/d"]
 DAY = 24 * 3_600
-SCHEMA = pa.schema([("n", pa.int64())])
 Mode = Literal["error", "append", "overwrite"]
 MODES = st.sampled_from(["error", "append", "overwrite"])
 RUNS = st.sampled_from([None, "r", "s"])
 
 
 @dataclass
-class Known:
-    """What the oracle says of a write."""
+class ExpectedWrite:
+    """A write as the oracle expects it."""
 
     path: str
     mode: Mode
     run: str | None
     touched: float
     state: str = "open"
-    whole: dict[str, list[str]] = field(default_factory=dict)
-    """Attempt -> the names of its parts."""
-    chosen: frozenset[str] = frozenset()
+    attempts: dict[str, list[str]] = field(default_factory=dict)
+    """Whole attempt -> the names of its parts."""
+    listed: frozenset[str] = frozenset()
+    """The attempts that its finish listed."""
 
 
-def an_attempt(parts: int) -> Attempt:
-    """A whole attempt with so many parts of 5 rows and 40 bytes."""
-    name = uuid.uuid4().hex
-    return Attempt(name, SCHEMA, parts * 5, tuple(Part(f"{name}-{at}", 5, 40, f"{name}-{at}") for at in range(parts)))
+def attempt_of(parts: int) -> Attempt:
+    """Return a whole attempt with so many parts of 5 rows and 50 bytes."""
+    return make_attempt(*[5] * parts)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -66,20 +65,20 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.clock = Clock()
-        self.known: dict[str, Known] = {}
-        self.shown: dict[str, list[str]] = {}
+        self.expected: dict[str, ExpectedWrite] = {}
+        self.visible: dict[str, list[str]] = {}
         """Path -> the names of the parts that a reader gets, in order."""
         self.ticketed: dict[str, float] = {}
         self.retired: dict[str, float] = {}
         """Part -> the time until which a ticket holds it."""
         self.life = 1
-        self.born: dict[str, int] = {}
-        """Part -> the life of the store in which it was written."""
+        self.life_of: dict[str, int] = {}
+        """Part -> the life of the store that wrote it."""
         self.start()
 
     def start(self) -> None:
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES)
-        self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES)
+        self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock.now)
 
     def teardown(self) -> None:
         self.database.close()
@@ -87,102 +86,94 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- the oracle -------------------------------------------------------------------------
 
-    def may_stand(self, path: str) -> bool:
-        """Whether the path is no folder and below no dataset."""
-        return not any(other.startswith(path + "/") or path.startswith(other + "/") for other in self.shown)
+    def may_be_dataset(self, path: str) -> bool:
+        """Tell whether the path is neither a folder nor below a dataset."""
+        return not any(other.startswith(path + "/") or path.startswith(other + "/") for other in self.visible)
 
-    def lost(self, path: str) -> bool:
-        return any(self.born[name] < self.life for name in self.shown.get(path, []))
+    def is_lost(self, path: str) -> bool:
+        return any(self.life_of[name] < self.life for name in self.visible.get(path, []))
 
-    def refusal(self, known: Known) -> type[AlreadyExists | Lost] | None:
-        """Why the write may not make or change the dataset at its path."""
-        if known.mode != "overwrite" and self.lost(known.path):
+    def refusal(self, expected: ExpectedWrite) -> type[AlreadyExists | Lost] | None:
+        """Return the error of a write that may not make or change the dataset at its path."""
+        if expected.mode != "overwrite" and self.is_lost(expected.path):
             return Lost
-        taken = known.mode == "error" and known.path in self.shown
-        return AlreadyExists if taken or not self.may_stand(known.path) else None
+        taken = expected.mode == "error" and expected.path in self.visible
+        return AlreadyExists if taken or not self.may_be_dataset(expected.path) else None
 
     def forget_runs(self, path: str) -> None:
-        for known in self.known.values():
-            if known.path == path and known.state == "finished":
-                known.run = None
+        for expected in self.expected.values():
+            if expected.path == path and expected.state == "finished":
+                expected.run = None
 
-    def of_run(self, path: str, run: str | None) -> list[str]:
-        """The write that has this run, if there is one."""
-        return [
-            write
-            for write, known in self.known.items()
-            if run is not None and (known.path, known.run) == (path, run) and known.state in ("open", "finished")
-        ]
+    def writes_of_run(self, path: str, run: str | None) -> list[str]:
+        """Return the write of this run, if there is one."""
+        running = ((w, each) for w, each in self.expected.items() if each.state in ("open", "finished"))
+        return [w for w, each in running if run is not None and (each.path, each.run) == (path, run)]
 
     def retire(self, names: list[str], until: float = 0) -> None:
-        self.retired.update(dict.fromkeys(names, max(until, self.clock.now)))
+        self.retired.update(dict.fromkeys(names, max(until, self.clock.now())))
 
-    def take_away(self, path: str) -> None:
-        self.retire(self.shown.pop(path), self.ticketed.pop(path, 0))
+    def remove_dataset(self, path: str) -> None:
+        self.retire(self.visible.pop(path), self.ticketed.pop(path, 0))
 
-    def end(self, known: Known, state: str) -> None:
-        known.state = state
-        for attempt, names in known.whole.items():
-            if attempt not in known.chosen:
+    def end(self, expected: ExpectedWrite, state: str) -> None:
+        expected.state = state
+        for attempt, names in expected.attempts.items():
+            if attempt not in expected.listed:
                 self.retire(names)
 
-    def expect_finished(self, known: Known, attempts: list[str]) -> None:
-        known.chosen = frozenset(attempts)
-        if known.mode == "overwrite" and known.path in self.shown:
-            self.take_away(known.path)
-        shown = self.shown.setdefault(known.path, [])
+    def expect_finished(self, expected: ExpectedWrite, attempts: list[str]) -> None:
+        expected.listed = frozenset(attempts)
+        if expected.mode == "overwrite" and expected.path in self.visible:
+            self.remove_dataset(expected.path)
+        visible = self.visible.setdefault(expected.path, [])
         for attempt in dict.fromkeys(attempts):
-            shown.extend(known.whole[attempt])
-        self.end(known, "finished")
+            visible.extend(expected.attempts[attempt])
+        self.end(expected, "finished")
 
     # --- rules ------------------------------------------------------------------------------
 
-    @rule(
-        target=writes,
-        path=st.sampled_from(PATHS),
-        mode=MODES,
-        run=RUNS,
-    )
+    @rule(target=writes, path=st.sampled_from(PATHS), mode=MODES, run=RUNS)
     def opens(self, path: str, mode: Mode, run: str | None) -> str | MultipleResults[str]:
-        same = self.of_run(path, run)
-        wanted = Known(path, mode, run, self.clock.now)
-        forgets = bool(same) and self.known[same[0]].state == "finished" and self.lost(path)
-        if forgets:
-            same = []
-        if not same and (refusal := self.refusal(wanted)):
+        joined = self.writes_of_run(path, run)
+        requested = ExpectedWrite(path, mode, run, self.clock.now())
+        is_forgotten = bool(joined) and self.expected[joined[0]].state == "finished" and self.is_lost(path)
+        if is_forgotten:
+            joined = []
+        if not joined and (refusal := self.refusal(requested)):
             with pytest.raises(refusal):
                 self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
             return multiple()
-        if forgets:
+        if is_forgotten:
             self.forget_runs(path)
-        if same and self.known[same[0]].mode != mode:
+        if joined and self.expected[joined[0]].mode != mode:
             with pytest.raises(InvalidRequest, match="mode"):
                 self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
             return multiple()
-        found = self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
-        if same:
-            assert [found.id] == same
-            self.known[found.id].touched = self.clock.now
+        write = self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
+        if joined:
+            assert [write.id] == joined
+            self.expected[write.id].touched = self.clock.now()
         else:
-            assert found.id not in self.known
-            self.known[found.id] = wanted
-        assert found.state == self.known[found.id].state
-        return found.id
+            assert write.id not in self.expected
+            self.expected[write.id] = requested
+        assert write.state == self.expected[write.id].state
+        return write.id
 
     @rule(write=writes, parts=st.integers(0, 3))
     def records(self, write: str, parts: int) -> None:
-        if self.known[write].state == "open":
+        if self.expected[write].state == "open":
             self.record(write, parts)
         else:
             with pytest.raises(WriteEnded):
-                self.ledger.record(write, an_attempt(parts))
+                self.ledger.record(write, attempt_of(parts))
 
     def record(self, write: str, parts: int) -> str:
-        known, attempt = self.known[write], an_attempt(parts)
+        expected, attempt = self.expected[write], attempt_of(parts)
         self.ledger.record(write, attempt)
-        known.whole[attempt.id] = [part.name for part in attempt.parts]
-        self.born.update(dict.fromkeys(known.whole[attempt.id], self.life))
-        known.touched = self.clock.now
+        expected.attempts[attempt.id] = [part.name for part in attempt.parts]
+        self.life_of.update(dict.fromkeys(expected.attempts[attempt.id], self.life))
+        expected.touched = self.clock.now()
         return attempt.id
 
     @rule(
@@ -195,37 +186,38 @@ class LedgerMachine(RuleBasedStateMachine):
     def writes_all_at_once(
         self, path: str, mode: Mode, run: str | None, parts: list[int]
     ) -> str | MultipleResults[str]:
-        known = Known(path, mode, run, self.clock.now)
-        if not self.refusal(known) and not self.of_run(path, run):
+        expected = ExpectedWrite(path, mode, run, self.clock.now())
+        if not self.refusal(expected) and not self.writes_of_run(path, run):
             write = self.ledger.open_write(path, mode=mode, run=run).id
-            self.known[write] = known
+            self.expected[write] = expected
             attempts = [self.record(write, number) for number in parts]
             self.ledger.finish(write, attempts[1:] or attempts)
-            self.expect_finished(known, attempts[1:] or attempts)
+            self.expect_finished(expected, attempts[1:] or attempts)
             return write
         return multiple()
 
     @rule(write=writes, data=st.data(), crash=st.sampled_from([None, None, None, "finish.checked", "finish.shown"]))
     def finishes(self, write: str, data: st.DataObject, crash: str | None) -> None:
-        known = self.known[write]
-        attempts = data.draw(st.lists(st.sampled_from(sorted(known.whole)), max_size=4)) if known.whole else []
-        if known.state == "finished" and known.chosen == frozenset(attempts):
+        expected = self.expected[write]
+        names = sorted(expected.attempts)
+        attempts = data.draw(st.lists(st.sampled_from(names), max_size=4)) if names else []
+        if expected.state == "finished" and expected.listed == frozenset(attempts):
             assert self.ledger.finish(write, attempts) == self.ledger.summary(write)
-        elif known.state != "open":
+        elif expected.state != "open":
             with pytest.raises(WriteEnded):
                 self.ledger.finish(write, attempts)
-        elif refusal := self.refusal(known):
+        elif refusal := self.refusal(expected):
             with pytest.raises(refusal):
                 self.ledger.finish(write, attempts)
-        elif any(self.born[name] < self.life for attempt in attempts for name in known.whole[attempt]):
+        elif any(self.life_of[name] < self.life for attempt in attempts for name in expected.attempts[attempt]):
             with pytest.raises(Lost):
                 self.ledger.finish(write, attempts)
         elif crash:
             self.crashes_within_finish(write, attempts, crash)
         else:
             done = self.ledger.finish(write, attempts)
-            self.expect_finished(known, attempts)
-            assert done.parts == sum(len(known.whole[attempt]) for attempt in known.chosen)
+            self.expect_finished(expected, attempts)
+            assert done.parts == sum(len(expected.attempts[attempt]) for attempt in expected.listed)
 
     def crashes_within_finish(self, write: str, attempts: list[str], step: str) -> None:
         with mock.patch.object(steps, "passed", crash_at(step)), pytest.raises(Crash):
@@ -233,54 +225,55 @@ class LedgerMachine(RuleBasedStateMachine):
         self.restarts()
 
     @rule(write=writes)
-    def finishes_with_what_it_never_had(self, write: str) -> None:
+    def finishes_with_an_unknown_attempt(self, write: str) -> None:
         with pytest.raises((NotFound, WriteEnded, AlreadyExists, Lost)):
-            self.ledger.finish(write, [*self.known[write].whole, uuid.uuid4().hex])
+            self.ledger.finish(write, [*self.expected[write].attempts, uuid.uuid4().hex])
 
     @rule(write=writes)
     def aborts(self, write: str) -> None:
-        known = self.known[write]
-        if known.state == "finished":
+        expected = self.expected[write]
+        if expected.state == "finished":
             with pytest.raises(WriteEnded):
                 self.ledger.abort(write)
             return
-        assert self.ledger.abort(write).state == ("aborted" if known.state == "open" else known.state)
-        if known.state == "open":
-            self.end(known, "aborted")
+        assert self.ledger.abort(write).state == ("aborted" if expected.state == "open" else expected.state)
+        if expected.state == "open":
+            self.end(expected, "aborted")
 
     @rule(seconds=st.sampled_from([1.0, 3_600.0, DAY / 2 + 1]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
 
     @rule()
     def expires(self) -> None:
-        idle = {w for w, known in self.known.items() if known.state == "open" and known.touched < self.clock.now - DAY}
+        oldest = self.clock.now() - DAY
+        idle = {w for w, each in self.expected.items() if each.state == "open" and each.touched < oldest}
         assert set(self.ledger.expire()) == idle
         for write in idle:
-            self.end(self.known[write], "expired")
+            self.end(self.expected[write], "expired")
 
     @rule(path=st.sampled_from(PATHS))
     def deletes(self, path: str) -> None:
-        if path in self.shown:
-            assert self.ledger.delete(path).part_count == len(self.shown[path])
-            self.take_away(path)
-            self.forget_runs(path)  # who deletes a dataset starts over; an overwrite forgets nothing
+        if path in self.visible:
+            assert self.ledger.delete(path).part_count == len(self.visible[path])
+            self.remove_dataset(path)
+            self.forget_runs(path)  # a delete starts over, an overwrite forgets no run
         else:
             with pytest.raises(NotFound):
                 self.ledger.delete(path)
 
     @rule(path=st.sampled_from(PATHS), life=st.sampled_from([10.0, 7_200.0]))
     def reads(self, path: str, life: float) -> None:
-        if path in self.shown:
-            self.ledger.snapshot(path, ticketed_until=self.clock.now + life)
-            self.ticketed[path] = max(self.ticketed.get(path, 0), self.clock.now + life)
+        if path in self.visible:
+            self.ledger.snapshot(path, ticketed_until=self.clock.now() + life)
+            self.ticketed[path] = max(self.ticketed.get(path, 0), self.clock.now() + life)
 
     @rule()
     def frees(self) -> None:
-        """What is freed was retired, and no ticket names it any more. (A ticket may hold two minutes longer.)"""
-        free = self.ledger.retired()
-        assert all(self.retired[name] <= self.clock.now for name in free)
-        assert set(free) >= {name for name, until in self.retired.items() if until <= self.clock.now - 120}
+        """Only retired parts are freed, and only once their tickets have expired (or two minutes later)."""
+        free = self.ledger.freeable()
+        assert all(self.retired[name] <= self.clock.now() for name in free)
+        assert set(free) >= {name for name, until in self.retired.items() if until <= self.clock.now() - 120}
         self.ledger.forget(free)
         for name in free:
             del self.retired[name]
@@ -295,51 +288,50 @@ class LedgerMachine(RuleBasedStateMachine):
         self.life += 1
         self.restarts()
 
-    # --- what holds after each --------------------------------------------------------------
+    # --- what must hold after each rule -----------------------------------------------------
 
     @invariant()
     def readers_see_the_oracles_parts(self) -> None:
         for path in PATHS:
-            if path in self.shown:
+            if path in self.visible:
                 dataset, parts = self.ledger.snapshot(path, ticketed_until=0)
-                assert [laid.part for laid in parts] == self.shown[path]
+                assert [laid.part for laid in parts] == self.visible[path]
                 assert (dataset.part_count, dataset.rows) == (len(parts), 5 * len(parts))
-                assert (dataset.bytes, dataset.lost) == (40 * len(parts), self.lost(path))
+                assert (dataset.bytes, dataset.lost) == (50 * len(parts), self.is_lost(path))
             else:
                 with pytest.raises(NotFound):
                     self.ledger.dataset(path)
 
     @invariant()
     def listings_say_the_same(self) -> None:
-        assert [dataset.path for dataset in self.ledger.datasets("store/")] == sorted(self.shown)
-        below = sorted({path if path.count("/") == 1 else path[:8] for path in self.shown})
-        assert [found.path for found in self.ledger.folder("store")] == below
+        assert [dataset.path for dataset in self.ledger.datasets("store/")] == sorted(self.visible)
+        below = sorted({path if path.count("/") == 1 else path[:8] for path in self.visible})
+        assert [entry.path for entry in self.ledger.folder("store")] == below
 
     @invariant()
     def every_part_is_accounted_for(self) -> None:
         waiting = [
             name
-            for known in self.known.values()
-            if known.state == "open"
-            for names in known.whole.values()
+            for expected in self.expected.values()
+            if expected.state == "open"
+            for names in expected.attempts.values()
             for name in names
         ]
-        shown = [name for names in self.shown.values() for name in names]
-        assert sorted(self.ledger.part_names()) == sorted([*waiting, *shown, *self.retired])
+        visible = [name for names in self.visible.values() for name in names]
+        assert sorted(self.ledger.part_names()) == sorted([*waiting, *visible, *self.retired])
 
     @invariant()
     def writes_are_as_the_oracle_has_them(self) -> None:
-        assert {w.write for w in self.ledger.writes()} == {
-            w for w, known in self.known.items() if known.state == "open"
-        }
-        for write, known in self.known.items():
-            found = self.ledger.summary(write)
-            assert (found.state, found.run) == (known.state, known.run)
-            counts = [a for a in known.whole if known.state == "open" or a in known.chosen]
-            counted = [len(known.whole[attempt]) for attempt in counts]
-            assert (found.attempts, found.parts) == (len(counted), sum(counted))
-            assert (found.rows, found.bytes) == (5 * sum(counted), 40 * sum(counted))
+        still_open = {w for w, expected in self.expected.items() if expected.state == "open"}
+        assert {w.write for w in self.ledger.open_writes()} == still_open
+        for write, expected in self.expected.items():
+            summary = self.ledger.summary(write)
+            assert (summary.state, summary.run) == (expected.state, expected.run)
+            counted = [a for a in expected.attempts if expected.state == "open" or a in expected.listed]
+            parts = sum(len(expected.attempts[attempt]) for attempt in counted)
+            assert (summary.attempts, summary.parts) == (len(counted), parts)
+            assert (summary.rows, summary.bytes) == (5 * parts, 50 * parts)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestLedgerMachine = LedgerMachine.TestCase

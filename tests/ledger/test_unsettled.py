@@ -1,4 +1,4 @@
-"""A COMMIT whose fsync fails: it didn't happen, a crash may still bring it to light, and then its bytes are there."""
+"""A COMMIT whose fsync fails counts as not done; a crash may still bring it to light, and then its bytes are there."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ import pytest
 
 from penstock import store as stores
 from penstock.errors import StoreFull, Unavailable
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.plain import at, attempt_of, call, ids, names, new_attempt, put, refused, trips
-from tests.kit.shapes import numbers
+from tests.kit.rows import numbers
 from tests.kit.wait import files
+from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
 
 
 class FailingCommit:
-    """In the place of a database's connection: the first COMMIT after `fatal` was said fails.
+    """Takes the place of a database's connection: the first COMMIT after the statement `fatal` fails.
 
-    At its fsync: all frames are in the files, whose state at this moment is kept in `crashed`; then this process's own
-    state is what it was before, as SQLite has it. For want of room: nothing is in the files.
+    At its fsync (the default): all frames are in the files, which are copied to `crashed` at that moment; then this
+    process's own files are put back as they were before, as SQLite does. For want of room (SQLITE_FULL): nothing is in
+    the files.
     """
 
     def __init__(self, database: Database, fatal: str, crashed: Path, *, error: str = "SQLITE_IOERR_FSYNC") -> None:
         self._path, self._fatal, self._crashed, self._error = database.path, fatal, crashed, error
-        self._real = database._connection
+        self._real, self._readers = database._connection, database._readers
         self._armed, self.failed = False, 0
         database._connection = self  # type: ignore[assignment]
 
@@ -66,6 +67,8 @@ class FailingCommit:
         self._real.execute("COMMIT")
         self._copy(self._path.parent, self._crashed)
         self._real.close()
+        while self._readers:  # they have the replaced files open
+            self._readers.pop().close()
         self._path.with_name("ledger.db-shm").unlink(missing_ok=True)
         self._copy(before, self._path.parent)
         self._real = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -80,12 +83,12 @@ class FailingCommit:
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Path:
-    """Where the ledger lies as a crash would have left it."""
+    """Return the folder that has the ledger as a crash would have left it."""
     return tmp_path / "crashed"
 
 
 def parts_after_the_crash(crashed: Path) -> list[str]:
-    with closing(Database(crashed / "ledger.db", catalog.TABLES, payloads.TABLES)) as database:
+    with closing(Database(crashed / "ledger.db", tables.TABLES, payloads.TABLES)) as database:
         return Ledger(database).part_names()
 
 
@@ -97,36 +100,38 @@ def put_once(bare: flight.FlightClient, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a write of its own", "an attempt"])
-def test_what_a_crash_may_bring_to_light_has_its_bytes(
+def test_a_put_whose_commit_failed_keeps_its_bytes(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path, kind: str
 ) -> None:
-    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    """It is invisible, but a crash may bring its rows to light."""
+    FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with refused("unavailable", "nothing was changed, unless the server ends"):
         put_once(bare, kind)
-    assert names(bare) == []
-    assert server._ledger.part_names() == []
+    assert list_paths(bare) == []
+    assert server.state.ledger.part_names() == []
     (part,) = parts_after_the_crash(crashed)
-    assert server._store.open(part).rows == 2
+    assert server.state.store.open(part).rows == 2
 
 
-def test_a_crash_then_shows_the_whole_dataset(
+def test_a_crash_after_a_failed_commit_shows_the_whole_dataset(
     make_server: Callable[..., PenstockServer], tmp_path: Path, crashed: Path
 ) -> None:
     server = make_server()
-    FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+    FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
     with flight.connect(server.url) as bare, refused("unavailable"):
         put_once(bare, "a write of its own")
     after = tmp_path / "after"
     shutil.copytree(tmp_path / "data", after, ignore=shutil.ignore_patterns("lock", "ledger.db*"))
     shutil.copytree(crashed, after, dirs_exist_ok=True)
-    with serving(Settings(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
+    with serving(ServerConfig(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
         assert ids(bare, "store/x") == [1, 2]
 
 
-def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_path: Path, crashed: Path) -> None:
-    settings = Settings(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
+def test_the_next_start_deletes_the_bytes_of_a_failed_commit(tmp_path: Path, crashed: Path) -> None:
+    """Until then the server goes on serving, and keeps them."""
+    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with serving(settings) as server, flight.connect(server.url) as bare:
-        FailingCommit(server._ledger.database, "INSERT INTO parts", crashed)
+        FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
         with refused("unavailable"):
             put_once(bare, "a write of its own")
         put(bare, at("store/x"), [trips(3)])
@@ -137,14 +142,15 @@ def test_the_server_goes_on_and_its_next_start_deletes_what_no_row_names(tmp_pat
         assert len(files(settings.data / "parts")) == 1
 
 
-def test_where_nothing_can_have_been_written_the_bytes_go_at_once(
+def test_a_commit_without_room_removes_the_bytes_at_once(
     server: PenstockServer, bare: flight.FlightClient, crashed: Path
 ) -> None:
-    failing = FailingCommit(server._ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
+    """Nothing of it can have been written."""
+    failing = FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed, error="SQLITE_FULL")
     with refused("full", "no room on the disk for the ledger"):
         put_once(bare, "a write of its own")
     assert failing.failed == 1
-    assert list(server._store.medium.names()) == []
+    assert list(server.state.store.medium.names()) == []
 
 
 @pytest.fixture
@@ -153,7 +159,7 @@ def store(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_a_payload_that_a_crash_may_bring_to_light_has_its_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+def test_a_payload_whose_commit_failed_keeps_its_bytes(store: SplitPayloadStore, crashed: Path) -> None:
     store.store("k", numbers(1))
     FailingCommit(store._database, "REPLACE INTO payloads", crashed)
     with pytest.raises(Unavailable, match="unless the server ends"):
@@ -166,7 +172,7 @@ def test_a_payload_that_a_crash_may_bring_to_light_has_its_bytes(store: SplitPay
     assert store.open(name).rows == 2
 
 
-def test_a_payload_for_whose_row_there_is_no_room_leaves_no_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+def test_a_payload_without_room_for_its_row_leaves_no_bytes(store: SplitPayloadStore, crashed: Path) -> None:
     FailingCommit(store._database, "REPLACE INTO payloads", crashed, error="SQLITE_FULL")
     with pytest.raises(StoreFull):
         store.store("k", numbers(2))

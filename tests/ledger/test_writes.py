@@ -1,7 +1,8 @@
-"""Writes: attempts and the finish that chooses among them, runs, modes, and what may stand where."""
+"""Writes through the wire: attempts and the finish that lists them, runs, modes, paths and schemas."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,21 +13,22 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.flight_server.server import PenstockServer
-from tests.kit import plain
-from tests.kit.plain import TRIPS, at, attempt_of, call, ids, new_attempt, put, refused, trailer, trips
+from tests.kit import wire
 from tests.kit.wait import eventually, files
+from tests.kit.wire import TRIPS, at, attempt_of, call, ids, new_attempt, put, refused, trailer, trips
 
 
-def parts(folder: Path) -> set[str]:
+def stored_files(folder: Path) -> set[str]:
+    """Return the names of the files that puts have left in the data folder."""
     return files(folder / "data" / "parts") | files(folder / "data" / "tmp")
 
 
-def test_a_finish_shows_the_listed_attempts_in_the_order_of_the_list(bare: flight.FlightClient) -> None:
+def test_finish_shows_the_listed_attempts_in_their_order(bare: flight.FlightClient) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     first, second, third = (new_attempt() for _ in range(3))
     for attempt, batch in ((first, trips(1, 2)), (second, trips(3)), (third, trips(4))):
         put(bare, attempt_of(ticket, attempt), [batch])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
     summary = call(bare, "write.finish", ticket=ticket, attempts=[third, first, second])
 
@@ -34,7 +36,8 @@ def test_a_finish_shows_the_listed_attempts_in_the_order_of_the_list(bare: fligh
     assert ids(bare, "store/x") == [4, 1, 2, 3]
 
 
-def test_an_attempt_put_twice_has_one_receipt_and_one_set_of_rows(bare: flight.FlightClient, tmp_path: Path) -> None:
+def test_an_attempt_put_twice_counts_once(bare: flight.FlightClient, tmp_path: Path) -> None:
+    """The repeat gets the first receipt; other rows are refused."""
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     attempt = new_attempt()
 
@@ -47,13 +50,13 @@ def test_an_attempt_put_twice_has_one_receipt_and_one_set_of_rows(bare: flight.F
 
     assert once == again
     assert ids(bare, "store/x") == [1, 2]
-    assert len(parts(tmp_path)) == 1
+    assert len(stored_files(tmp_path)) == 1
 
 
-def test_a_memory_store_tells_the_same_rows_from_others(
+def test_a_memory_store_compares_the_rows_of_an_attempt(
     make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
-    """Where the first ones are in memory, and those that come again may be spilled."""
+    """The first rows are in memory, the repeated ones may be spilled to the disk."""
     rows = trips(*range(50))
     server = make_server(data=tmp_path / "memory", store=f"memory:?max={rows.nbytes * 3 // 2}")
     with flight.connect(server.url) as bare:
@@ -64,44 +67,43 @@ def test_a_memory_store_tells_the_same_rows_from_others(
             put(bare, attempt_of(ticket, attempt), [trips(*range(1, 51))])
 
 
-def test_an_attempt_put_many_times_at_once_has_one_set_of_rows(
+def test_an_attempt_put_many_times_at_once_counts_once(
     bare: flight.FlightClient, server: PenstockServer, tmp_path: Path
 ) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     attempt = new_attempt()
 
-    def again(number: int) -> dict[str, Any] | None:
+    def put_again(number: int) -> dict[str, Any] | None:
         with flight.connect(server.url) as other, contextlib.suppress(flight.FlightServerError):
             return put(other, attempt_of(ticket, attempt), [trips(number)] * 50)
         return None
 
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(again, [7, 7, 7, 7, 8, 8]))
+        results = list(pool.map(put_again, [7, 7, 7, 7, 8, 8]))
     call(bare, "write.finish", ticket=ticket, attempts=[attempt])
 
-    receipts = [one for one in results if one is not None]
-    found = ids(bare, "store/x")
-    assert receipts == [receipts[0]] * (4 if found[0] == 7 else 2), "who brought other rows is refused"
-    assert found == [found[0]] * 50
-    eventually(lambda: len(parts(tmp_path)) == 1)
+    receipts = [receipt for receipt in results if receipt is not None]
+    rows = ids(bare, "store/x")
+    assert receipts == [receipts[0]] * (4 if rows[0] == 7 else 2), "puts of other rows are refused"
+    assert rows == [rows[0]] * 50
+    eventually(lambda: len(stored_files(tmp_path)) == 1)
 
 
-def test_an_attempt_that_no_finish_lists_is_never_seen_and_its_bytes_go(
-    bare: flight.FlightClient, tmp_path: Path
-) -> None:
+def test_an_unlisted_attempt_is_invisible_and_removed(bare: flight.FlightClient, tmp_path: Path) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
-    wanted, other = new_attempt(), new_attempt()
-    for attempt in (wanted, other):
+    listed, other = new_attempt(), new_attempt()
+    for attempt in (listed, other):
         put(bare, attempt_of(ticket, attempt), [trips(1)])
-    assert len(parts(tmp_path)) == 2
+    assert len(stored_files(tmp_path)) == 2
 
-    call(bare, "write.finish", ticket=ticket, attempts=[wanted])
+    call(bare, "write.finish", ticket=ticket, attempts=[listed])
 
     assert ids(bare, "store/x") == [1]
-    eventually(lambda: len(parts(tmp_path)) == 1)
+    eventually(lambda: len(stored_files(tmp_path)) == 1)
 
 
-def test_the_same_finish_again_has_the_same_answer_and_another_list_is_refused(bare: flight.FlightClient) -> None:
+def test_a_repeated_finish_gets_the_first_answer(bare: flight.FlightClient) -> None:
+    """Another list is refused."""
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     one, two = new_attempt(), new_attempt()
     for attempt in (one, two):
@@ -115,7 +117,7 @@ def test_the_same_finish_again_has_the_same_answer_and_another_list_is_refused(b
     assert ids(bare, "store/x") == [1, 1]
 
 
-def test_a_finish_names_only_whole_attempts_of_its_own_write(bare: flight.FlightClient) -> None:
+def test_finish_refuses_broken_and_foreign_attempts(bare: flight.FlightClient) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     other = call(bare, "write.open", path="store/y")["ticket"]
     foreign, broken = new_attempt(), new_attempt()
@@ -128,25 +130,25 @@ def test_a_finish_names_only_whole_attempts_of_its_own_write(bare: flight.Flight
             call(bare, "write.finish", ticket=ticket, attempts=[attempt])
     with refused("exists"):
         put(bare, attempt_of(ticket, foreign), [trips(1)])
-    assert plain.names(bare) == []
+    assert wire.list_paths(bare) == []
 
 
-def test_a_finish_of_nothing_needs_to_know_the_columns(bare: flight.FlightClient) -> None:
+def test_an_empty_finish_needs_the_columns(bare: flight.FlightClient) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
-    with refused("invalid", "which columns"):
+    with refused("invalid", "name the columns"):
         call(bare, "write.finish", ticket=ticket, attempts=[])
 
-    columns = [{"name": "id", "type": "int64", "nullable": True}, {"name": "city", "type": "string", "nullable": True}]
+    columns = base64.b64encode(TRIPS.serialize()).decode()
     ticket = call(bare, "write.open", path="store/x", schema=columns)["ticket"]
     call(bare, "write.finish", ticket=ticket, attempts=[])
 
-    assert plain.read(bare, "store/x").schema == TRIPS
+    assert wire.read(bare, "store/x").schema == TRIPS
 
 
 # --- runs ----------------------------------------------------------------------------------
 
 
-def test_an_open_run_is_joined_and_a_finished_one_writes_nothing(bare: flight.FlightClient) -> None:
+def test_opening_a_run_joins_it_or_returns_the_finished_one(bare: flight.FlightClient) -> None:
     first = call(bare, "write.open", path="store/x", run="batch-7")
     joined = call(bare, "write.open", path="store/x", run="batch-7")
     assert joined["write"] == first["write"]
@@ -162,10 +164,10 @@ def test_an_open_run_is_joined_and_a_finished_one_writes_nothing(bare: flight.Fl
     assert ids(bare, "store/x") == [1]
 
 
-def test_a_put_with_the_name_of_a_finished_run_gets_its_receipt(bare: flight.FlightClient) -> None:
-    where = {"mode": "append", "run": "nightly"}
-    first = put(bare, at("store/x", attempt=new_attempt(), **where), [trips(1, 2)])
-    again = put(bare, at("store/x", attempt=new_attempt(), **where), [trips(1, 2)])
+def test_a_put_of_a_finished_run_gets_its_receipt(bare: flight.FlightClient) -> None:
+    options = {"mode": "append", "run": "nightly"}
+    first = put(bare, at("store/x", attempt=new_attempt(), **options), [trips(1, 2)])
+    again = put(bare, at("store/x", attempt=new_attempt(), **options), [trips(1, 2)])
 
     assert again == first
     assert ids(bare, "store/x") == [1, 2]
@@ -181,7 +183,8 @@ def test_only_the_last_opener_of_a_run_may_abort_it(bare: flight.FlightClient) -
     assert call(bare, "write.open", path="store/x", run="r")["write"] != first["write"]
 
 
-def test_what_is_aborted_takes_no_put_and_no_finish_and_its_bytes_go(bare: flight.FlightClient, tmp_path: Path) -> None:
+def test_an_aborted_write_takes_no_put_and_no_finish(bare: flight.FlightClient, tmp_path: Path) -> None:
+    """Its bytes are removed."""
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     attempt = new_attempt()
     put(bare, attempt_of(ticket, attempt), [trips(1)])
@@ -193,11 +196,11 @@ def test_what_is_aborted_takes_no_put_and_no_finish_and_its_bytes_go(bare: fligh
         put(bare, attempt_of(ticket, new_attempt()), [trips(1)])
     with refused("write-ended", "aborted"):
         call(bare, "write.finish", ticket=ticket, attempts=[attempt])
-    eventually(lambda: parts(tmp_path) == set())
-    assert plain.names(bare) == []
+    eventually(lambda: stored_files(tmp_path) == set())
+    assert wire.list_paths(bare) == []
 
 
-def test_what_is_finished_is_not_aborted(bare: flight.FlightClient) -> None:
+def test_a_finished_write_is_not_aborted(bare: flight.FlightClient) -> None:
     ticket = call(bare, "write.open", path="store/x")["ticket"]
     attempt = new_attempt()
     put(bare, attempt_of(ticket, attempt), [trips(1)])
@@ -208,10 +211,10 @@ def test_what_is_finished_is_not_aborted(bare: flight.FlightClient) -> None:
     assert ids(bare, "store/x") == [1]
 
 
-# --- modes, places, schemas ----------------------------------------------------------------
+# --- modes, paths, schemas -----------------------------------------------------------------
 
 
-def test_modes_say_what_becomes_of_a_dataset_that_is_there(bare: flight.FlightClient) -> None:
+def test_modes_refuse_append_to_or_replace_a_dataset(bare: flight.FlightClient) -> None:
     put(bare, at("store/x"), [trips(1)])
 
     with refused("exists", "append", "overwrite"):
@@ -223,7 +226,7 @@ def test_modes_say_what_becomes_of_a_dataset_that_is_there(bare: flight.FlightCl
     assert ids(bare, "store/x") == [4]
 
 
-def test_mode_error_is_looked_at_again_when_the_write_finishes(bare: flight.FlightClient) -> None:
+def test_mode_error_is_checked_again_at_finish(bare: flight.FlightClient) -> None:
     late = call(bare, "write.open", path="store/x")["ticket"]
     attempt = new_attempt()
     put(bare, attempt_of(late, attempt), [trips(1)])
@@ -234,14 +237,14 @@ def test_mode_error_is_looked_at_again_when_the_write_finishes(bare: flight.Flig
     assert ids(bare, "store/x") == [2]
 
 
-def test_a_path_is_a_dataset_or_a_folder_and_never_both(bare: flight.FlightClient) -> None:
+def test_a_path_is_a_dataset_or_a_folder_never_both(bare: flight.FlightClient) -> None:
     put(bare, at("store/a/b"), [trips(1)])
 
     with refused("exists", "folder"):
         put(bare, at("store/a"), [trips(1)])
     with refused("exists", "store/a/b is a dataset"):
         put(bare, at("store/a/b/c"), [trips(1)])
-    assert plain.names(bare) == ["store/a/b"]
+    assert wire.list_paths(bare) == ["store/a/b"]
 
 
 def test_another_schema_is_refused_with_the_difference(bare: flight.FlightClient) -> None:
@@ -260,4 +263,4 @@ def test_two_columns_of_one_name_are_refused(bare: flight.FlightClient) -> None:
     twins = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with refused("invalid", "'a'", "more than once"):
         put(bare, at("store/x"), [twins])
-    assert plain.names(bare, b"write/") == []
+    assert wire.list_paths(bare, b"write/") == []

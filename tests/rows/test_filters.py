@@ -1,4 +1,4 @@
-"""Filters keep what SQL keeps: SQLite is asked the same."""
+"""Filters keep the rows that SQL keeps: SQLite evaluates the same predicates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KINDS = pa.table(
 )
 
 
-UNCHOOSABLE = pa.table({"at": [1, 2], "ree": pa.nulls(2, pa.run_end_encoded(pa.int32(), pa.int64()))})
+UNFILTERABLE = pa.table({"at": [1, 2], "ree": pa.nulls(2, pa.run_end_encoded(pa.int32(), pa.int64()))})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ UNCHOOSABLE = pa.table({"at": [1, 2], "ree": pa.nulls(2, pa.run_end_encoded(pa.i
         ("half in (0.5)", [1]),
         ("single = 0.1", [1]),
         ("single in (0.1, 0)", [1, 4]),
-        ("single > 1e40", [2]),  # which no float32 is, but infinity is above it
+        ("single > 1e40", [2]),  # larger than every float32 but infinity
         ("coded_float > 0.7", [1, 2]),
         ("coded_float in (1.0, 0.5)", [1, 4]),
         ("coded_int >= 1.5", [2, 4]),
@@ -106,12 +106,12 @@ UNCHOOSABLE = pa.table({"at": [1, 2], "ree": pa.nulls(2, pa.run_end_encoded(pa.i
     ],
 )
 def test_a_literal_takes_the_type_of_its_column(text: str, kept: list[int]) -> None:
-    found = parse_filter(text, KINDS.schema).kept(KINDS)
-    assert found["at"].to_pylist() == kept
+    table = parse_filter(text, KINDS.schema).kept(KINDS)
+    assert table["at"].to_pylist() == kept
 
 
 def rows_of(kept: list[int]) -> list[pa.Table]:
-    """These rows of KINDS, each by itself: Arrow takes no rows of views."""
+    """Return these rows of KINDS, each by itself: Arrow can't take rows of views."""
     return [KINDS.slice(at - 1, 1) for at in kept]
 
 
@@ -131,7 +131,7 @@ SIGNS: dict[str, Callable[[Decimal, Decimal], bool]] = {
                "-9223372036854775809", "18446744073709551615", "18446744073709551616", "1e30", "-1e-30"]
 )  # fmt: skip
 def test_whole_numbers_of_any_size_are_compared_exactly(kind: pa.DataType, number: str) -> None:
-    """Python's integers and decimals are asked the same."""
+    """The comparison is that of Python's integers and decimals."""
     table = pa.table({"n": pa.array(EDGES[kind], kind)})
 
     for sign, holds in SIGNS.items():
@@ -168,23 +168,23 @@ def test_whole_numbers_of_any_size_are_compared_exactly(kind: pa.DataType, numbe
         ("int < 1e-99999999", "at most 50 digits"),
         ("int < 1" + "0" * 400, "at most 50 digits"),
         ("price < 1" + "0" * 400, "at most 50 digits"),
-        ("float < 1e99999999999999999999", "beyond every number"),
+        ("float < 1e99999999999999999999", "is too large"),
         ("float = 'nan'", "NaN is above all numbers"),
         ("float in (1, 'NaN')", "NaN is above all numbers"),
         ("coded_float < 'nan'", "NaN is above all numbers"),
         (" or ".join(["yes"] * 101), "more than 100 comparisons"),
         ("(" * 51 + "yes" + ")" * 51, "levels of brackets"),
         ("int in (" + ", ".join(["1.5"] * 101) + ")", "more than 100 comparisons"),
-        ("int = 1; drop", "can't be read from ';"),
+        ("int = 1; drop", "can't be read at ';"),
         ("int", "expected =, !="),
         ("(" * 10_000, "levels of brackets"),
         ("not " * 3_000 + "yes", "levels of brackets"),
         ("int = 1 or " * 20_000, "characters"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_was_expected(text: str, reason: str) -> None:
+def test_a_wrong_filter_is_refused_with_what_was_expected(text: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
-        parse_filter(text, (UNCHOOSABLE if "ree" in text else KINDS).schema)
+        parse_filter(text, (UNFILTERABLE if "ree" in text else KINDS).schema)
 
 
 COLUMNS = {"a": st.integers(-3, 3), "b": st.sampled_from(["", "x", "y'z", "ß"]), "c": st.sampled_from([-1.5, 0.0, 2.0])}
@@ -196,9 +196,9 @@ LITERALS = {
 
 
 def predicates() -> st.SearchStrategy[str]:
-    """SQL that SQLite understands too."""
+    """Draw predicates that SQLite understands, too."""
 
-    def of(name: str) -> st.SearchStrategy[str]:
+    def comparisons_of(name: str) -> st.SearchStrategy[str]:
         literal = LITERALS[name]
         return st.one_of(
             st.builds(f"{name} {{}} {{}}".format, st.sampled_from(["=", "!=", "<>", "<", "<=", ">", ">="]), literal),
@@ -212,11 +212,11 @@ def predicates() -> st.SearchStrategy[str]:
         )
 
     return st.recursive(
-        st.sampled_from(sorted(COLUMNS)).flatmap(of),
-        lambda some: st.one_of(
-            st.builds("({} and {})".format, some, some),
-            st.builds("{} or {}".format, some, some),
-            st.builds("not ({})".format, some),
+        st.sampled_from(sorted(COLUMNS)).flatmap(comparisons_of),
+        lambda inner: st.one_of(
+            st.builds("({} and {})".format, inner, inner),
+            st.builds("{} or {}".format, inner, inner),
+            st.builds("not ({})".format, inner),
         ),
         max_leaves=6,
     )
@@ -242,10 +242,10 @@ def test_a_filter_is_evaluated_at_the_server_over_all_parts(client: Client) -> N
     table = pa.table({"id": range(3_000_000), "city": ["Oslo", "Bergen", "Narvik"] * 1_000_000})
     client.put("store/x", table)
 
-    found = client.get("store/x", columns=["city"], filter="id >= 1500000 and id < 1500003 or id = 0")
+    filtered = client.get("store/x", columns=["city"], filter="id >= 1500000 and id < 1500003 or id = 0")
     first = client.get("store/x", filter="city = 'Oslo'", limit=5)
 
-    assert found.read_all().to_pydict() == {"city": ["Oslo", "Oslo", "Bergen", "Narvik"]}
+    assert filtered.read_all().to_pydict() == {"city": ["Oslo", "Oslo", "Bergen", "Narvik"]}
     assert first.read_all()["id"].to_pylist() == [0, 3, 6, 9, 12]
     assert client.get("store/x", filter="id < 0").read_all().equals(table.schema.empty_table())
     assert client.info("store/x", filter="id < 0").rows == -1
@@ -259,52 +259,52 @@ def test_a_column_added_later_is_null_for_the_filter_too(client: Client) -> None
     assert client.get("store/x", columns=["id"], filter="more = 7").read_all().to_pydict() == {"id": [3]}
 
 
-def test_a_filter_that_does_not_fit_is_refused_before_a_ticket_is_given(client: Client) -> None:
+def test_a_wrong_filter_is_refused_before_a_ticket_is_given(client: Client) -> None:
     client.put("store/x", pa.table({"id": [1, 2]}))
 
     with pytest.raises(InvalidRequest, match="did you mean 'id'"):
         client.info("store/x", filter="ids = 1")
 
 
-def test_columns_of_views_are_filtered_beside_and_come_as_they_are(client: Client) -> None:
-    """As polars sends its text."""
+def test_columns_of_views_are_filtered_and_read_unchanged(client: Client) -> None:
+    """Polars sends its text as views."""
     columns = ["at", "view", "raw_view", "nested", "inner"]
     client.put("store/x", KINDS.select(columns))
     narrow = client.get("store/x", columns=["view"], filter="at = 4")
 
-    assert (
-        client.get("store/x", filter="at <> 2").read_all().equals(pa.concat_tables(rows_of([1, 3, 4])).select(columns))
-    )
+    others = pa.concat_tables(rows_of([1, 3, 4])).select(columns)
+    assert client.get("store/x", filter="at <> 2").read_all().equals(others)
     assert narrow.read_all().equals(KINDS.select(["view"]).slice(3))
     assert client.get("store/x", columns=["at"], filter="view = 'd'").read_all()["at"].to_pylist() == [4]
 
 
-def test_a_column_of_which_no_rows_can_be_chosen_is_refused_where_it_would_be_sent(client: Client) -> None:
-    client.put("store/x", UNCHOOSABLE)
+def test_a_column_that_arrow_cannot_filter_is_refused(client: Client) -> None:
+    """Only a read that selects the column is refused."""
+    client.put("store/x", UNFILTERABLE)
     with pytest.raises(InvalidRequest, match="no rows can be chosen of column 'ree', a run_end_encoded"):
         client.info("store/x", filter="at = 1")
     assert client.get("store/x", columns=["at"], filter="at = 1").read_all()["at"].to_pylist() == [1]
 
 
-def test_a_filter_that_fails_on_the_rows_is_refused_and_one_that_finds_no_memory_is_not() -> None:
-    """The one has to be mended, the other may be tried again."""
+def test_a_filter_that_fails_on_the_rows_is_refused() -> None:
+    """One that lacks memory is not: it may succeed when it is tried again."""
 
-    def failing(error: type[Exception]) -> pa.Table:
+    def table_failing_with(error: type[Exception]) -> pa.Table:
         def filter_(_: object) -> None:
             raise error("array_filter")
 
         return SimpleNamespace(schema=KINDS.schema.empty_table().select(["at"]).schema, filter=filter_)
 
-    found = parse_filter("at = 1", KINDS.schema)
+    parsed = parse_filter("at = 1", KINDS.schema)
     with pytest.raises(InvalidRequest, match=r"'at = 1' can't be evaluated: array_filter"):
-        found.kept(failing(pa.ArrowNotImplementedError))
+        parsed.kept(table_failing_with(pa.ArrowNotImplementedError))
     with pytest.raises(pa.ArrowMemoryError):
-        found.kept(failing(pa.ArrowMemoryError))
+        parsed.kept(table_failing_with(pa.ArrowMemoryError))
 
 
 @pytest.mark.process
 def test_no_filter_ends_the_server(tmp_path: Path) -> None:
-    """Its threads have small stacks, and Arrow walks an expression by recursion."""
+    """The server's threads have small stacks, and Arrow walks an expression by recursion."""
     alternating = "b"
     for level in range(800):
         alternating = f"(b {'and' if level % 2 else 'or'} {alternating})"
@@ -312,33 +312,33 @@ def test_no_filter_ends_the_server(tmp_path: Path) -> None:
     for _ in range(24):
         deepest = f"not (b or {deepest})"
     refused = [" or ".join(["b"] * 1_500), alternating, "d > 1e-99999999", "d > '1e-99999999'", "d in (1e-99999999)"]
-    taken = [f"x in ({', '.join(['1'] * 3_000)})", " or ".join(["x between 1 and 2"] * 100), deepest]
+    accepted = [f"x in ({', '.join(['1'] * 3_000)})", " or ".join(["x between 1 and 2"] * 100), deepest]
     rows = pa.table({"b": [True], "x": [1.0], "d": pa.array([Decimal(1)], pa.decimal128(10, 2))})
 
-    with process_server(tmp_path / "d") as server, connect(server.url, retry_for=0) as there:
-        there.put("store/x", rows)
+    with process_server(tmp_path / "d") as server, connect(server.url, retry_for=0) as client:
+        client.put("store/x", rows)
         for text in refused:
             with pytest.raises(InvalidRequest):
-                there.get("store/x", filter=text).read_all()
-        for text in taken[:2]:
-            assert there.get("store/x", filter=text).read_all() == rows
-        assert there.get("store/x", filter=taken[2]).read_all().num_rows == 0
+                client.get("store/x", filter=text).read_all()
+        for text in accepted[:2]:
+            assert client.get("store/x", filter=text).read_all() == rows
+        assert client.get("store/x", filter=accepted[2]).read_all().num_rows == 0
         assert server.process.poll() is None
 
 
-def test_dictionaries_that_dont_fit_into_one_are_filtered_as_they_are(client: Client) -> None:
-    """As pandas' categories are: 300 values under indices of a byte."""
+def test_dictionaries_too_large_to_merge_are_filtered(client: Client) -> None:
+    """Pandas' categories may be such: 300 values under indices of a byte."""
     kind = pa.dictionary(pa.int8(), pa.string())
     for first in (0, 100, 200):
         words = pa.array([f"w{number}" for number in range(first, first + 100)]).dictionary_encode().cast(kind)
         client.put("store/x", pa.table({"id": range(first, first + 100), "word": words}), mode="append")
 
-    found = client.get("store/x", filter="id >= 50 and id < 250").read_all()
-    assert found["word"].to_pylist() == [f"w{number}" for number in range(50, 250)]
+    rows = client.get("store/x", filter="id >= 50 and id < 250").read_all()
+    assert rows["word"].to_pylist() == [f"w{number}" for number in range(50, 250)]
 
 
 @pytest.mark.faults
-def test_few_kept_rows_leave_together(client: Client) -> None:
+def test_few_kept_rows_are_sent_in_few_batches(client: Client) -> None:
     client.put("store/x", pa.table({"id": range(6_000_000)}))  # 6 parts
 
-    assert len(list(client.get("store/x", filter="id in (5, 3000000, 5999999)"))) <= 2  # an endpoint's in one
+    assert len(list(client.get("store/x", filter="id in (5, 3000000, 5999999)"))) <= 2  # one for each endpoint

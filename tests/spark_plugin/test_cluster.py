@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import json
-import os
-import signal
-import subprocess
 import venv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +13,20 @@ from typing import Any
 import pytest
 
 from penstock.client.client import connect
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
-from tests.kit.cluster_driver import ROWS
-from tests.kit.meddling import Marks
-from tests.kit.server import ANY_PORT, Puts, left_behind, puts_seen
-from tests.kit.spark import started
-from tests.kit.spark_rows import expected, held, names
+from tests.kit.programs.batch_driver import ROWS
+from tests.kit.server import ANY_PORT, Puts, leftover_files, watch_puts
+from tests.kit.spark import (
+    driver_reports,
+    end_driver,
+    expected_rows,
+    server_paths,
+    start_driver,
+    stored_rows,
+)
+from tests.kit.spark_faults import Marks
 from tests.kit.wait import eventually, files
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process, pytest.mark.timeout(600)]
@@ -52,45 +53,6 @@ class Cluster:
     """After each: what was on disk and was no dataset's."""
 
 
-def driver(
-    folder: Path, python: Path, url: str, scenarios: str, *master: str, module: str = "cluster_driver"
-) -> subprocess.Popen[str]:
-    """One that tells of its scenarios, and waits for a line before the next one."""
-    pipe = subprocess.PIPE
-    return started(module, folder, python, url, str(folder), scenarios, *master, stdin=pipe, stdout=pipe, text=True)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """kill -9 for the driver, its JVM and its workers."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(30)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def told_by(
-    process: subprocess.Popen[str], looked_at: Callable[[str], object] = lambda name: None
-) -> dict[str, dict[str, Any]]:
-    """What a driver tells of its scenarios, until it ends; each is looked at before the next one begins."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    told: dict[str, dict[str, Any]] = {}
-    try:
-        for line in process.stdout:
-            if line.startswith("{"):
-                one = json.loads(line)
-                name = one.pop("scenario")
-                told[name] = one
-                looked_at(name)
-                process.stdin.write("\n")
-                process.stdin.flush()
-    finally:
-        end(process)
-    return told
-
-
 @pytest.fixture(scope="module")
 def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """All scenarios, in one Spark with two executors."""
@@ -98,15 +60,15 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     left: dict[str, set[str]] = {}
     with (
         pytest.MonkeyPatch.context() as patched,
-        puts_seen() as puts,
-        serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        watch_puts() as puts,
+        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
     ):
         patched.setattr(LocalDoor, "_opened", lambda *_: ([], []))  # executors are elsewhere
         url = str(server.url)
-        process = driver(folder / "spark", bare_python, url, ",".join(SCENARIOS))
+        process = start_driver(folder / "spark", bare_python, url, ",".join(SCENARIOS))
         reads = Marks(folder / "spark" / "marks-killed_executor_reading")
-        reads.when_asked(lambda: eventually(lambda: server.streams.open_streams), within=300)
-        told = told_by(process, lambda name: left.update({name: left_behind(url, folder / "data")}))
+        reads.when_asked(lambda: eventually(lambda: server.state.streams.open_streams), within=300)
+        told = driver_reports(process, lambda name: left.update({name: leftover_files(url, folder / "data")}))
         yield Cluster(url, puts, told, left)
 
 
@@ -124,12 +86,12 @@ def test_rows_are_there_once(cluster: Cluster, scenario: str, path: str) -> None
 
     assert "error" not in told, told["error"]
     assert told["rows"] == ROWS
-    assert held(path, cluster.url) == expected(ROWS)
+    assert stored_rows(path, cluster.url) == expected_rows(ROWS)
     assert all(told["happened"])
     assert cluster.left[scenario] == set()
 
 
-def test_the_executor_was_killed_while_the_server_had_some_of_its_rows(cluster: Cluster) -> None:
+def test_the_executor_died_with_rows_at_the_server(cluster: Cluster) -> None:
     assert any(0 < rows < ROWS // 6 for path, rows in cluster.puts.broken if path == "store/killed")
 
 
@@ -141,7 +103,7 @@ def test_a_read_goes_on_where_its_executors_were_killed(cluster: Cluster) -> Non
     told = cluster.told["killed_executor_reading"]
 
     assert "error" not in told, told["error"]
-    assert Counter(map(tuple, told["found"])) == expected(ROWS)
+    assert Counter(map(tuple, told["found"])) == expected_rows(ROWS)
     assert all(told["happened"])
     assert cluster.left["killed_executor_reading"] == set()
 
@@ -149,75 +111,71 @@ def test_a_read_goes_on_where_its_executors_were_killed(cluster: Cluster) -> Non
 @pytest.mark.parametrize(
     ("scenario", "path"), [("random_key", "store/random"), ("random_key_then_shuffle", "store/then")]
 )
-def test_rows_that_fall_otherwise_each_time_are_there_once_or_not_at_all(
-    cluster: Cluster, scenario: str, path: str
-) -> None:
+def test_a_random_key_leaves_all_rows_once_or_none(cluster: Cluster, scenario: str, path: str) -> None:
     if SPARK < (4, 1) or (SPARK < (4, 2) and scenario == "random_key"):
         pytest.skip("before 4.2 Spark itself loses and doubles rows where a random key is shuffled again, in any sink")
     told = cluster.told[scenario]
 
     if "error" in told:
         assert "indeterminate output" in told["error"]
-        assert path not in names(cluster.url)
+        assert path not in server_paths(cluster.url)
     else:
-        assert held(path, cluster.url) == expected(ROWS)
+        assert stored_rows(path, cluster.url) == expected_rows(ROWS)
     assert all(told["happened"])
     assert cluster.left[scenario] == set()
 
 
-def test_a_dead_driver_leaves_nothing_visible_and_an_open_write_that_rm_ends(
-    bare_python: Path, tmp_path: Path, puts: Puts
-) -> None:
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+def test_a_dead_driver_leaves_only_an_open_write(bare_python: Path, tmp_path: Path, puts: Puts) -> None:
+    """Nothing is visible; `penstock rm` ends the write."""
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
-        process = driver(tmp_path / "spark", bare_python, url, "never_ends", "local[2]")
+        process = start_driver(tmp_path / "spark", bare_python, url, "never_ends", "local[2]")
         marks = Marks(tmp_path / "spark" / "marks-never_ends")
         try:
             for partition in (2, 3):
                 marks.await_mark(f"waits-{partition}", 240)
             eventually(lambda: [upload.rows > 0 for upload in list(puts.coming)] == [True, True])
         finally:
-            end(process)
+            end_driver(process)
 
         eventually(lambda: len(puts.broken) == 2, what="the streams of the dead are cut")
         with connect(url) as client:
             (entry,) = client.list("write/")
             assert client.call("describe", {"path": entry.path})["attempts"] == 2
-            assert names(url) == []
+            assert server_paths(url) == []
             client.delete(entry.path)
 
-            assert names(url, b"write/") == []
+            assert server_paths(url, b"write/") == []
             eventually(lambda: files(tmp_path / "data" / "parts") == set(), what="its bytes are freed")
-            assert left_behind(url, tmp_path / "data") == set()
+            assert leftover_files(url, tmp_path / "data") == set()
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_dead_driver_of_a_read_leaves_no_stream_open_and_the_dataset_as_it_was(
-    bare_python: Path, tmp_path: Path
-) -> None:
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+def test_a_dead_driver_of_a_read_leaves_no_stream_open(bare_python: Path, tmp_path: Path) -> None:
+    """The dataset is as it was."""
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
-        process = driver(tmp_path / "spark", bare_python, url, "never_reads", "local[2]")
+        process = start_driver(tmp_path / "spark", bare_python, url, "never_reads", "local[2]")
         marks = tmp_path / "spark" / "marks-never_reads"
         try:
             eventually(lambda: len(list(marks.glob("reads-*"))) == 2, within=240, what="two tasks read")
-            assert server.streams.open_streams > 0
+            assert server.state.streams.open_streams > 0
         finally:
-            end(process)
+            end_driver(process)
 
-        eventually(lambda: server.streams.open_streams == 0, what="the streams of the dead are closed")
-        assert held("store/padded", url) == expected(ROWS)
-        assert left_behind(url, tmp_path / "data") == set()
+        eventually(lambda: server.state.streams.open_streams == 0, what="the streams of the dead are closed")
+        assert stored_rows("store/padded", url) == expected_rows(ROWS)
+        assert leftover_files(url, tmp_path / "data") == set()
 
 
 def test_workers_without_pyarrow_are_a_clear_error(tmp_path: Path) -> None:
     venv.create(tmp_path / "none", symlinks=True)
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         python = tmp_path / "none" / "bin" / "python"
-        process = driver(tmp_path / "spark", python, url, "lost_shuffle", "local[2]")
-        told = told_by(process)
+        process = start_driver(tmp_path / "spark", python, url, "lost_shuffle", "local[2]")
+        told = driver_reports(process)
 
         assert "pyarrow" in told["lost_shuffle"]["error"]
-        assert names(url) == []
-        assert left_behind(url, tmp_path / "data") == set()
+        assert server_paths(url) == []
+        assert leftover_files(url, tmp_path / "data") == set()

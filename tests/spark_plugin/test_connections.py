@@ -24,7 +24,7 @@ from penstock.spark_plugin.worker import tasks
 from penstock.spark_plugin.worker.connections import ConnectionCache
 from penstock.spark_plugin.worker.tasks import GetTickets, PutPartition
 from penstock.wire.actions import OPEN_WRITE, OpenWrite
-from tests.kit.doubles import Clock
+from tests.kit.clock import Clock
 from tests.kit.server import process_server
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def peers(monkeypatch: pytest.MonkeyPatch, elsewhere: None) -> list[str]:
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> ConnectionCache:
     """A worker's connections, as it starts."""
-    fresh = ConnectionCache(Clock())
+    fresh = ConnectionCache(Clock().now)
     monkeypatch.setattr(tasks, "CONNECTIONS", fresh)
     return fresh
 
@@ -146,11 +146,11 @@ def test_the_last_used_ones_are_kept() -> None:
 
 def test_a_connection_that_was_long_idle_is_not_used_again() -> None:
     clock = Clock()
-    cache = ConnectionCache(clock)
+    cache = ConnectionCache(clock.now)
     first = lend(cache)
-    clock.now += 59
+    clock.advance(59)
     assert lend(cache) is first
-    clock.now += 61
+    clock.advance(61)
     assert lend(cache) is not first
 
 
@@ -169,7 +169,7 @@ def test_a_failure_drops_only_its_own_connection() -> None:
 
 FORK = """
     import os, signal, sys
-    from tests.kit import plain
+
     from penstock.spark_plugin.worker.connections import CONNECTIONS
     from penstock.client.get import fetch
     from penstock.client.client import connect

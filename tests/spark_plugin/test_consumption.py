@@ -14,8 +14,8 @@ from penstock.errors import Fenced, InvalidRequest, Lost, NotFound, StoreFull
 from penstock.spark_plugin.offsets import StreamOffset
 from penstock.wire.actions import Action
 from penstock.wire.position import Position
-from tests.kit.consumption import DAY, Reading, X
-from tests.kit.plain import at, call, put, trips
+from tests.kit.streams import DAY, Reading, X
+from tests.kit.wire import at, call, put, trips
 
 GONE = r"topic/x: {rows} rows are gone that this query hasn't read \({which}\)"
 CURE = "failOnDataLoss=false; to start elsewhere: a new checkpointLocation and startingOffsets"
@@ -143,9 +143,9 @@ class TestHowMuchABatchHas:
 
         topic.put(1, 19)
         assert query.latest(end) == end
-        topic.clock.now += 59
+        topic.clock.advance(59)
         assert query.latest(end) == end
-        topic.clock.now += 1
+        topic.clock.advance(1)
         further = query.latest(end)
         assert further.position == {0: 10, 1: 24}
         query.planned(end, further)
@@ -289,12 +289,12 @@ class TestWhatIsDone:
         self, topic: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         query, start, end = topic.begun(max_rows=6)
-        begun = topic.server._ledger.transaction
+        begun = topic.server.state.ledger.change
 
-        def full() -> Any:
+        def full(function: Any) -> Any:
             raise StoreFull("no room for the ledger", retry_after=5)
 
-        monkeypatch.setattr(topic.server._ledger, "transaction", full)
+        monkeypatch.setattr(topic.server.state.ledger, "change", full)
         topic.later(3_600)
         further = query.latest(end)
         assert further.position == {0: 8, 1: 4}
@@ -303,7 +303,7 @@ class TestWhatIsDone:
         assert told == "topic/x: its position can't be committed for now: no room for the ledger"
         assert topic.position() == start.position
 
-        monkeypatch.setattr(topic.server._ledger, "transaction", begun)
+        monkeypatch.setattr(topic.server.state.ledger, "change", begun)
         query.latest(end)
         assert topic.position() == end.position
 
@@ -417,8 +417,7 @@ class TestTwoQueriesOnOneCheckpoint:
 class TestAServerThatWasPutBack:
     @staticmethod
     def forget(topic: Reading) -> None:
-        with topic.server._ledger.transaction() as t:
-            t.sql.execute("DELETE FROM consumers")
+        topic.server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
 
     def test_an_unknown_consumer_is_attached_where_the_batch_begins(self, topic: Reading) -> None:
         """What is planned then is still to come."""

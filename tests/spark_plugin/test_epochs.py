@@ -14,6 +14,7 @@ import penstock
 from penstock.client.client import Client, connect
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server.server import PenstockServer
+from tests.kit.server import TOKEN, token_file
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 
@@ -24,7 +25,6 @@ from penstock.spark_plugin.worker.pieces import TAKES_ARROW
 
 pytestmark = pytest.mark.spark
 
-TOKEN = "a-token-of-at-least-16-characters"
 SCHEMA = StructType([StructField("id", LongType(), False)])
 ARROW = pa.schema([pa.field("id", pa.int64(), False)])
 
@@ -32,10 +32,7 @@ ARROW = pa.schema([pa.field("id", pa.int64(), False)])
 @pytest.fixture
 def guarded(make_server: Callable[..., PenstockServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A server that asks for its token, which the environment has."""
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    file.chmod(0o600)
-    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=file).url))
+    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=token_file(tmp_path)).url))
     monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
     return connect(retry_for=2)
 

@@ -14,9 +14,9 @@ from penstock.client.client import Client
 from penstock.errors import AlreadyExists, InvalidRequest, NotFound
 from penstock.flight_server.server import PenstockServer
 from tests.kit.cli import Run
-from tests.kit.meddling import Marks, MeddledGet, MeddledPut, Once, die, fail, wide
 from tests.kit.server import Puts
-from tests.kit.spark_rows import batch, collected, expected, held, names, source
+from tests.kit.spark import collected_rows, expected_rows, row_batch, row_frame, server_paths, stored_rows
+from tests.kit.spark_faults import FaultyGet, FaultyPut, Marks, Once, fail_task, kill_worker, widen
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("no
 @pytest.fixture(autouse=True)
 def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
-
-
-@pytest.fixture
-def marks(tmp_path: Path) -> Marks:
-    (tmp_path / "marks").mkdir()
-    return Marks(tmp_path / "marks")
 
 
 # --- evaluated twice, or in part -----------------------------------------------------------------
@@ -51,37 +45,38 @@ TWICE: dict[str, Shape] = {
 def test_receipts_may_be_gathered_in_any_way(spark: SparkSession, shape: Shape) -> None:
     put = penstock.do_put("store/x")
 
-    receipts = shape(source(spark, 800, 8).mapInArrow(put, put.schema)).collect()
+    receipts = shape(row_frame(spark, 800, 8).mapInArrow(put, put.schema)).collect()
     written = put.finish(receipts)
 
     assert written.rows == sum(receipt.rows for receipt in receipts) == 800
-    assert held("store/x") == expected(800)
+    assert stored_rows("store/x") == expected_rows(800)
 
 
 def test_a_sort_evaluates_everything_twice_in_one_action(spark: SparkSession) -> None:
     put = penstock.do_put("store/x")
 
-    source(spark, 800, 8).mapInArrow(put, put.schema).orderBy("attempt").collect()
+    row_frame(spark, 800, 8).mapInArrow(put, put.schema).orderBy("attempt").collect()
 
     assert put.progress().attempts > 8, "or the test before this one proves nothing"
 
 
 def test_two_actions_on_one_frame_and_one_finish(spark: SparkSession) -> None:
     put = penstock.do_put("store/x")
-    receipts = source(spark, 800, 8).mapInArrow(put, put.schema)
+    receipts = row_frame(spark, 800, 8).mapInArrow(put, put.schema)
 
     assert receipts.count() == 8
     put.finish(receipts.collect())
 
-    assert held("store/x") == expected(800)
+    assert stored_rows("store/x") == expected_rows(800)
 
 
-def test_a_frame_without_finish_leaves_nothing_visible_and_ls_write_says_why(
+def test_a_frame_without_finish_leaves_only_an_open_write(
     spark: SparkSession, here: Run, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`penstock ls write` says so."""
     put = penstock.do_put("store/x")
 
-    source(spark, 400, 40).mapInArrow(put, put.schema).show()
+    row_frame(spark, 400, 40).mapInArrow(put, put.schema).show()
 
     assert "only showing top 20 rows" in capsys.readouterr().out
     with pytest.raises(NotFound):
@@ -97,55 +92,55 @@ def test_finish_shows_what_the_receipts_say_and_no_more(
     spark: SparkSession, some: Callable[[DataFrame], list[Any]]
 ) -> None:
     put = penstock.do_put("store/x")
-    receipts = some(source(spark, 800, 8).mapInArrow(put, put.schema))
+    receipts = some(row_frame(spark, 800, 8).mapInArrow(put, put.schema))
 
     written = put.finish(receipts)
 
     assert written.rows == len(receipts) * 100
-    found = held("store/x")
+    found = stored_rows("store/x")
     assert found.total() == written.rows
-    assert found <= expected(800)
+    assert found <= expected_rows(800)
 
 
 def test_receipts_of_another_write_are_refused(spark: SparkSession, client: Client) -> None:
     put, other = penstock.do_put("store/x"), penstock.do_put("store/y")
-    receipts = source(spark, 100, 2).mapInArrow(put, put.schema).collect()
+    receipts = row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect()
 
     with pytest.raises(InvalidRequest, match=f"write/{put.write}, this is write/{other.write}"):
         other.finish(receipts)
     with pytest.raises(InvalidRequest, match="with the columns write, attempt"):
         other.finish([(1, 2)])
 
-    assert names() == []
+    assert server_paths() == []
     put.finish(receipts)
-    assert held("store/x") == expected(100)
+    assert stored_rows("store/x") == expected_rows(100)
 
 
 # --- failed, killed, tried again ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [fail, die])
+@pytest.mark.parametrize("fault", [fail_task, kill_worker])
 @pytest.mark.parametrize("step", ["begun", "half", "put"])
 @pytest.mark.usefixtures("small_batches")
-def test_a_task_that_fails_is_tried_again_and_its_rows_are_there_once(
+def test_a_retried_task_has_its_rows_once(
     spark: SparkSession, marks: Marks, puts: Puts, step: str, fault: Callable[[], None]
 ) -> None:
     put = penstock.do_put("store/x")
-    task = MeddledPut(put, Once(marks, {(step, 1): fault, (step, 3): fault}))
+    task = FaultyPut(put, Once(marks, {(step, 1): fault, (step, 3): fault}))
 
-    put.finish(wide(source(spark, 800, 4)).mapInArrow(task, put.schema).collect())
+    put.finish(widen(row_frame(spark, 800, 4)).mapInArrow(task, put.schema).collect())
 
     assert marks.seen(f"{step}-1")
     assert marks.seen(f"{step}-3")
     broken = [0 < rows < 200 for _, rows in puts.broken]
     assert broken == ([True, True] if step == "half" else []), "the server had some of their rows, or nothing open"
-    assert held("store/x") == expected(800)
+    assert stored_rows("store/x") == expected_rows(800)
 
 
-def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
+def test_a_failed_job_leaves_the_path_and_the_disk_as_before(
     spark: SparkSession, client: Client, tmp_path: Path
 ) -> None:
-    client.put("store/x", pa.Table.from_batches([batch(1, 2)]))
+    client.put("store/x", pa.Table.from_batches([row_batch(1, 2)]))
     kept = files(tmp_path / "data" / "parts")
 
     def always(step: str, partition: int) -> None:
@@ -156,10 +151,10 @@ def test_a_job_that_fails_leaves_the_path_as_it_was_and_nothing_on_the_disk(
         pytest.raises(Exception, match="planted: this task fails"),
         penstock.do_put("store/x", mode="overwrite") as put,
     ):
-        put.finish(source(spark, 800, 4).mapInArrow(MeddledPut(put, always), put.schema))
+        put.finish(row_frame(spark, 800, 4).mapInArrow(FaultyPut(put, always), put.schema))
 
     assert put.progress().state == "aborted"
-    assert held("store/x") == expected(3, 1)
+    assert stored_rows("store/x") == expected_rows(3, 1)
     eventually(lambda: files(tmp_path / "data" / "parts") == kept, what="what was aborted is swept")
 
 
@@ -171,25 +166,25 @@ def test_a_write_that_fails_puts_the_confs_back(spark: SparkSession) -> None:
         penstock.write(spark.range(10).selectExpr("if(id = 5, raise_error('planted: no fifth'), id) as id"), "store/x")
 
     assert [spark.conf.get(key, None) for key in keys] == before
-    assert names(criteria=b"write/") == []
+    assert server_paths(criteria=b"write/") == []
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_read_goes_on_where_its_worker_was_killed(spark: SparkSession, server: PenstockServer, marks: Marks) -> None:
     """With rows of a ticket in Spark's hands, and others still at the server: it has 30 MB."""
-    penstock.write(wide(source(spark, 400, 4), 75_000), "store/x", progress=False)
+    penstock.write(widen(row_frame(spark, 400, 4), 75_000), "store/x", progress=False)
     get = penstock.do_get("store/x")
 
     def die_while_it_is_open() -> None:
         marks.ask_and_wait()
-        die()
+        kill_worker()
 
-    marks.when_asked(lambda: eventually(lambda: server.streams.open_streams))
-    task = MeddledGet(get, Once(marks, {("half", 0): die_while_it_is_open}))
-    found = collected(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
+    marks.when_asked(lambda: eventually(lambda: server.state.streams.open_streams))
+    task = FaultyGet(get, Once(marks, {("half", 0): die_while_it_is_open}))
+    found = collected_rows(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
 
     assert marks.seen("done")
-    assert found == expected(400)
+    assert found == expected_rows(400)
 
 
 # --- two writers -------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ def test_a_read_goes_on_where_its_worker_was_killed(spark: SparkSession, server:
 @pytest.mark.parametrize(("mode", "start", "end"), [("error", 0, 100), ("append", 0, 200), ("overwrite", 100, 200)])
 def test_two_drivers_on_one_path(spark: SparkSession, mode: Any, start: int, end: int) -> None:
     first, second = penstock.do_put("store/x", mode=mode), penstock.do_put("store/x", mode=mode)
-    frames = [source(spark, 100, 2), source(spark, 200, 2, start=100)]
+    frames = [row_frame(spark, 100, 2), row_frame(spark, 200, 2, start=100)]
     found = [frame.mapInArrow(put, put.schema).collect() for put, frame in zip((first, second), frames, strict=True)]
 
     first.finish(found[0])
@@ -208,7 +203,7 @@ def test_two_drivers_on_one_path(spark: SparkSession, mode: Any, start: int, end
     else:
         second.finish(found[1])
 
-    assert held("store/x") == expected(end, start)
+    assert stored_rows("store/x") == expected_rows(end, start)
 
 
 def test_a_batch_that_a_stream_repeats_is_written_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -238,4 +233,4 @@ def test_a_batch_that_a_stream_repeats_is_written_once(spark: SparkSession, tmp_
     run()
 
     assert seen == [0, 1, 2, 2]
-    assert held("store/x") == expected(30)
+    assert stored_rows("store/x") == expected_rows(30)

@@ -14,10 +14,10 @@ import pytest
 
 import penstock
 from penstock.flight_server.server import PenstockServer
-from tests.kit.cut_wire import Wire, wire
-from tests.kit.meddling import Marks, MeddledPut, Once, die, fail, wide
-from tests.kit.server import Puts, left_behind
-from tests.kit.spark_rows import Rows, collected, expected, held, names, source
+from tests.kit.proxy import Proxy, open_proxy
+from tests.kit.server import Puts, leftover_files
+from tests.kit.spark import Rows, collected_rows, expected_rows, row_frame, server_paths, stored_rows
+from tests.kit.spark_faults import FaultyPut, Marks, Once, fail_task, kill_worker, widen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.usefixtures("elsewhere", "small_batches"),
 ]
 
-SCHEDULES = 20
 PARTITION = 4_000_000
 """Bytes, so that it is in its middle with rows on the wire."""
 GATHERED: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -41,8 +40,8 @@ GATHERED: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 @pytest.fixture
-def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Wire]:
-    with wire() as found:
+def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Proxy]:
+    with open_proxy() as found:
         found.target = make_server(advertise=found.url).port
         yield found
 
@@ -50,7 +49,7 @@ def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Wire]:
 class Schedule:
     """A dataset that some appends and overwrites make, each with faults of its own."""
 
-    def __init__(self, spark: SparkSession, cut: Wire, folder: Path, seed: int) -> None:
+    def __init__(self, spark: SparkSession, cut: Proxy, folder: Path, seed: int) -> None:
         self.spark, self.cut, self.folder = spark, cut, folder
         self.dice = random.Random(seed)
         self.path = f"store/{seed}"
@@ -63,8 +62,8 @@ class Schedule:
             self._write(step)
         frame = penstock.read(self.spark, self.path, url=self.cut.url)
         with self._cut(self.bytes):
-            self._agree(collected(frame.select("id", "text")), "by Spark")
-        self._agree(held(self.path, self.cut.url), "by pyarrow")
+            self._agree(collected_rows(frame.select("id", "text")), "by Spark")
+        self._agree(stored_rows(self.path, self.cut.url), "by pyarrow")
 
     def _write(self, step: int) -> None:
         rows, partitions = self.dice.randint(0, 600), self.dice.randint(1, 5)
@@ -72,23 +71,25 @@ class Schedule:
         gathered = self.dice.choice(list(GATHERED))
         tasks = min(partitions, 2) if gathered == "coalesce" else partitions
         plan = {
-            (self.dice.choice(["begun", "half", "put"]), self.dice.randrange(tasks)): self.dice.choice([fail, die])
+            (self.dice.choice(["begun", "half", "put"]), self.dice.randrange(tasks)): self.dice.choice(
+                [fail_task, kill_worker]
+            )
             for _ in range(self.dice.choice([0, 1, 1, 2]))
         }
         self.told.append(
             f"{mode} {rows} rows in {partitions}, {gathered}, {[(*k, v.__name__) for k, v in plan.items()]}"
         )
         filled = min(rows, partitions)
-        frame = wide(source(self.spark, rows, partitions), PARTITION * filled // max(rows, 1))
+        frame = widen(row_frame(self.spark, rows, partitions), PARTITION * filled // max(rows, 1))
         marks = self.folder / f"{self.path.replace('/', '-')}-{step}"
         marks.mkdir()
         put = penstock.do_put(self.path, mode=mode, url=self.cut.url, schema=frame.schema)
         happened = Marks(marks)
-        task = MeddledPut(put, Once(happened, plan))
+        task = FaultyPut(put, Once(happened, plan))
         with self._cut(PARTITION * filled):
             written = put.finish(GATHERED[gathered](frame.mapInArrow(task, put.schema)))
         added = mode == "append"
-        self.ledger = expected(rows) + (self.ledger if added else Counter())
+        self.ledger = expected_rows(rows) + (self.ledger if added else Counter())
         self.bytes = PARTITION * filled + (self.bytes if added else 0)
         assert written.rows == rows, self
         if rows >= partitions:
@@ -112,16 +113,17 @@ class Schedule:
         return f"{self.path}: {'; '.join(self.told)}"
 
 
-def test_random_schedules_of_faults(spark: SparkSession, cut: Wire, puts: Puts, tmp_path: Path) -> None:
-    seeds = [int.from_bytes(os.urandom(4)) for _ in range(SCHEDULES)]
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])])
+def test_random_schedules_of_faults(spark: SparkSession, cut: Proxy, puts: Puts, tmp_path: Path, count: int) -> None:
+    seeds = [int.from_bytes(os.urandom(4)) for _ in range(count)]
     whole: set[str] = set()
 
     for seed in seeds:
         schedule = Schedule(spark, cut, tmp_path, seed)
         schedule.run()
         whole.add(schedule.path)
-        assert left_behind(cut.url, tmp_path / "data") == set(), schedule
+        assert leftover_files(cut.url, tmp_path / "data") == set(), schedule
 
-    assert set(names(cut.url)) == whole
-    assert names(cut.url, b"write/") == []
+    assert set(server_paths(cut.url)) == whole
+    assert server_paths(cut.url, b"write/") == []
     assert any(rows for _, rows in puts.broken), "no fault fell while rows were on the wire"

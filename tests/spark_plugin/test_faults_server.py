@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +15,17 @@ import penstock
 from penstock.client.client import Client, connect
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.tickets import ReadTicket, Signer
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.cut_wire import Wire, wire
-from tests.kit.meddling import Marks, MeddledGet, MeddledPut, Once, wide
-from tests.kit.server import ELSEWHERE, ProcessServer, files_at_most, free_port, left_behind, process_server
-from tests.kit.spark_rows import batch, collected, expected, held, names, source
+from tests.kit.faults import files_at_most
+from tests.kit.proxy import Proxy, open_proxy
+from tests.kit.server import (
+    NO_LOCAL_READS,
+    RestartingServer,
+    leftover_files,
+    named_parts,
+    process_server,
+)
+from tests.kit.spark import collected_rows, expected_rows, row_batch, row_frame, server_paths, stored_rows
+from tests.kit.spark_faults import FaultyGet, FaultyPut, Marks, Once, widen
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
@@ -35,196 +39,138 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def marks(tmp_path: Path) -> Marks:
-    (tmp_path / "marks").mkdir()
-    return Marks(tmp_path / "marks")
-
-
-class Reborn:
-    """A server that, when it has died, is started again on its folder and its port.
-
-    At its end nothing is left there but its datasets.
-    """
-
-    def __init__(self, data: Path, **settings: Any) -> None:
-        self.url = f"grpc://127.0.0.1:{free_port()}"
-        self.data = data
-        self.lives = 0
-        self._settings = settings
-        self._end = threading.Event()
-        self._process: ProcessServer | None = None
-
-    @contextmanager
-    def living(self) -> Iterator[None]:
-        started = threading.Event()
-        thread = threading.Thread(target=self._live, args=(started,), daemon=True)
-        thread.start()
-        try:
-            assert started.wait(60)
-            yield
-            assert left_behind(self.url, self.data) == set()
-        finally:
-            self._end.set()
-            thread.join(60)
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.process.kill()
-
-    def killed_at(self, marks: Marks, when: Callable[[], object]) -> threading.Thread:
-        """A thread that kills it when a task asks and this is so, and tells the task."""
-
-        def kill() -> None:
-            eventually(when)
-            self.kill()
-
-        return marks.when_asked(kill)
-
-    def _live(self, started: threading.Event) -> None:
-        settings = dict(self._settings)
-        while not self._end.is_set():
-            with process_server(self.data, listen=self.url, **settings) as self._process:
-                self.lives += 1
-                started.set()
-                while self._process.process.poll() is None and not self._end.wait(0.02):
-                    pass
-            settings.pop("crash_at", None)
-
-
 # --- the server dies ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("step", "on"), [("part.named", 2), ("put.durable", 3), ("put.recorded", 2), ("finish.shown", 1)]
 )
-def test_a_server_that_dies_and_comes_back_costs_time_and_no_rows(
-    spark: SparkSession, tmp_path: Path, step: str, on: int
-) -> None:
-    server = Reborn(tmp_path / "d", crash_at=step, crash_on=on)
+def test_a_killed_server_costs_a_write_no_rows(spark: SparkSession, tmp_path: Path, step: str, on: int) -> None:
+    """It dies at a step, and comes back."""
+    server = RestartingServer(tmp_path / "d", crash_at=step, crash_on=on)
 
     with server.living():
         put = penstock.do_put("store/x", url=server.url)
-        put.finish(source(spark, 800, 6).mapInArrow(put, put.schema))
+        put.finish(row_frame(spark, 800, 6).mapInArrow(put, put.schema))
 
         eventually(lambda: server.lives == 2, what="the step is passed, and it is back")
-        assert held("store/x", server.url) == expected(800)
+        assert stored_rows("store/x", server.url) == expected_rows(800)
         eventually(lambda: len(files(server.data / "parts")) == 6, what="one part of each partition, and no other")
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_server_killed_in_the_middle_of_a_put(spark: SparkSession, tmp_path: Path, marks: Marks) -> None:
     """It has a part of an open stream on its disk, and rows of it are to come."""
-    server = Reborn(tmp_path / "d")
+    server = RestartingServer(tmp_path / "d")
 
     with server.living():
         put = penstock.do_put("store/x", url=server.url)
-        task = MeddledPut(put, Once(marks, {("half", 2): marks.ask_and_wait}))
+        task = FaultyPut(put, Once(marks, {("half", 2): marks.ask_and_wait}))
         task.half = 9 << 20  # of 15 MB, and a part has 8 MiB
         killer = server.killed_at(marks, lambda: files(server.data / "parts") - named_parts(server.data))
-        put.finish(wide(source(spark, 600, 4), 100_000).mapInArrow(task, put.schema).collect())
+        put.finish(widen(row_frame(spark, 600, 4), 100_000).mapInArrow(task, put.schema).collect())
         killer.join(30)
 
         eventually(lambda: server.lives == 2, what="it is back")
-        assert held("store/x", server.url) == expected(600)
+        assert stored_rows("store/x", server.url) == expected_rows(600)
 
 
 def test_a_server_restarted_between_the_receipts_and_finish(spark: SparkSession, tmp_path: Path) -> None:
-    server = Reborn(tmp_path / "d")
+    server = RestartingServer(tmp_path / "d")
 
     with server.living():
         put = penstock.do_put("store/x", url=server.url)
-        receipts = source(spark, 800, 4).mapInArrow(put, put.schema).collect()
+        receipts = row_frame(spark, 800, 4).mapInArrow(put, put.schema).collect()
         server.kill()
         put.finish(receipts)
 
         eventually(lambda: server.lives == 2, what="it is back")
-        assert held("store/x", server.url) == expected(800)
+        assert stored_rows("store/x", server.url) == expected_rows(800)
 
 
 def test_a_server_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path, marks: Marks) -> None:
     """Rows of a ticket are in Spark's hands, and others to come: it has 30 MB. A second ticket is got after that."""
-    server = Reborn(tmp_path / "d", prelude=ELSEWHERE)
+    server = RestartingServer(tmp_path / "d", prelude=NO_LOCAL_READS)
 
     with server.living(), connect(server.url) as client:
-        penstock.write(wide(source(spark, 800, 4), 75_000), "store/x", url=server.url, progress=False)
+        penstock.write(widen(row_frame(spark, 800, 4), 75_000), "store/x", url=server.url, progress=False)
         get = penstock.do_get("store/x", url=server.url)
-        task = MeddledGet(get, Once(marks, {("half", 0): marks.ask_and_wait}))
+        task = FaultyGet(get, Once(marks, {("half", 0): marks.ask_and_wait}))
         killer = server.killed_at(marks, lambda: client.call("health")["open_streams"])
-        found = collected(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
+        found = collected_rows(get.tickets(spark).mapInArrow(task, get.schema).select("id", "text"))
         killer.join(30)
 
         eventually(lambda: server.lives == 2, what="it is back")
-        assert found == expected(800)
+        assert found == expected_rows(800)
 
 
 # --- the wire is cut ----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Wire]:
+def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Proxy]:
     """A server whose only address is a wire that can be cut."""
-    with wire() as found:
+    with open_proxy() as found:
         server = make_server(advertise=found.url)
         found.target = server.port
         yield found
 
 
 @pytest.mark.parametrize("after", [100_000, 1_500_000, 3_000_000])
-def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, cut: Wire, after: int) -> None:
+def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, cut: Proxy, after: int) -> None:
     put = penstock.do_put("store/x", url=cut.url)
     cut.cut_after(after)
 
-    put.finish(wide(source(spark, 400, 4), 10_000).mapInArrow(put, put.schema))
+    put.finish(widen(row_frame(spark, 400, 4), 10_000).mapInArrow(put, put.schema))
 
     assert cut.cuts == 1
-    assert held("store/x", cut.url) == expected(400)
+    assert stored_rows("store/x", cut.url) == expected_rows(400)
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [1_000_000, 3_500_000])
-def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, cut: Wire, after: int) -> None:
-    penstock.write(wide(source(spark, 400, 4), 10_000), "store/x", url=cut.url, progress=False)
+def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, cut: Proxy, after: int) -> None:
+    penstock.write(widen(row_frame(spark, 400, 4), 10_000), "store/x", url=cut.url, progress=False)
     frame = penstock.read(spark, "store/x", url=cut.url)
     cut.cut_after(after)
 
-    found = collected(frame)
+    found = collected_rows(frame)
 
     assert cut.cuts == 1
-    assert found == expected(400)
+    assert found == expected_rows(400)
 
 
 # --- no room, no right ---------------------------------------------------------------------------
 
 
-def test_a_full_store_is_an_error_that_says_so_and_leaves_nothing(
+def test_a_full_store_is_a_clear_error_and_leaves_nothing(
     spark: SparkSession, make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
     server = make_server(quota=2_000_000)
 
     with pytest.raises(Exception, match=r"StoreFull.*quota"):
-        penstock.write(wide(source(spark, 400, 4), 10_000), "store/x", url=server.url)
+        penstock.write(widen(row_frame(spark, 400, 4), 10_000), "store/x", url=server.url)
 
-    assert names(server.url) == names(server.url, b"write/") == []
+    assert server_paths(server.url) == server_paths(server.url, b"write/") == []
     eventually(lambda: files(tmp_path / "data" / "parts") == set())
-    penstock.write(source(spark, 100, 2), "store/x", url=server.url)
-    assert held("store/x", server.url) == expected(100)
+    penstock.write(row_frame(spark, 100, 2), "store/x", url=server.url)
+    assert stored_rows("store/x", server.url) == expected_rows(100)
 
 
 def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server:
-        penstock.write(source(spark, 100, 2), "store/x", url=server.url)
+        penstock.write(row_frame(spark, 100, 2), "store/x", url=server.url)
         kept = files(server.data / "parts")
 
         with files_at_most(server, 3 << 20), pytest.raises(Exception, match=r"StoreFull.*no room on the disk"):
-            penstock.write(wide(source(spark, 2000, 4), 10_000), "store/x", mode="overwrite", url=server.url)
+            penstock.write(widen(row_frame(spark, 2000, 4), 10_000), "store/x", mode="overwrite", url=server.url)
 
-        assert held("store/x", server.url) == expected(100)
-        assert names(server.url, b"write/") == []
+        assert stored_rows("store/x", server.url) == expected_rows(100)
+        assert server_paths(server.url, b"write/") == []
         eventually(lambda: files(server.data / "parts") == kept, what="what was aborted is swept")
-        penstock.write(wide(source(spark, 2000, 4), 10_000), "store/x", mode="overwrite", url=server.url)
-        assert held("store/x", server.url) == expected(2000)
-        assert left_behind(server.url, server.data) == set()
+        penstock.write(widen(row_frame(spark, 2000, 4), 10_000), "store/x", mode="overwrite", url=server.url)
+        assert stored_rows("store/x", server.url) == expected_rows(2000)
+        assert leftover_files(server.url, server.data) == set()
 
 
 def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer) -> None:
@@ -235,16 +181,16 @@ def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer)
     for ticket in (own.ticket[:-4] + "AAAA", read):
         put._put = dataclasses.replace(own, ticket=ticket)
         with pytest.raises(Exception, match="Denied"):
-            source(spark, 100, 2).mapInArrow(put, put.schema).collect()
+            row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect()
 
-    assert names(server.url) == []
+    assert server_paths(server.url) == []
 
 
 # --- changed while it is read -----------------------------------------------------------------------
 
 
 def replace(client: Client) -> None:
-    client.put("store/x", pa.Table.from_batches([batch(7)]), mode="overwrite")
+    client.put("store/x", pa.Table.from_batches([row_batch(7)]), mode="overwrite")
 
 
 def remove(client: Client) -> None:
@@ -255,23 +201,23 @@ def remove(client: Client) -> None:
 def test_a_frame_reads_what_was_there_when_it_was_made(
     spark: SparkSession, server: PenstockServer, change: Callable[[Any], None]
 ) -> None:
-    penstock.write(source(spark, 800, 4), "store/x", url=server.url)
+    penstock.write(row_frame(spark, 800, 4), "store/x", url=server.url)
     frame = penstock.read(spark, "store/x", url=server.url)
 
     with connect(server.url) as client:
         change(client)
 
-    assert collected(frame) == collected(frame) == expected(800)
+    assert collected_rows(frame) == collected_rows(frame) == expected_rows(800)
     with connect(server.url) as client:
         assert [entry.rows for entry in client.list()] == ([1] if change is replace else [])
 
 
 @pytest.mark.parametrize("change", [replace, remove])
-def test_after_its_tickets_life_a_frame_is_an_error_that_says_read_again(
+def test_a_frame_whose_tickets_expired_says_read_again(
     spark: SparkSession, make_server: Callable[..., PenstockServer], change: Callable[[Any], None]
 ) -> None:
     server = make_server(ticket_life=1.0)
-    penstock.write(source(spark, 800, 4), "store/x", url=server.url)
+    penstock.write(row_frame(spark, 800, 4), "store/x", url=server.url)
     frame = penstock.read(spark, "store/x", url=server.url)
     made = time.time()
     with connect(server.url) as client:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.flight_server import columns
+from penstock.flight_server import selection
 from penstock.flight_server.server import PenstockServer
 from penstock.rows.filter.parse import Filter, parse_filter
 from penstock.spark_plugin.pushing import PushedFilters
@@ -294,7 +294,7 @@ def test_what_can_be_is_evaluated_at_the_server(
         filters.append(text)
         return parse(text, schema)
 
-    monkeypatch.setattr(columns, "parse_filter", heard)
+    monkeypatch.setattr(selection, "parse_filter", heard)
     for conf, option in (("false", "true"), ("true", "false"), ("true", "true")):
         assert filters == []
         spark.conf.set(CONF, conf)

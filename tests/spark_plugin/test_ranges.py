@@ -15,7 +15,7 @@ from penstock.client.client import Client
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics.retention import retain
-from tests.docs.test_docs import blocks
+from tests.kit.pages import blocks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,9 +94,9 @@ def test_the_recipes_first_range_never_reads_as_fewer_rows(
     """Its beginning is noted: `the oldest row` is another one later."""
     put(client, 0, 6)
     killed_before_the_write(take)
-    server._ledger.now = lambda: time.time() + 2 * 24 * 3600
-    assert retain(server._ledger) == 6
-    server._ledger.now = time.time
+    server.state.ledger.now = lambda: time.time() + 2 * 24 * 3600
+    assert retain(server.state.ledger) == 6
+    server.state.ledger.now = time.time
     put(client, 6, 1)
     with pytest.raises(Lost, match="6 rows from offset 0 on are gone"):
         take()

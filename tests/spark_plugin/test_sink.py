@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Internal
-from penstock.flight_server import actions
+from penstock.ledger.ledger import Ledger
+from penstock.wire.actions import Summary
 from tests.kit.streams import IN, LIMIT, Streams, ended
 
 if TYPE_CHECKING:
@@ -99,15 +100,15 @@ def test_a_task_that_always_fails_leaves_nothing_to_see(streams: Streams) -> Non
 def test_a_commit_without_an_answer_is_made_again(when: str, streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the server had done it or not, the epoch is there once when the query has started again."""
     streams.put(0, 10)
-    sentence, finish = actions._TABLE["write.finish"]
+    finish = Ledger.finish
 
-    def lost(server: Any, call: Any, body: bytes) -> dict[str, Any]:
+    def lost(ledger: Ledger, write: str, attempts: list[str], **run: Any) -> Summary:
         if when == "after":
-            finish(server, call, body)
+            finish(ledger, write, attempts, **run)
         raise Internal("planted: no answer")
 
     with monkeypatch.context() as here:
-        here.setitem(actions._TABLE, "write.finish", (sentence, lost))
+        here.setattr(Ledger, "finish", lost)
         with pytest.raises(Exception, match="planted: no answer"):
             streams.run(streams.stream(), "store/out")
     assert [entry.rows for entry in streams.client.list()] == ([10] if when == "after" else [])

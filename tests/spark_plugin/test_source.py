@@ -13,8 +13,9 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Internal
-from penstock.flight_server import actions
 from penstock.flight_server.server import PenstockServer
+from penstock.ledger.ledger import Ledger
+from penstock.wire.actions import Summary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,13 +151,14 @@ def test_a_commit_that_fails_tells_the_truth(
 ) -> None:
     """Spark aborts after it. A finish that had happened stays; one that hadn't leaves nothing."""
 
-    def lost(server: Any, call: Any, body: bytes) -> dict[str, Any]:
+    finish = Ledger.finish
+
+    def lost(ledger: Ledger, write: str, attempts: list[str], **run: Any) -> Summary:
         if when == "after":
-            finish(server, call, body)
+            finish(ledger, write, attempts, **run)
         raise Internal("planted: no answer")
 
-    sentence, finish = actions._TABLE["write.finish"]
-    monkeypatch.setitem(actions._TABLE, "write.finish", (sentence, lost))
+    monkeypatch.setattr(Ledger, "finish", lost)
     with pytest.raises(Exception, match="planted: no answer"):
         save(source.range(10), "store/x")
 

@@ -14,10 +14,9 @@ import pytest
 
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from tests.docs.test_docs import run_all
-from tests.kit.consumption import Reading
-from tests.kit.cut_wire import wire
-from tests.kit.streams import IN, LIMIT, Streams, ended
+from tests.kit.pages import run_all
+from tests.kit.proxy import open_proxy
+from tests.kit.streams import IN, LIMIT, Reading, Streams, ended
 from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
@@ -162,8 +161,7 @@ def test_a_batch_that_failed_is_repeated_byte_for_byte(streams: Streams) -> None
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"minPartitions": "3"}])
 def test_tasks_share_a_batch_and_each_row_is_in_one(shards: int, options: dict[str, str], streams: Streams) -> None:
-    schema = [{"name": "id", "type": "int64"}, {"name": "city", "type": "string"}]
-    streams.client.call("topic.create", {"path": IN, "schema": schema, "shards": shards})
+    streams.client.create_topic(IN, pa.schema([("id", pa.int64()), ("city", pa.string())]), shards=shards)
     for first in range(0, 100, 10):
         streams.put(first, 10)
     found: list[tuple[int, int]] = []
@@ -178,8 +176,7 @@ def test_tasks_share_a_batch_and_each_row_is_in_one(shards: int, options: dict[s
 
 def test_a_key_keeps_its_order_in_one_task(streams: Streams) -> None:
     """One task per shard, whatever minPartitions says."""
-    schema = [{"name": "key", "type": "int64"}, {"name": "n", "type": "int64"}]
-    streams.client.call("topic.create", {"path": IN, "schema": schema, "key": "key", "shards": 3})
+    streams.client.create_topic(IN, pa.schema([("key", pa.int64()), ("n", pa.int64())]), key="key", shards=3)
     for first in range(0, 60, 12):
         numbers = range(first, first + 12)
         streams.client.put(IN, pa.table({"key": [n % 6 for n in numbers], "n": list(numbers)}))
@@ -217,7 +214,7 @@ def test_an_idle_query_has_its_position_at_the_end(streams: Streams) -> None:
     query.stop()
 
 
-def test_a_query_that_scans_its_stream_twice_has_its_position_at_the_end_too(streams: Streams) -> None:
+def test_a_query_that_scans_twice_commits_up_to_the_end(streams: Streams) -> None:
     """Spark plans each batch of it twice."""
     streams.put(0, 10)
     frame = streams.stream()
@@ -234,8 +231,7 @@ def test_an_idle_query_that_starts_again_brings_it_along(streams: Streams, serve
     """Here the server has forgotten the consumer, which is the hard case."""
     streams.put(0, 10)
     streams.run(streams.stream(), "noop")
-    with server._ledger.transaction() as t:
-        t.sql.execute("DELETE FROM consumers")
+    server.state.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
     query = streams.start(streams.stream(), "noop", now=False)
     eventually(lambda: streams.consumers() and streams.position() == {"0": 10}, within=60)
     query.stop()
@@ -269,7 +265,7 @@ def test_two_queries_on_one_checkpoint_are_found_out(streams: Streams) -> None:
     newer.stop()
 
 
-def test_under_async_progress_tracking_no_position_passes_what_is_on_disk(streams: Streams) -> None:
+def test_async_progress_tracking_commits_only_what_is_on_disk(streams: Streams) -> None:
     """Spark goes on without its log. What it asks for when it starts again is still held for it."""
 
     def rows(query: Any) -> int:
@@ -317,7 +313,7 @@ def test_options_that_cant_be_meant_end_the_query(options: dict[str, str], said:
         streams.run(streams.stream(**options), "noop")
 
 
-def test_a_server_that_is_away_fails_the_query_within_its_patience(streams: Streams) -> None:
+def test_an_absent_server_fails_the_query_within_its_patience(streams: Streams) -> None:
     """And it starts cleanly when there is one."""
     streams.put(0, 3)
     away = streams.stream(schema="id long", url="grpc://127.0.0.1:1", retry_for="0.2")
@@ -327,12 +323,10 @@ def test_a_server_that_is_away_fails_the_query_within_its_patience(streams: Stre
     assert streams.ids("store/out") == [0, 1, 2]
 
 
-def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
-    streams: Streams, server: PenstockServer
-) -> None:
+def test_a_server_that_goes_for_good_ends_the_query(streams: Streams, server: PenstockServer) -> None:
     """And its checkpoint goes on where it was, by another address."""
     streams.put(0, 3)
-    with wire() as between:
+    with open_proxy() as between:
         between.target = int(str(server.url).rpartition(":")[2])
         reader = streams.stream(schema="id long", url=between.url, retry_for="0.5")
         query = streams.start(reader, "store/out", now=False)
@@ -344,16 +338,14 @@ def test_a_server_that_goes_for_good_under_a_query_ends_it_within_its_patience(
     assert streams.ids("store/out") == [0, 1, 2, 3, 4]
 
 
-def test_rows_that_are_gone_fail_the_query_with_the_cure_or_are_let_pass(
+def test_removed_rows_fail_the_query_or_are_passed(
     streams: Streams, server: PenstockServer, client: Client, bare: flight.FlightClient
 ) -> None:
+    """As the query says; the error names the cure."""
     streams.put(0, 10)
     streams.run(streams.stream(), "store/out")
     streams.put(10, 10)
-    retention = Reading(server, client, bare)
-    with pytest.MonkeyPatch.context() as here:
-        here.setattr("tests.kit.consumption.X", IN)
-        retention.purge()
+    Reading(server, client, bare).purge()
     streams.put(20, 5)
 
     said = r"10 rows are gone that this query hasn't read \(shard 0: offsets 10 to 20\).*failOnDataLoss=false; to start"

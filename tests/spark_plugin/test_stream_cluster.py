@@ -14,15 +14,22 @@ import pytest
 
 from penstock.client.client import connect
 from penstock.errors import NotFound
-from penstock.flight_server.config import Settings
+from penstock.flight_server import put
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from penstock.flight_server.put import Putter
-from tests.kit.meddling import Marks
-from tests.kit.server import ANY_PORT, left_behind
-from tests.kit.spark_rows import batch, expected, held, names
-from tests.kit.stream_driver import TASKS
+from tests.kit.programs.stream_driver import TASKS
+from tests.kit.server import ANY_PORT, leftover_files
+from tests.kit.spark import (
+    driver_reports,
+    end_driver,
+    expected_rows,
+    row_batch,
+    server_paths,
+    start_driver,
+    stored_rows,
+)
+from tests.kit.spark_faults import Marks
 from tests.kit.wait import eventually
-from tests.spark_plugin.test_cluster import driver, end, told_by
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process, pytest.mark.timeout(600)]
@@ -35,7 +42,7 @@ def fill(url: str) -> None:
     """The topic's rows, in twelve puts."""
     with connect(url) as client:
         for first in range(0, ROWS, ROWS // 12):
-            client.put(IN, pa.Table.from_batches([batch(*range(first, first + ROWS // 12))]))
+            client.put(IN, pa.Table.from_batches([row_batch(*range(first, first + ROWS // 12))]))
 
 
 @dataclass
@@ -57,10 +64,10 @@ def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
     It is the one that makes them as many as there are tasks.
     """
     attempts: list[str] = []
-    both, record = threading.Event(), Putter._record
+    both, record = threading.Event(), put._record
 
-    def recording(putter: Putter, write: Any, attempt: Any, own: bool) -> Any:
-        receipt = record(putter, write, attempt, own)
+    def recording(state: Any, write: Any, attempt: Any, *, own: bool) -> Any:
+        receipt = record(state, write, attempt, own=own)
         if write.path == "store/speculated":
             attempts.append(attempt.id)
             if len(attempts) == TASKS:
@@ -71,7 +78,7 @@ def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
         return receipt
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Putter, "_record", recording)
+        patched.setattr(put, "_record", recording)
         yield attempts
 
 
@@ -82,16 +89,18 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     left: dict[str, set[str]] = {}
     with (
         overtaken_in_time(Marks(folder / "spark" / "marks-speculation")) as speculated,
-        serving(Settings(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
     ):
         url = str(server.url)
         fill(url)
-        process = driver(folder / "spark", bare_python, url, "speculation,killed_executor", module="stream_driver")
+        process = start_driver(
+            folder / "spark", bare_python, url, "speculation,killed_executor", module="stream_driver"
+        )
 
         def look(name: str) -> None:
-            left[name] = {*names(url, b"write/"), *left_behind(url, folder / "data")}
+            left[name] = {*server_paths(url, b"write/"), *leftover_files(url, folder / "data")}
 
-        told = told_by(process, look)
+        told = driver_reports(process, look)
         yield Cluster(url, told, left, speculated)
 
 
@@ -104,17 +113,18 @@ def test_an_epoch_is_there_once(cluster: Cluster, scenario: str, path: str) -> N
     assert "error" not in told, told["error"]
     assert all(told["happened"])
     assert told["rows"] == [ROWS]
-    assert held(path, cluster.url) == expected(ROWS)
+    assert stored_rows(path, cluster.url) == expected_rows(ROWS)
     assert cluster.left[scenario] == set()
 
 
-def test_the_task_that_ran_twice_was_whole_twice_before_its_epoch_was_committed(cluster: Cluster) -> None:
+def test_both_attempts_were_whole_before_the_commit(cluster: Cluster) -> None:
+    """Of the task that ran twice."""
     assert len(set(cluster.speculated)) > TASKS
 
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_path: Path) -> None:
     """kill -9 for the driver, its JVM and its workers, in the middle of small batches."""
-    with serving(Settings(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
         url = str(server.url)
         fill(url)
         with connect(url) as client:
@@ -127,14 +137,14 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_pat
 
             for until in (200, ROWS):
                 before = landed()
-                process = driver(
+                process = start_driver(
                     tmp_path / f"to {until}", bare_python, url, "goes_on", "local[2]", module="stream_driver"
                 )
                 try:
                     eventually(lambda until=until: landed() >= until, within=180, what="rows land")  # type: ignore[misc]
                 finally:
-                    end(process)
+                    end_driver(process)
                 assert before < until <= landed()
             assert len(client.call("describe", {"path": IN})["consumers"]) == 1
-        assert held("store/lives", url) == expected(ROWS)
-        assert left_behind(url, tmp_path / "data") == set()
+        assert stored_rows("store/lives", url) == expected_rows(ROWS)
+        assert leftover_files(url, tmp_path / "data") == set()

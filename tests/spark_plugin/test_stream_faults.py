@@ -21,13 +21,12 @@ import penstock
 from penstock.client.client import connect
 from penstock.errors import NotFound
 from penstock.flight_server.server import PenstockServer
-from tests.kit.cut_wire import wire
-from tests.kit.meddling import Batches, Marks, Meddled, Once, parent
-from tests.kit.plain import read
-from tests.kit.server import process_server
+from tests.kit.proxy import open_proxy
+from tests.kit.server import RestartingServer, process_server
+from tests.kit.spark_faults import Batches, FaultyTask, Marks, Once, parent_of
 from tests.kit.streams import IN, Streams, ended
 from tests.kit.wait import eventually
-from tests.spark_plugin.test_faults_server import Reborn
+from tests.kit.wire import read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,12 +51,6 @@ def at(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield streams
     for query in spark.streams.active:
         query.stop()
-
-
-@pytest.fixture
-def marks(tmp_path: Path) -> Marks:
-    (tmp_path / "marks").mkdir()
-    return Marks(tmp_path / "marks")
 
 
 def landed(streams: Streams, path: str = OUT) -> Counter[int]:
@@ -107,10 +100,10 @@ def several(streams: Streams, first: int) -> None:
         ("finish.shown", 2, OUT),
     ],
 )
-def test_a_server_killed_at_a_step_of_the_stream_costs_time_and_no_rows(
+def test_a_server_killed_at_a_step_costs_a_stream_no_rows(
     at: Callable[[str], Streams], tmp_path: Path, step: str, on: int, out: str
 ) -> None:
-    server = Reborn(tmp_path / "d", crash_at=step, crash_on=on)
+    server = RestartingServer(tmp_path / "d", crash_at=step, crash_on=on)
     with server.living():
         streams = at(server.url)
         streams.put(0, 10)
@@ -124,25 +117,26 @@ def test_a_server_killed_at_a_step_of_the_stream_costs_time_and_no_rows(
         assert landed(streams, IN) == once(80)
 
 
-def test_a_server_killed_again_and_again_at_any_moment(at: Callable[[str], Streams], tmp_path: Path) -> None:
-    server = Reborn(tmp_path / "d")
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_server_killed_again_and_again_at_any_moment(
+    at: Callable[[str], Streams], tmp_path: Path, kills: int
+) -> None:
+    server = RestartingServer(tmp_path / "d")
     with server.living():
         streams = at(server.url)
         streams.put(0, 10)
         query = streams.start(streams.stream(maxRowsPerTrigger=30), OUT, now=False)
-        for life in range(1, 5):
+        for life in range(1, kills + 1):
             for first in range(life * 100 - 90, life * 100 + 10, 10):
                 streams.put(first, 10)
             server.kill()
             eventually(lambda life=life: server.lives > life, within=60, what="it is back")  # type: ignore[misc]
-        goes_on(query, streams, 410)
+        goes_on(query, streams, kills * 100 + 10)
         query.stop()
-        assert landed(streams) == once(410)
+        assert landed(streams) == once(kills * 100 + 10)
 
 
-def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
-    at: Callable[[str], Streams], tmp_path: Path
-) -> None:
+def test_a_stopped_server_costs_a_stream_no_rows(at: Callable[[str], Streams], tmp_path: Path) -> None:
     """SIGSTOP: connections stay, and nobody answers."""
     with process_server(tmp_path / "d") as server:
         streams = at(server.url)
@@ -163,12 +157,12 @@ def test_a_server_that_is_stopped_for_a_while_costs_time_and_no_rows(
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("after", [300_000, 2_500_000, 6_000_000])
-def test_a_wire_cut_in_the_middle_of_a_batch_costs_time_and_no_rows(
+@pytest.mark.parametrize("after", [300_000, pytest.param(2_500_000, marks=pytest.mark.soak), 6_000_000])
+def test_a_cut_connection_costs_a_stream_no_rows(
     at: Callable[[str], Streams], make_server: Callable[..., PenstockServer], after: int
 ) -> None:
     """4 MB go through it into Spark, and as many out."""
-    with wire() as cut:
+    with open_proxy() as cut:
         cut.target = make_server(advertise=cut.url).port
         streams = at(cut.url)
         text = ["x" * 10_000] * 40
@@ -192,7 +186,7 @@ def children(of: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            if parent(int(folder.name)) == of:
+            if parent_of(int(folder.name)) == of:
                 found.append(int(folder.name))
     return found
 
@@ -210,7 +204,7 @@ def kill_workers() -> None:
     Spark stands still until they are reaped: it takes a dead one for alive before, and gives it to the next attempt.
     """
     daemon = os.getppid()
-    jvm = parent(daemon)
+    jvm = parent_of(daemon)
     doomed = [Path(f"/proc/{pid}") for pid in children(daemon)]
     if os.fork() == 0:  # nobody of Spark's
         try:
@@ -236,10 +230,10 @@ def _by_value() -> None:
 
 
 @pytest.mark.parametrize("step", ["begun", "half", "put"])
-def test_python_workers_that_are_killed_cost_an_attempt_and_no_rows(streams: Streams, marks: Marks, step: str) -> None:
+def test_killed_python_workers_cost_a_stream_no_rows(streams: Streams, marks: Marks, step: str) -> None:
     for first in range(0, 400, 50):
         streams.put(first, 50)
-    task = Meddled(same, Once(marks, {(step, 0): kill_workers, (step, 1): kill_workers}))
+    task = FaultyTask(same, Once(marks, {(step, 0): kill_workers, (step, 1): kill_workers}))
     frame = streams.stream(minPartitions=2).mapInArrow(task, SCHEMA)
     assert streams.run(frame, OUT) == [400]
     assert marks.seen(f"{step}-0")
@@ -248,7 +242,8 @@ def test_python_workers_that_are_killed_cost_an_attempt_and_no_rows(streams: Str
     assert len(streams.client.list("write/")) == 0
 
 
-def test_the_process_that_plans_the_batches_is_killed_and_the_query_starts_again(streams: Streams) -> None:
+def test_a_query_starts_again_after_its_source_is_killed(streams: Streams) -> None:
+    """The source is the process that plans the batches."""
     streams.put(0, 10)
     query = streams.start(streams.stream(), OUT, now=False)
     goes_on(query, streams, 10)

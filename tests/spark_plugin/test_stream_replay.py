@@ -14,11 +14,11 @@ import pytest
 
 import penstock
 from penstock.client.client import connect
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from tests.kit.plain import read
 from tests.kit.server import ANY_PORT
 from tests.kit.streams import IN, Streams, ended
+from tests.kit.wire import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ def to_the_end(streams: Streams, frame: DataFrame, sink: object = OUT) -> None:
 # --- foreachBatch -----------------------------------------------------------------------------
 
 
-def test_a_batch_of_three_actions_that_fails_after_each_of_them_is_everywhere_once(streams: Streams) -> None:
+def test_a_batch_that_fails_after_each_action_is_written_once(streams: Streams) -> None:
     """And each action of each try sees the same rows, whatever came meanwhile."""
     url, fails, seen = streams.client.settings.url, 0, set[tuple[int, ...]]()
 
@@ -85,7 +85,7 @@ def put_back(streams: Streams, copy: str) -> None:
     shutil.copytree(streams.folder / copy, streams.folder / "c")
 
 
-def test_a_query_whose_older_checkpoint_was_put_back_ends_or_reads_all_rows_since_again(streams: Streams) -> None:
+def test_an_older_checkpoint_ends_the_query_or_is_replayed(streams: Streams) -> None:
     """Its position at the server stays where it was, so that nobody else's rows are held, and none is skipped."""
     found: list[int] = []
 
@@ -132,7 +132,7 @@ def test_into_our_sink_an_older_checkpoint_brings_nothing_twice(streams: Streams
     assert landed(streams) == Counter(range(30))
 
 
-def test_into_our_sink_rows_that_came_since_are_there_too_or_the_query_says_why_not(streams: Streams) -> None:
+def test_our_sink_replays_an_older_checkpoint_or_says_why_not(streams: Streams) -> None:
     """The epochs' numbers come again, with other rows in them."""
     told = to_the_end_of_an_older_checkpoint(streams, "topic/out", 10)
     if told:
@@ -143,9 +143,10 @@ def test_into_our_sink_rows_that_came_since_are_there_too_or_the_query_says_why_
 # --- the topic is another one -------------------------------------------------------------------
 
 
-def test_a_topic_that_was_made_again_ends_the_query_with_the_cure_or_is_read_from_its_beginning(
+def test_a_topic_made_anew_ends_the_query_or_is_read_anew(
     streams: Streams,
 ) -> None:
+    """As the query says; the error names the cure."""
     streams.put(0, 10)
     streams.run(streams.stream(), OUT)
     streams.put(10, 5)
@@ -162,7 +163,7 @@ def test_a_topic_that_was_made_again_ends_the_query_with_the_cure_or_is_read_fro
     assert landed(streams) == Counter([*range(10), *range(100, 125)])
 
 
-def test_a_topic_that_is_made_again_while_the_query_runs_ends_it_too(streams: Streams) -> None:
+def test_a_topic_made_anew_ends_a_running_query(streams: Streams) -> None:
     streams.put(0, 10)
     query = streams.start(streams.stream(), OUT, now=False)
     query.processAllAvailable()
@@ -184,7 +185,7 @@ def on(
 
     @contextmanager
     def streams(name: str) -> Iterator[Streams]:
-        with serving(Settings(data=tmp_path / name, listen=ANY_PORT, drain=5.0, http=None)) as server:
+        with serving(ServerConfig(data=tmp_path / name, listen=ANY_PORT, drain=5.0, http=None)) as server:
             with monkeypatch.context() as here:
                 here.setenv("PENSTOCK_URL", str(server.url))
                 spark.dataSource.register(penstock.DataSource)
@@ -194,7 +195,7 @@ def on(
     return streams
 
 
-def test_a_data_folder_that_was_replaced_by_an_empty_one_ends_the_query(
+def test_an_empty_data_folder_ends_the_query(
     on: Callable[[str], AbstractContextManager[Streams]],
 ) -> None:
     with on("data") as streams:
@@ -225,7 +226,7 @@ def on_older_data(on: Callable[[str], AbstractContextManager[Streams]], folder: 
         yield streams
 
 
-def test_a_data_folder_that_was_put_back_to_an_older_state_ends_the_query(
+def test_an_older_data_folder_ends_the_query(
     on: Callable[[str], AbstractContextManager[Streams]], tmp_path: Path
 ) -> None:
     """Its topic ends before the query's place: what comes next would have the offsets of rows that were read."""
@@ -238,7 +239,7 @@ def test_a_data_folder_that_was_put_back_to_an_older_state_ends_the_query(
 
 
 @pytest.mark.xfail(strict=True, reason="grown past the query's place, the topic's offsets are like others")
-def test_nor_does_it_go_on_when_the_topic_has_grown_past_its_place_again(
+def test_an_older_data_folder_that_has_grown_ends_the_query(
     on: Callable[[str], AbstractContextManager[Streams]], tmp_path: Path
 ) -> None:
     """Other rows have the offsets that it has read."""

@@ -14,12 +14,12 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Expired, LimitExceeded, Lost, WriteEnded
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
-from penstock.flight_server.limits import Limits
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from tests.kit.server import ANY_PORT
-from tests.kit.spark_rows import batch, expected, held, names
+from tests.kit.spark import expected_rows, row_batch, server_paths, stored_rows
 from tests.kit.wait import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
@@ -34,7 +34,7 @@ def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_receipt_leaves_only_when_its_attempt_is_whole() -> None:
     put = penstock.do_put("store/x")
 
-    next(put(iter([batch(1, 2)])))  # and no more: a limit ends a task here
+    next(put(iter([row_batch(1, 2)])))  # and no more: a limit ends a task here
 
     assert put.progress().attempts == 1
 
@@ -43,10 +43,10 @@ def test_each_evaluation_is_an_attempt_of_its_own() -> None:
     put = penstock.do_put("store/x")
     task = put.task  # Spark pickles it once, and evaluates it often
 
-    receipts = [receipt for some in (batch(1), batch(2)) for receipt in task(iter([some]))]
+    receipts = [receipt for some in (row_batch(1), row_batch(2)) for receipt in task(iter([some]))]
 
     assert put.finish(pa.Table.from_batches(receipts)).rows == 2
-    assert held("store/x") == expected(3, 1)
+    assert stored_rows("store/x") == expected_rows(3, 1)
 
 
 def test_a_zombie_that_ends_after_finish_changes_nothing() -> None:
@@ -55,7 +55,7 @@ def test_a_zombie_that_ends_after_finish_changes_nothing() -> None:
     ended: list[BaseException] = []
 
     def slow() -> Iterator[pa.RecordBatch]:
-        yield batch(1)
+        yield row_batch(1)
         begun.set()
         finished.wait(30)
 
@@ -68,32 +68,32 @@ def test_a_zombie_that_ends_after_finish_changes_nothing() -> None:
     thread = threading.Thread(target=zombie)
     thread.start()
     assert begun.wait(30)
-    put.finish(pa.Table.from_batches(put(iter([batch(1)]))))
+    put.finish(pa.Table.from_batches(put(iter([row_batch(1)]))))
     finished.set()
     thread.join(30)
 
     assert [type(error) for error in ended] == [WriteEnded]
-    assert held("store/x") == expected(2, 1)
+    assert stored_rows("store/x") == expected_rows(2, 1)
 
 
 def test_a_task_whose_rows_came_too_slowly_is_told_the_limit(
     make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
     """The server shuts the connection, on which it can't say why."""
-    server = make_server(data=tmp_path / "hasty", limits=Limits(put_idle=1), watch_every=0.1)
+    server = make_server(data=tmp_path / "hasty", limits=ServerLimits(put_idle=1), watch_every=0.1)
     put = penstock.do_put("store/x", url=server.url)
 
     def slow() -> Iterator[pa.RecordBatch]:
-        yield batch(1)
-        eventually(lambda: server.streams.open_streams == 1)
-        eventually(lambda: server.streams.open_streams == 0, what="it was cut")
-        yield from (batch(number) for number in range(2, 1_000))
+        yield row_batch(1)
+        eventually(lambda: server.state.streams.open_streams == 1)
+        eventually(lambda: server.state.streams.open_streams == 0, what="it was cut")
+        yield from (row_batch(number) for number in range(2, 1_000))
 
     with pytest.raises(LimitExceeded, match=r"sent nothing for 1 s.*maxRecordsPerBatch.*--limit put_idle="):
         list(put(slow()))
     assert put.progress().attempts == 0
-    put.finish(pa.Table.from_batches(put(iter([batch(1)]))))
-    assert names(server.url) == ["store/x"]
+    put.finish(pa.Table.from_batches(put(iter([row_batch(1)]))))
+    assert server_paths(server.url) == ["store/x"]
 
 
 def test_the_tickets_name_all_of_a_dataset(client: Client) -> None:
@@ -111,7 +111,7 @@ def test_the_tickets_name_all_of_a_dataset(client: Client) -> None:
 
 
 def test_only_the_rows_that_a_filter_keeps_are_got(client: Client) -> None:
-    client.put("store/x", pa.Table.from_batches([batch(*range(100))]))
+    client.put("store/x", pa.Table.from_batches([row_batch(*range(100))]))
 
     get = penstock.do_get("store/x", filter="id >= 98")
 
@@ -123,7 +123,7 @@ def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
 ) -> None:
     server = make_server(data=tmp_path / "short", ticket_life=0.5)
     with penstock.connect(server.url) as client:
-        client.put("store/x", pa.Table.from_batches([batch(1, 2)]))
+        client.put("store/x", pa.Table.from_batches([row_batch(1, 2)]))
     get, made = penstock.do_get("store/x", url=server.url), time.time()
     eventually(lambda: time.time() > made + 0.6)
 
@@ -132,12 +132,12 @@ def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
 
 
 def test_rows_lost_with_a_memory_store_are_rejected_at_finish(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
+    settings = ServerConfig(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
     with serving(settings) as server:
         put = penstock.do_put("store/x", url=server.url)
-        receipts = pa.Table.from_batches(put(iter([batch(1, 2)])))
+        receipts = pa.Table.from_batches(put(iter([row_batch(1, 2)])))
 
     with serving(replace(settings, listen=f"grpc://127.0.0.1:{server.port}")):
         with pytest.raises(Lost, match="Write them again"):
             put.finish(receipts)
-        assert names(server.url) == []
+        assert server_paths(server.url) == []

@@ -23,10 +23,10 @@ from pyspark.sql import types as sql
 
 from penstock.spark_plugin.spark_types import to_arrow, to_spark
 from penstock.spark_plugin.worker.types import widen_schema
-from tests.kit import shapes, spark_shapes
-from tests.kit.spark_shapes import arrow_of, exactly
+from tests.kit import rows, spark_types
+from tests.kit.spark_types import arrow_of, exactly
 
-STRUCTS = spark_shapes.structs(spark_shapes.types(), most=5)
+STRUCTS = spark_types.structs(spark_types.types(), most=5)
 SPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
 
@@ -38,7 +38,7 @@ _NESTS: list[Any] = [
 EVERY = sql.StructType(
     [
         sql.StructField(f"{kind.simpleString()} {at} {nullable}", nest(kind, nullable), nullable)
-        for kind in [*spark_shapes.plain(time=True), sql.DecimalType(38, 18)]
+        for kind in [*spark_types.plain(time=True), sql.DecimalType(38, 18)]
         for nullable in ([True] if isinstance(kind, sql.NullType) else [True, False])
         for at, nest in enumerate(_NESTS)
     ]
@@ -326,7 +326,7 @@ def test_a_spark_without_time_says_which_one_has_it(kind: pa.DataType, monkeypat
         to_spark(pa.schema({"v": kind}))
 
 
-@given(shapes.schemas())
+@given(rows.schemas())
 def test_every_schema_is_read_exactly_or_refused_by_its_column(schema: pa.Schema) -> None:
     try:
         struct, arrow = to_spark(schema)
@@ -353,7 +353,7 @@ def _values_of(schema: pa.Schema) -> list[pa.Field]:
 def batches(draw: st.DrawFn, *, large: bool = False) -> tuple[sql.StructType, pa.RecordBatch]:
     """A batch as Spark hands it out, cut from a longer one."""
     struct = draw(STRUCTS)
-    rows = draw(spark_shapes.rows(struct))
+    rows = draw(spark_types.rows(struct))
     schema = arrow_of(struct, zone="America/Los_Angeles", large=large)
     columns = [pa.array([row[one.name] for row in rows], one.type) for one in schema]
     start = draw(st.integers(0, len(rows)))

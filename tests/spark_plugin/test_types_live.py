@@ -96,7 +96,7 @@ def seen(frame: DataFrame) -> list[Any]:
 
 
 def _told(value: Any) -> Any:
-    from tests.kit.spark_shapes import exactly
+    from tests.kit.spark_types import exactly
 
     if type(value).__name__ in {"Row", "list", "tuple"}:
         names = getattr(value, "__fields__", ())
@@ -294,10 +294,10 @@ def test_a_frame_without_rows_keeps_its_schema(spark: SparkSession, full: DataFr
 
 @st.composite
 def _tables(draw: st.DrawFn) -> tuple[Any, list[Any], str]:
-    from tests.kit import spark_shapes
+    from tests.kit import spark_types
 
-    struct = draw(spark_shapes.structs(spark_shapes.types(time=False), most=25).filter(lambda struct: len(struct) > 5))
-    return struct, draw(spark_shapes.rows(struct, least=1, most=6)), draw(st.sampled_from(ZONES))
+    struct = draw(spark_types.structs(spark_types.types(time=False), most=25).filter(lambda struct: len(struct) > 5))
+    return struct, draw(spark_types.rows(struct, least=1, most=6)), draw(st.sampled_from(ZONES))
 
 
 def test_any_schema_and_any_rows_come_back_as_they_were(spark: SparkSession) -> None:

@@ -326,7 +326,7 @@ def test_a_frame_is_the_dataset_as_it_was(people: DataFrame, client: Client) -> 
 def test_columns_and_filter_are_applied_at_the_server(spark: SparkSession, server: PenstockServer) -> None:
     frame = penstock.read(spark, "store/people", columns=["name"], filter="id < 2 or name = 'n2' and id > 95")
     assert [row.asDict() for row in frame.collect()] == [{"name": "n0"}, {"name": "n1"}, {"name": "n2"}]
-    assert 'penstock_rows_total{way="out"} 3' in server.metrics.text()
+    assert 'penstock_rows_total{way="out"} 3' in server.state.metrics.text()
 
 
 @pytest.mark.usefixtures("people")

@@ -1,4 +1,4 @@
-"""Bytes that changed at rest are found on reading, named, kept aside, and never served."""
+"""Bytes that changed at rest are found on reading, named, set aside, and never served."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from penstock.errors import Lost
 from penstock.store import disk
 from penstock.store.disk import DiskMedium
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.shapes import SHAPES, numbers
-from tests.kit.store_contract import same
+from tests.kit.rows import SHAPES, assert_same, numbers
 
 FLIPS, CUTS = 3_000, 500
-LOOKED_AT = ["numbers", "no rows", "nested", "dictionaries that differ", "rows without columns", "many chunks"]
+DAMAGED_SHAPES = ["numbers", "no rows", "nested", "dictionaries that differ", "rows without columns", "many chunks"]
 
 
 @pytest.fixture
@@ -29,12 +28,12 @@ def store(tmp_path: Path) -> Iterator[SplitPayloadStore]:
     opened.close()
 
 
-def place(store: SplitPayloadStore, name: str) -> Path:
+def part_file(store: SplitPayloadStore, name: str) -> Path:
     assert isinstance(store.medium, DiskMedium)
-    return store.medium._place(name)
+    return store.medium._path_of(name)
 
 
-def aside(store: SplitPayloadStore, name: str) -> Path:
+def quarantined_file(store: SplitPayloadStore, name: str) -> Path:
     assert isinstance(store.medium, DiskMedium)
     return store.medium.folder / "quarantine" / name
 
@@ -45,7 +44,7 @@ def only_part(store: SplitPayloadStore) -> str:
 
 
 def overwrite(path: Path, raw: bytes) -> None:
-    """Change a file where it lies, as another process would: its time of change is another one afterwards."""
+    """Change a file in place, as another process would; its time of change moves on."""
     before = path.stat().st_mtime_ns
     while path.stat().st_mtime_ns == before:  # the kernel's clock for files moves every few milliseconds
         with path.open("r+b") as file:
@@ -59,12 +58,12 @@ def flipped(raw: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def expect_found(store: SplitPayloadStore, name: str, damaged: bytes) -> None:
-    """The read names the loss, the bytes are in quarantine as they are, the next read says so, nothing deletes them."""
+def assert_damage_is_found(store: SplitPayloadStore, name: str, damaged: bytes) -> None:
+    """Check that reads name the loss, and that the bytes are in quarantine as they are."""
     with pytest.raises(Lost, match=f"the payload k is lost: part {name} is lost: .* It is kept in quarantine"):
         store.get("k")
-    assert not place(store, name).exists()
-    assert aside(store, name).read_bytes() == damaged
+    assert not part_file(store, name).exists()
+    assert quarantined_file(store, name).read_bytes() == damaged
     with pytest.raises(Lost, match="was found corrupt and is kept in quarantine"):
         store.get("k")
 
@@ -72,25 +71,25 @@ def expect_found(store: SplitPayloadStore, name: str, damaged: bytes) -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_every_flipped_bit_and_every_cut_is_found(store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_fsync_folder", lambda folder: None)  # nothing is lost by a power cut here
-    chance, tried = random.Random(42), 0
-    for shape in LOOKED_AT:
+    monkeypatch.setattr(disk, "_fsync_folder", lambda folder: None)  # no power cut here
+    dice, count = random.Random(42), 0
+    for shape in DAMAGED_SHAPES:
         store.store("k", SHAPES[shape])
         name = only_part(store)
-        whole = place(store, name).read_bytes()
-        flips = [flipped(whole, chance.randrange(len(whole) * 8)) for _ in range(FLIPS // len(LOOKED_AT))]
-        cuts = [whole[: chance.randrange(len(whole))] for _ in range(CUTS // len(LOOKED_AT) + 1)]
+        whole = part_file(store, name).read_bytes()
+        flips = [flipped(whole, dice.randrange(len(whole) * 8)) for _ in range(FLIPS // len(DAMAGED_SHAPES))]
+        cuts = [whole[: dice.randrange(len(whole))] for _ in range(CUTS // len(DAMAGED_SHAPES) + 1)]
         for damaged in flips + cuts:
-            place(store, name).write_bytes(damaged)
-            expect_found(store, name, damaged)
-            tried += 1
-        aside(store, name).unlink()
-        place(store, name).write_bytes(whole)  # put back, it is served again: what was found was the damage
-        found = store.get("k")
-        assert found is not None
-        same(found.data, SHAPES[shape])
+            part_file(store, name).write_bytes(damaged)
+            assert_damage_is_found(store, name, damaged)
+            count += 1
+        quarantined_file(store, name).unlink()
+        part_file(store, name).write_bytes(whole)  # served again: only the damage was found
+        payload = store.get("k")
+        assert payload is not None
+        assert_same(payload.data, SHAPES[shape])
         store.clear()
-    assert tried >= FLIPS + CUTS
+    assert count >= FLIPS + CUTS
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_every_flipped_bit_and_every_cut_is_found(store: SplitPayloadStore, monk
 def test_damage_is_found_and_set_aside(store: SplitPayloadStore, damage: str) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
-    whole = place(store, name).read_bytes()
+    whole = part_file(store, name).read_bytes()
     damaged = {
         "the first byte": flipped(whole, 0),
         "the last byte": flipped(whole, len(whole) * 8 - 1),
@@ -108,16 +107,16 @@ def test_damage_is_found_and_set_aside(store: SplitPayloadStore, damage: str) ->
         "zeros": bytes(len(whole)),
         "another part's bytes, cut": (whole * 2)[: len(whole) + 100],
     }[damage]
-    place(store, name).write_bytes(damaged)
-    expect_found(store, name, damaged)
+    part_file(store, name).write_bytes(damaged)
+    assert_damage_is_found(store, name, damaged)
 
 
-def test_what_is_in_quarantine_is_named_and_never_deleted(store: SplitPayloadStore) -> None:
+def test_quarantined_parts_are_named_and_never_deleted(store: SplitPayloadStore) -> None:
     for key, ttl in (("a", None), ("b", 0.0), ("c", None)):
         store.store(key, numbers(10), ttl=ttl)
     names = [name for name, _ in store.medium.names()]
     for name in names:
-        path = place(store, name)
+        path = part_file(store, name)
         path.write_bytes(flipped(path.read_bytes(), 999))
         with pytest.raises(Lost):
             store.open(name)
@@ -133,68 +132,64 @@ def test_what_is_in_quarantine_is_named_and_never_deleted(store: SplitPayloadSto
     assert store.used == 0
 
 
-def test_a_quarantine_that_was_moved_away_begins_anew(store: SplitPayloadStore, tmp_path: Path) -> None:
+def test_a_quarantine_that_was_moved_away_is_made_anew(store: SplitPayloadStore, tmp_path: Path) -> None:
     store.store("k", numbers(10))
     name = only_part(store)
     assert isinstance(store.medium, DiskMedium)
     (store.medium.folder / "quarantine").rename(tmp_path / "looked-into")
     assert store.medium.quarantined() == []
-    place(store, name).write_bytes(b"rot")
+    part_file(store, name).write_bytes(b"rot")
     with pytest.raises(Lost, match="kept in quarantine"):
         store.open(name)
     assert store.medium.quarantined() == [name]
 
 
-def test_a_key_whose_bytes_are_in_quarantine_may_be_stored_again(store: SplitPayloadStore) -> None:
+def test_a_key_of_quarantined_bytes_may_be_stored_again(store: SplitPayloadStore) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
-    place(store, name).write_bytes(flipped(place(store, name).read_bytes(), 77))
+    part_file(store, name).write_bytes(flipped(part_file(store, name).read_bytes(), 77))
     with pytest.raises(Lost):
         store.get("k")
     store.store("k", numbers(3))
-    found = store.get("k")
-    assert found is not None
-    same(found.data, numbers(3))
-    assert aside(store, name).exists()
+    payload = store.get("k")
+    assert payload is not None
+    assert_same(payload.data, numbers(3))
+    assert quarantined_file(store, name).exists()
 
 
 @pytest.mark.parametrize("bit", [0, 1_000, 5_000, -1])
-def test_a_part_that_is_mapped_already_is_checked_again_when_its_file_has_changed(
-    store: SplitPayloadStore, bit: int
-) -> None:
+def test_a_mapped_part_is_checked_again_when_its_file_changes(store: SplitPayloadStore, bit: int) -> None:
     store.store("k", numbers(100))
     assert store.get("k") is not None
     name = only_part(store)
-    whole = place(store, name).read_bytes()
+    whole = part_file(store, name).read_bytes()
     damaged = flipped(whole, bit % (len(whole) * 8))
-    overwrite(place(store, name), damaged)
-    expect_found(store, name, damaged)
+    overwrite(part_file(store, name), damaged)
+    assert_damage_is_found(store, name, damaged)
 
 
-def test_a_file_that_was_put_in_the_place_of_a_mapped_one_is_checked_too(
-    store: SplitPayloadStore, tmp_path: Path
-) -> None:
+def test_a_file_that_replaced_a_mapped_one_is_checked(store: SplitPayloadStore, tmp_path: Path) -> None:
     store.store("k", numbers(100))
     assert store.get("k") is not None
     name = only_part(store)
-    path, other = place(store, name), tmp_path / "other"
+    path, other = part_file(store, name), tmp_path / "other"
     shutil.copy2(path, other)  # the same size and times
     damaged = flipped(path.read_bytes(), 4_321)
     times = path.stat()
     other.write_bytes(damaged)
     os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
     os.replace(other, path)
-    expect_found(store, name, damaged)
+    assert_damage_is_found(store, name, damaged)
 
 
-def test_a_part_whose_file_is_gone_is_lost_even_while_it_is_mapped(store: SplitPayloadStore) -> None:
+def test_a_mapped_part_whose_file_is_gone_is_lost(store: SplitPayloadStore) -> None:
     store.store("k", numbers(100))
-    found = store.get("k")
-    place(store, only_part(store)).unlink()
+    payload = store.get("k")
+    part_file(store, only_part(store)).unlink()
     with pytest.raises(Lost, match="its file is gone from the store"):
         store.get("k")
-    assert found is not None
-    same(found.data, numbers(100))
+    assert payload is not None
+    assert_same(payload.data, numbers(100))
 
 
 def test_two_readers_that_find_the_same_damage_both_name_it(
@@ -202,24 +197,24 @@ def test_two_readers_that_find_the_same_damage_both_name_it(
 ) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
-    damaged = flipped(place(store, name).read_bytes(), 123)
-    place(store, name).write_bytes(damaged)
+    damaged = flipped(part_file(store, name).read_bytes(), 123)
+    part_file(store, name).write_bytes(damaged)
     rename = os.rename
 
-    def late(old: Path, new: Path) -> None:
-        rename(old, new)  # the other reader's
+    def rename_twice(old: Path, new: Path) -> None:
+        rename(old, new)  # the other reader
         rename(old, new)
 
-    monkeypatch.setattr(os, "rename", late)
-    expect_found(store, name, damaged)
+    monkeypatch.setattr(os, "rename", rename_twice)
+    assert_damage_is_found(store, name, damaged)
 
 
-def test_damage_is_named_where_quarantine_cannot_be_written_to(
+def test_damage_is_named_if_quarantine_is_not_writable(
     store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
-    path = place(store, name)
+    path = part_file(store, name)
     path.write_bytes(flipped(path.read_bytes(), 123))
 
     def read_only(*_: Path) -> None:
@@ -227,6 +222,6 @@ def test_damage_is_named_where_quarantine_cannot_be_written_to(
 
     monkeypatch.setattr(os, "rename", read_only)
     for _ in range(2):
-        with pytest.raises(Lost, match="kept in its place, for quarantine can't be written to"):
+        with pytest.raises(Lost, match="kept in its place, as quarantine/ can't be written to"):
             store.get("k")
     assert path.exists()

@@ -1,4 +1,4 @@
-"""The disk store keeps the contract; its files are complete or absent, and what is corrupt is found and kept aside."""
+"""The disk store fulfils the contract; its files are complete or absent, also when the disk is full or fails."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
 from penstock.store.open import ORPHAN_GRACE
 from penstock.store.payloads import SplitPayload, SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.shapes import SHAPES, numbers
-from tests.kit.store_contract import Make, StoreContract, same
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.rows import SHAPES, assert_same, numbers
+from tests.kit.store_contract import Make, StoreContract
 
 
-def files(folder: Path) -> list[str]:
-    """What lies in the store, besides its ledger."""
+def stored_files(folder: Path) -> list[str]:
+    """Return the files of the store, without its ledger."""
     return sorted(
         str(path.relative_to(folder))
         for name in ("parts", "tmp", "quarantine")
@@ -40,13 +41,20 @@ def files(folder: Path) -> list[str]:
     )
 
 
+def assert_stored(store: SplitPayloadStore, table: pa.Table) -> None:
+    """Check that the store has this table under the key `k`."""
+    payload = store.get("k")
+    assert payload is not None
+    assert_same(payload.data, table)
+
+
 class TestDiskStore(StoreContract):
     def medium(self, folder: Path) -> Medium:
         return DiskMedium(folder)
 
     def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
         assert isinstance(store.medium, DiskMedium)
-        return pa.ipc.open_stream(store.medium._place(name).read_bytes()).read_all()
+        return pa.ipc.open_stream(store.medium._path_of(name).read_bytes()).read_all()
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_payloads_outlive_the_process(self, make: Make, shape: str) -> None:
@@ -54,16 +62,16 @@ class TestDiskStore(StoreContract):
         first.store("a/b", SplitPayload(SHAPES[shape], "split-7", {"n": 1}), ttl=60)
         first.close()
         second = make()
-        found = second.get("a/b")
-        assert found is not None
-        same(found.data, SHAPES[shape])
-        assert (found.split_id, found.metadata, second.keys()) == ("split-7", {"n": 1}, ["a/b"])
+        payload = second.get("a/b")
+        assert payload is not None
+        assert_same(payload.data, SHAPES[shape])
+        assert (payload.split_id, payload.metadata, second.keys()) == ("split-7", {"n": 1}, ["a/b"])
         assert second.used > 0
         assert second.orphans() == []
 
     def test_time_goes_on_while_the_store_is_closed(self, make: Make, clock: Clock) -> None:
         make().store("k", numbers(1), ttl=60)
-        clock.now += 60
+        clock.advance(60)
         store = make()
         assert store.get("k") is None
         assert store.sweep() == 1
@@ -71,21 +79,21 @@ class TestDiskStore(StoreContract):
 
     def test_a_key_never_becomes_a_file_name(self, store: SplitPayloadStore, tmp_path: Path) -> None:
         store.store("secret/name=of.a-key", numbers(1))
-        assert "secret" not in " ".join(files(tmp_path))
+        assert "secret" not in " ".join(stored_files(tmp_path))
 
-    def test_files_and_folders_are_the_owners_alone(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_only_the_owner_may_read_files_and_folders(self, store: SplitPayloadStore, tmp_path: Path) -> None:
         store.store("k", numbers(1))
         for path in tmp_path.rglob("*"):
             if not path.name.startswith("ledger.db-"):
                 assert path.stat().st_mode & 0o077 == 0, path
 
-    def test_a_part_has_a_descriptor_that_reads_and_never_writes(self, store: SplitPayloadStore) -> None:
+    def test_the_descriptor_of_a_part_is_read_only(self, store: SplitPayloadStore) -> None:
         store.write("p", numbers(1_000).schema, numbers(1_000).to_batches())
-        found = store.open("p").descriptor()
-        assert found is not None
-        fd, length = found
+        descriptor = store.open("p").descriptor()
+        assert descriptor is not None
+        fd, length = descriptor
         try:
-            same(pa.ipc.open_stream(os.pread(fd, length, 0)).read_all(), numbers(1_000))
+            assert_same(pa.ipc.open_stream(os.pread(fd, length, 0)).read_all(), numbers(1_000))
             assert os.fstat(fd).st_size > length
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.write(fd, b"x")
@@ -96,26 +104,25 @@ class TestDiskStore(StoreContract):
 # --- durable before it is named ------------------------------------------------------------
 
 
-def test_bytes_are_fsynced_before_they_get_their_name_and_the_name_before_write_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_and_then_their_name_are_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes are durable before they get their name, and the name before `write` returns."""
     medium = DiskMedium(tmp_path)
     medium.write("aa-first", numbers(1).schema, numbers(1).to_batches())  # makes the folder
-    done: list[str] = []
+    calls: list[str] = []
     for name in ("writev", "fsync", "rename"):
-        monkeypatch.setattr(os, name, _noting(done, name, getattr(os, name)))
+        monkeypatch.setattr(os, name, _recording(calls, name, getattr(os, name)))
     medium.write("aa-part", numbers(10).schema, numbers(10).to_batches())
-    last_bytes = max(at for at, what in enumerate(done) if what == "writev file")
-    assert done[last_bytes + 1 :] == ["fsync file", "rename", "fsync folder"]
+    last_bytes = max(at for at, call in enumerate(calls) if call == "writev file")
+    assert calls[last_bytes + 1 :] == ["fsync file", "rename", "fsync folder"]
 
 
-def _noting(done: list[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def noted(first: Any, *more: Any) -> Any:
+def _recording(calls: list[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def record_and_call(first: Any, *rest: Any) -> Any:
         kind = "" if name == "rename" else " folder" if os.path.isdir(f"/proc/self/fd/{first}") else " file"
-        done.append(name + kind)
-        return call(first, *more)
+        calls.append(name + kind)
+        return call(first, *rest)
 
-    return noted
+    return record_and_call
 
 
 @pytest.mark.parametrize("step", ["part.synced", "part.named"])
@@ -123,25 +130,23 @@ def test_a_crash_while_a_part_is_written_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     store = stores.open(f"disk:{tmp_path}")
-    store.store("old", numbers(3))
+    store.store("k", numbers(3))
 
     monkeypatch.setattr(steps, "passed", crash_at(step))
-    for key in ("old", "new"):
+    for key in ("k", "new"):
         with pytest.raises(Crash):
             store.store(key, numbers(100))
     monkeypatch.undo()
     store.close()
     again = stores.open(f"disk:{tmp_path}")
-    found = again.get("old")
-    assert found is not None
-    same(found.data, numbers(3))
-    assert again.keys() == ["old"]
+    assert_stored(again, numbers(3))
+    assert again.keys() == ["k"]
     again.discard(again.orphans())
-    assert len([name for name in files(tmp_path) if name.startswith("parts")]) == 1
+    assert len([name for name in stored_files(tmp_path) if name.startswith("parts")]) == 1
     again.close()
 
 
-def test_what_a_crash_left_is_removed_at_the_next_start_once_it_is_old(tmp_path: Path) -> None:
+def test_old_leftovers_of_a_crash_are_removed_at_a_start(tmp_path: Path) -> None:
     store = stores.open(f"disk:{tmp_path}")
     store.store("k", numbers(5))
     for name in ("old-orphan", "young-orphan"):
@@ -157,9 +162,7 @@ def test_what_a_crash_left_is_removed_at_the_next_start_once_it_is_old(tmp_path:
     again = stores.open(f"disk:{tmp_path}")
     assert again.orphans() == ["young-orphan"]
     assert os.listdir(tmp_path / "tmp") == ["young-orphan"]
-    found = again.get("k")
-    assert found is not None
-    same(found.data, numbers(5))
+    assert_stored(again, numbers(5))
     again.close()
 
 
@@ -167,17 +170,17 @@ def test_what_a_crash_left_is_removed_at_the_next_start_once_it_is_old(tmp_path:
 
 
 def _fails(with_errno: int, on: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The call, failing when it is made for the `on`th time."""
+    """Return a wrapper that lets the `on`th call fail."""
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         left = on
 
-        def failing(*given: Any) -> Any:
+        def failing(*arguments: Any) -> Any:
             nonlocal left
             left -= 1
             if left == 0:
                 raise OSError(with_errno, os.strerror(with_errno))
-            return call(*given)
+            return call(*arguments)
 
         return failing
 
@@ -185,14 +188,14 @@ def _fails(with_errno: int, on: int = 1) -> Callable[[Callable[..., Any]], Calla
 
 
 def _short_then_full(call: Callable[..., int]) -> Callable[..., int]:
-    """A disk with room for the first bytes only: half a write is done, the next one fails."""
-    done = False
+    """Wrap `writev` for a disk with room for half a write: the next one fails."""
+    is_full = False
 
     def writev(fd: int, buffers: list[memoryview]) -> int:
-        nonlocal done
-        if done:
+        nonlocal is_full
+        if is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = True
+        is_full = True
         return call(fd, [buffers[0][: max(1, len(buffers[0]) // 2)]])
 
     return writev
@@ -217,76 +220,68 @@ FAULTS: dict[str, tuple[str, Callable[[Callable[..., Any]], Callable[..., Any]],
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_disk_that_fails_leaves_nothing_and_works_again_afterwards(
+def test_a_failing_disk_keeps_nothing_and_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    call, wrap, kind = FAULTS[fault]
+    call, wrap, error = FAULTS[fault]
     store = stores.open(f"disk:{tmp_path}")
     store.store("k", numbers(3))
-    before, used = files(tmp_path), store.used
+    before, used = stored_files(tmp_path), store.used
     with monkeypatch.context() as patch:
         patch.setattr(os, call, wrap(getattr(os, call)))
-        with pytest.raises(kind, match="nothing of it was kept") as failed:
+        with pytest.raises(error, match="nothing of it was kept") as failed:
             store.store("k", numbers(5_000))
-    assert type(failed.value) is kind
+    assert type(failed.value) is error
     assert failed.value.retry_after == 5
-    assert files(tmp_path) == before
+    assert stored_files(tmp_path) == before
     assert store.used == used
-    found = store.get("k")
-    assert found is not None
-    same(found.data, numbers(3))
+    assert_stored(store, numbers(3))
     store.store("k", numbers(5_000))
-    found = store.get("k")
-    assert found is not None
-    same(found.data, numbers(5_000))
+    assert_stored(store, numbers(5_000))
     store.close()
 
 
-def test_a_disk_that_is_nearly_full_takes_no_part_and_lets_go_of_those_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it has left is the ledger's, without which nothing could be read or deleted."""
+def test_a_nearly_full_disk_takes_no_part_but_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last room is for the ledger, without which nothing could be read or deleted."""
     store = stores.open(f"disk:{tmp_path}")
     store.store("k", numbers(3))
-    there = os.statvfs(tmp_path)
+    real = os.statvfs(tmp_path)
     with monkeypatch.context() as patch:
-        blocks = (63 << 20) // there.f_frsize, (100 << 30) // there.f_frsize
-        disk = SimpleNamespace(f_bavail=blocks[0], f_blocks=blocks[1], f_frsize=there.f_frsize)
+        blocks = (63 << 20) // real.f_frsize, (100 << 30) // real.f_frsize
+        disk = SimpleNamespace(f_bavail=blocks[0], f_blocks=blocks[1], f_frsize=real.f_frsize)
         patch.setattr(os, "statvfs", lambda path: disk)
         with pytest.raises(StoreFull, match=r"the disk has 66\.1 MB left.*penstock rm") as full:
             store.store("j", numbers(3))
         assert full.value.retry_after == 5
-        found = store.get("k")
-        assert found is not None
-        same(found.data, numbers(3))
-        disk.f_blocks = (6 << 30) // there.f_frsize  # of which a hundredth is less
+        assert_stored(store, numbers(3))
+        disk.f_blocks = (6 << 30) // real.f_frsize  # a hundredth of it is less than what is left
         store.store("j", numbers(3))
         assert store.delete("k")
     assert store.keys() == ["j"]
     store.close()
 
 
-def test_short_writes_are_carried_on_to_the_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writev = os.writev
     monkeypatch.setattr(os, "writev", lambda fd, buffers: writev(fd, [buffers[0][:701]]))
     medium = DiskMedium(tmp_path)
     for shape, table in SHAPES.items():
         if shape != "large":
             medium.write("p", table.schema, table.to_batches())
-            same(medium.open("p").reader().read_all(), table)
+            assert_same(medium.open("p").reader().read_all(), table)
 
 
-def test_a_part_that_cannot_be_read_now_is_not_called_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_read_now_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     medium = DiskMedium(tmp_path)
     medium.write("p", numbers(3).schema, numbers(3).to_batches())
     with monkeypatch.context() as patch:
         patch.setattr(pa, "memory_map", _fails(errno.EIO)(pa.memory_map))
         with pytest.raises(Unavailable, match="reading part p"):
             medium.open("p")
-    same(medium.open("p").reader().read_all(), numbers(3))
+    assert_same(medium.open("p").reader().read_all(), numbers(3))
 
 
-def test_a_folder_that_may_not_be_looked_into_is_not_called_lost(tmp_path: Path) -> None:
+def test_a_part_in_an_unreadable_folder_is_not_lost(tmp_path: Path) -> None:
     medium = DiskMedium(tmp_path)
     (tmp_path / "parts" / "p").write_text("a file where the folder should be: even root gets an error there")
     with pytest.raises(Unavailable, match="reading part p"):
@@ -312,7 +307,7 @@ _SMALL_DISK = """
     import pyarrow as pa
     from penstock import store as stores
     from penstock.errors import StoreFull
-    store, said = stores.open("disk:" + sys.argv[1]), []
+    store, results = stores.open("disk:" + sys.argv[1]), []
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     store.store("small", pa.table({"n": range(10)}))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
@@ -320,18 +315,18 @@ _SMALL_DISK = """
         try:
             store.store("large", pa.table({"n": range(100_000)}))
         except StoreFull as full:
-            said.append(str(full))
+            results.append(str(full))
     store.store("other", pa.table({"n": range(11)}))
-    said.append([store.get("small").data.num_rows, store.get("other").data.num_rows, store.get("large")])
+    results.append([store.get("small").data.num_rows, store.get("other").data.num_rows, store.get("large")])
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     store.store("large", pa.table({"n": range(100_000)}))
-    said.append(store.get("large").data.num_rows)
-    print(json.dumps(said))
+    results.append(store.get("large").data.num_rows)
+    print(json.dumps(results))
 """
 
 
 @pytest.mark.process
-def test_a_file_that_may_not_grow_is_a_full_store_until_it_may(tmp_path: Path) -> None:
+def test_a_store_is_full_while_its_files_may_not_grow(tmp_path: Path) -> None:
     run = [sys.executable, "-c", textwrap.dedent(_SMALL_DISK), str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == 0, done.stderr[-2_000:]
@@ -339,8 +334,8 @@ def test_a_file_that_may_not_grow_is_a_full_store_until_it_may(tmp_path: Path) -
     assert len(refused) == 3
     assert all(text.startswith("no room on the disk") for text in refused)
     assert (rows, large) == ([10, 11, None], 100_000)
-    assert len([name for name in files(tmp_path) if name.startswith("parts")]) == 3
-    assert not [name for name in files(tmp_path) if name.startswith("tmp")]
+    assert len([name for name in stored_files(tmp_path) if name.startswith("parts")]) == 3
+    assert not [name for name in stored_files(tmp_path) if name.startswith("tmp")]
 
 
 # --- the store as a value ------------------------------------------------------------------
@@ -353,21 +348,17 @@ def test_a_disk_store_is_sent_to_another_process_as_its_url(tmp_path: Path) -> N
     assert other == store
     assert hash(other) == hash(store)
     assert other.quota == 10**6
-    found = other.get("k")
-    assert found is not None
-    same(found.data, numbers(7))
+    assert_stored(other, numbers(7))
     assert store != stores.open(f"disk:{tmp_path}/another")
     for opened in (store, other):
         opened.close()
 
 
-def test_another_process_sees_what_is_replaced_and_deleted(tmp_path: Path) -> None:
+def test_another_process_sees_replaced_and_deleted_keys(tmp_path: Path) -> None:
     one, other = stores.open(f"disk:{tmp_path}"), stores.open(f"disk:{tmp_path}")
     for rows in (5, 6, 7):
         one.store("k", numbers(rows))
-        found = other.get("k")
-        assert found is not None
-        same(found.data, numbers(rows))
+        assert_stored(other, numbers(rows))
     one.delete("k")
     assert other.get("k") is None
     for opened in (one, other):

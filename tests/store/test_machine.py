@@ -1,4 +1,4 @@
-"""Any sequence of stores, reads, deletes, ends of lives, crashes and restarts, against a plain dict."""
+"""Any sequence of stores, reads, deletes, expiries, crashes and restarts, compared with a plain dict."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
 from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
-from tests.kit.shapes import numbers
-from tests.kit.store_contract import as_stream
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.profiles import examples
+from tests.kit.rows import as_stream, numbers
 
 pytestmark = pytest.mark.faults  # seconds of them
 
@@ -34,27 +35,27 @@ QUOTA = 30_000
 
 
 @dataclass
-class Held:
-    """What the dict says of a key."""
+class ExpectedPayload:
+    """A payload as the dict has it."""
 
     first: int
     rows: int
     split_id: str
     metadata: dict[str, int]
-    over: float | None
+    expires: float | None
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The rules. A subclass says where the bytes lie."""
+    """The rules; a subclass chooses the medium."""
 
     survives = True
-    """Whether payloads outlive the process."""
+    """Whether payloads survive the process."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.clock = Clock()
-        self.held: dict[str, Held] = {}
+        self.expected: dict[str, ExpectedPayload] = {}
         self.count = 0
         self.start()
 
@@ -64,7 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.database = Database(self.folder / "ledger.db", TABLES)
-        self.store = SplitPayloadStore(self.medium(), self.database, url="test:", quota=QUOTA, now=self.clock)
+        self.store = SplitPayloadStore(self.medium(), self.database, url="test:", quota=QUOTA, now=self.clock.now)
         self.store.discard(self.store.orphans())
 
     def end(self) -> None:
@@ -75,55 +76,56 @@ class StoreMachine(RuleBasedStateMachine):
         self.end()
         shutil.rmtree(self.folder)
 
-    def live(self) -> dict[str, Held]:
-        return {key: held for key, held in self.held.items() if held.over is None or held.over > self.clock.now}
+    def live(self) -> dict[str, ExpectedPayload]:
+        now = self.clock.now()
+        return {key: each for key, each in self.expected.items() if each.expires is None or each.expires > now}
 
-    def payload(self, rows: int) -> tuple[Held, SplitPayload]:
+    def payload(self, rows: int) -> tuple[ExpectedPayload, SplitPayload]:
         self.count += 1
-        held = Held(self.count * 1_000, rows, f"split {self.count}", {"n": self.count}, None)
-        return held, SplitPayload(numbers(rows, held.first), held.split_id, held.metadata)
+        expected = ExpectedPayload(self.count * 1_000, rows, f"split {self.count}", {"n": self.count}, None)
+        return expected, SplitPayload(numbers(rows, expected.first), expected.split_id, expected.metadata)
 
     # --- rules ------------------------------------------------------------------------------
 
     @rule(key=KEYS, rows=ROWS, ttl=LIVES)
     def stores(self, key: str, rows: int, ttl: float | None) -> None:
-        held, payload = self.payload(rows)
-        held.over = None if ttl is None else self.clock.now + ttl
+        expected, payload = self.payload(rows)
+        expected.expires = None if ttl is None else self.clock.now() + ttl
         try:
             self.store.store(key, payload, ttl=ttl)
         except StoreFull:
             assert self.store.used + payload.data.nbytes > QUOTA
         else:
-            self.held[key] = held
+            self.expected[key] = expected
 
     @rule(key=KEYS, rows=ROWS)
     def stores_bytes(self, key: str, rows: int) -> None:
-        held, payload = self.payload(rows)
+        expected, payload = self.payload(rows)
         try:
             self.store.store(key, as_stream(payload.data))
         except StoreFull:
             return
-        self.held[key] = Held(held.first, rows, key, {}, None)
+        self.expected[key] = ExpectedPayload(expected.first, rows, key, {}, None)
 
     @rule(key=KEYS)
     def deletes(self, key: str) -> None:
         assert self.store.delete(key) == (key in self.live())
-        self.held.pop(key, None)
+        self.expected.pop(key, None)
 
     @rule()
     def clears(self) -> None:
         assert self.store.clear() == len(self.live())
-        self.held.clear()
+        self.expected.clear()
         assert self.store.used == 0
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 20.0]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
 
     @rule()
     def sweeps(self) -> None:
-        assert self.store.sweep() == len(self.held) - len(self.live())
-        self.held = self.live()
+        assert self.store.sweep() == len(self.expected) - len(self.live())
+        self.expected = self.live()
 
     @rule()
     @precondition(lambda self: self.survives)
@@ -136,10 +138,10 @@ class StoreMachine(RuleBasedStateMachine):
     def crashes_while_storing(self, key: str, rows: int, step: str) -> None:
         with mock.patch.object(steps, "passed", crash_at(step)), pytest.raises((Crash, StoreFull)):
             self.store.store(key, self.payload(rows)[1])
-        self.database.close()  # no word to the store: it has no time to let go of anything
+        self.database.close()  # the store isn't closed: a process that dies cleans nothing up
         self.start()
 
-    # --- what holds after each --------------------------------------------------------------
+    # --- what must hold after each rule -----------------------------------------------------
 
     @invariant()
     def keys_are_the_dicts(self) -> None:
@@ -149,17 +151,17 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def payloads_are_the_dicts(self) -> None:
         for key in ("a", "a/b", "a/b/c", "b", "B", "a_b"):
-            found, held = self.store.get(key), self.live().get(key)
-            assert (found is None) == (held is None)
-            if found is not None and held is not None:
-                assert found.data.equals(numbers(held.rows, held.first))
-                assert (found.split_id, found.metadata) == (held.split_id, held.metadata)
+            payload, expected = self.store.get(key), self.live().get(key)
+            assert (payload is None) == (expected is None)
+            if payload is not None and expected is not None:
+                assert payload.data.equals(numbers(expected.rows, expected.first))
+                assert (payload.split_id, payload.metadata) == (expected.split_id, expected.metadata)
 
     @invariant()
     def every_byte_has_a_key(self) -> None:
-        assert len(list(self.store.medium.names())) == len(self.held)
+        assert len(list(self.store.medium.names())) == len(self.expected)
         assert self.store.orphans() == []
-        assert self.store.used == 0 or self.held
+        assert self.store.used == 0 or self.expected
 
 
 class DiskMachine(StoreMachine):
@@ -181,9 +183,9 @@ class SpillingMachine(StoreMachine):
         return MemoryMedium(self.folder, max_bytes=5_000)
 
 
-_SOME = settings(max_examples=40, stateful_step_count=30)
+_SETTINGS = settings(max_examples=examples(40), stateful_step_count=30)
 for machine in (DiskMachine, MemoryMachine, SpillingMachine):
-    machine.TestCase.settings = _SOME
+    machine.TestCase.settings = _SETTINGS
 TestDiskMachine = DiskMachine.TestCase
 TestMemoryMachine = MemoryMachine.TestCase
 TestSpillingMachine = SpillingMachine.TestCase

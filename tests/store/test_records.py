@@ -1,4 +1,4 @@
-"""A part's file: an IPC stream that anybody reads, and behind it what finds every changed byte."""
+"""The file of a part: an IPC stream that any Arrow reader reads, then checksums that reveal every changed byte."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.records import Damaged, Written
-from tests.kit import shapes
-from tests.kit.shapes import SHAPES, numbers
-from tests.kit.store_contract import same
+from tests.kit import rows
+from tests.kit.rows import SHAPES, assert_same, numbers
 
 
-def write(table: pa.Table) -> tuple[bytes, Written]:
+def write_part(table: pa.Table) -> tuple[bytes, Written]:
+    """Write a part; return its file's bytes and what `records` says of it."""
     fd = os.memfd_create("part")
     try:
         written = records.write(fd, table.schema, table.to_batches())
@@ -33,8 +33,8 @@ def write(table: pa.Table) -> tuple[bytes, Written]:
         os.close(fd)
 
 
-def table_of(raw: bytes) -> tuple[dict[str, Any], int, int]:
-    """The table of records, where it begins, and its CRC, read as the format says and not by our code."""
+def record_table(raw: bytes) -> tuple[dict[str, Any], int, int]:
+    """Return the table of records, its first byte and its CRC, read by the format's definition and not by our code."""
     length, crc, magic = struct.unpack("<II8s", raw[-16:])
     assert magic == b"PENSTOCK"
     start = len(raw) - 16 - length
@@ -42,7 +42,7 @@ def table_of(raw: bytes) -> tuple[dict[str, Any], int, int]:
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C by its definition, bit by bit."""
+    """Compute CRC-32C by its definition, bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -59,37 +59,38 @@ READERS: dict[str, Callable[[bytes], pa.RecordBatchReader]] = {
 
 @pytest.mark.parametrize("reader", ["a buffer", "a Python file"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_any_arrow_reader_reads_the_file_as_a_stream_and_stops_at_its_end(shape: str, reader: str) -> None:
-    raw, written = write(SHAPES[shape])
-    same(READERS[reader](raw).read_all(), SHAPES[shape])
-    same(READERS[reader](raw[: written.bytes]).read_all(), SHAPES[shape])
+def test_any_arrow_reader_reads_the_file_as_a_stream(shape: str, reader: str) -> None:
+    """It stops at the end of the stream, before the checksums."""
+    raw, written = write_part(SHAPES[shape])
+    assert_same(READERS[reader](raw).read_all(), SHAPES[shape])
+    assert_same(READERS[reader](raw[: written.bytes]).read_all(), SHAPES[shape])
 
 
-@given(shapes.tables())
+@given(rows.tables())
 def test_a_table_of_any_shape_is_read_back_and_verified(table: pa.Table) -> None:
-    raw, written = write(table)
+    raw, written = write_part(table)
     assert records.verify(memoryview(raw)) == written
     assert written.rows == table.num_rows
-    same(pa.ipc.open_stream(raw[: written.bytes]).read_all(), table)
+    assert_same(pa.ipc.open_stream(raw[: written.bytes]).read_all(), table)
 
 
-@given(shapes.tables())
-def test_the_table_of_records_covers_every_byte_of_the_stream(table: pa.Table) -> None:
-    raw, written = write(table)
-    found, start, crc = table_of(raw)
-    assert (found["v"], found["crc"]) == (1, "crc32c")
-    assert sum(size for size, _, _ in found["records"]) == start == written.bytes
-    assert sum(rows for _, rows, _ in found["records"]) == written.rows
+@given(rows.tables())
+def test_the_record_table_covers_every_byte_of_the_stream(table: pa.Table) -> None:
+    raw, written = write_part(table)
+    index, start, crc = record_table(raw)
+    assert (index["v"], index["crc"]) == (1, "crc32c")
+    assert sum(size for size, _, _ in index["records"]) == start == written.bytes
+    assert sum(rows for _, rows, _ in index["records"]) == written.rows
     assert crc == written.crc == crc32c(raw[start:-16])
-    at = 0
-    for size, _, expected in found["records"]:
-        assert crc32c(raw[at : at + size]) == expected
-        at += size
+    start_of_record = 0
+    for size, _, expected in index["records"]:
+        assert crc32c(raw[start_of_record : start_of_record + size]) == expected
+        start_of_record += size
 
 
-@given(shapes.tables(), st.data())
+@given(rows.tables(), st.data())
 def test_a_flipped_bit_is_found_wherever_it_is(table: pa.Table, data: st.DataObject) -> None:
-    raw, _ = write(table)
+    raw, _ = write_part(table)
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     changed = bytearray(raw)
     changed[bit // 8] ^= 1 << bit % 8
@@ -97,9 +98,9 @@ def test_a_flipped_bit_is_found_wherever_it_is(table: pa.Table, data: st.DataObj
         records.verify(memoryview(changed))
 
 
-@given(shapes.tables(), st.data())
+@given(rows.tables(), st.data())
 def test_a_cut_is_found_wherever_it_is(table: pa.Table, data: st.DataObject) -> None:
-    raw, _ = write(table)
+    raw, _ = write_part(table)
     with pytest.raises(Damaged):
         records.verify(memoryview(raw[: data.draw(st.integers(0, len(raw) - 1))]))
 
@@ -111,9 +112,9 @@ def test_bytes_that_were_never_a_part_are_damaged(body: bytes, end: bytes) -> No
             records.verify(memoryview(raw))
 
 
-def test_records_that_changed_places_are_found() -> None:
-    raw, _ = write(pa.concat_tables([numbers(10), numbers(10, 10), numbers(10, 20)]))
-    first, second, third = (size for size, rows, _ in table_of(raw)[0]["records"] if rows)
+def test_swapped_records_are_found() -> None:
+    raw, _ = write_part(pa.concat_tables([numbers(10), numbers(10, 10), numbers(10, 20)]))
+    first, second, third = (size for size, rows, _ in record_table(raw)[0]["records"] if rows)
     middle, end = first + second, first + second + third
     swapped = raw[:first] + raw[middle:end] + raw[first:middle] + raw[end:]
     assert swapped != raw
@@ -122,29 +123,29 @@ def test_records_that_changed_places_are_found() -> None:
 
 
 def test_two_parts_in_one_file_are_damaged() -> None:
-    raw, _ = write(numbers(10))
+    raw, _ = write_part(numbers(10))
     with pytest.raises(Damaged):
         records.verify(memoryview(raw + raw))
 
 
 def resealed(raw: bytes, **changed: Any) -> bytes:
-    """The part with another table, whose own checksum is right."""
-    found, start, _ = table_of(raw)
-    table = json.dumps({**found, **changed}, separators=(",", ":")).encode()
+    """Return the part with a changed table of records whose own checksum is right."""
+    index, start, _ = record_table(raw)
+    table = json.dumps({**index, **changed}, separators=(",", ":")).encode()
     return raw[:start] + table + struct.pack("<II8s", len(table), crc32c(table), b"PENSTOCK")
 
 
 @pytest.mark.parametrize("changed", [{"v": 2}, {"crc": "crc32"}, {"crc": "xxh3"}])
 def test_another_format_is_refused_by_name(changed: dict[str, Any]) -> None:
-    raw, _ = write(numbers(10))
+    raw, _ = write_part(numbers(10))
     records.verify(memoryview(resealed(raw)))
     with pytest.raises(Damaged, match="this penstock reads 1 with crc32c"):
         records.verify(memoryview(resealed(raw, **changed)))
 
 
 def test_the_checksum_is_not_zlibs() -> None:
-    raw, _ = write(numbers(10))
-    (size, _, crc), *_ = (record for record in table_of(raw)[0]["records"] if record[0])
+    raw, _ = write_part(numbers(10))
+    (size, _, crc), *_ = (record for record in record_table(raw)[0]["records"] if record[0])
     assert crc == crc32c(raw[:size]) != zlib.crc32(raw[:size])
 
 
@@ -152,9 +153,9 @@ def test_more_buffers_than_one_writev_takes_are_written(tmp_path: Path) -> None:
     table = pa.table({f"column {n}": pa.array([n, None, n]) for n in range(3_000)})
     medium = DiskMedium(tmp_path)
     medium.write("wide", table.schema, table.to_batches())
-    same(medium.open("wide").reader().read_all(), table)
+    assert_same(medium.open("wide").reader().read_all(), table)
 
 
 def test_a_part_is_not_compressed_so_that_it_can_be_mapped() -> None:
-    raw, _ = write(pa.table({"zeros": pa.array([0] * 10_000)}))
+    raw, _ = write_part(pa.table({"zeros": pa.array([0] * 10_000)}))
     assert len(raw) > 80_000

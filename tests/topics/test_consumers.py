@@ -1,4 +1,4 @@
-"""Consumers as the server keeps them: positions, sessions, what they hold, when they are forgotten."""
+"""Consumers as the server keeps them: positions, sessions, the rows that they hold, expiry."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics import consumers as module
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import retain
-from tests.kit.plain import at, call, put, refused, trips
 from tests.kit.topics import TOPIC, Reach
+from tests.kit.wire import at, call, put, refused, trips
 
 DAY = 24 * 3600.0
 
 
 @pytest.fixture
 def consumers(reach: Reach) -> Consumers:
-    """Of a topic with ten rows; a consumer `c` has committed four."""
+    """Return the consumers of a topic with ten rows, of which `c` has committed four."""
     for number in range(10):
         reach.put(number)
-    found = Consumers(reach.ledger, reach.topics)
-    found.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 4})
-    return found
+    consumers = Consumers(reach.ledger, reach.topics)
+    consumers.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 4})
+    return consumers
 
 
 def position(consumers: Consumers, reach: Reach) -> dict[int, int]:
     (consumer,) = consumers.of(reach.topic())
-    return consumer.position
+    return dict(consumer.position)
 
 
 def test_a_position_moves_and_never_goes_back(consumers: Consumers, reach: Reach) -> None:
@@ -43,18 +43,17 @@ def test_a_position_moves_and_never_goes_back(consumers: Consumers, reach: Reach
     assert position(consumers, reach) == {0: 7}
 
 
-def test_rows_that_a_consumer_passed_as_they_were_gone_are_counted_once(reach: Reach) -> None:
+def test_removed_rows_that_a_consumer_skips_are_counted_once(reach: Reach) -> None:
     for number in range(10):
         reach.put(number)
-    told: list[tuple[str, int]] = []
-    consumers = Consumers(reach.ledger, reach.topics, lambda path, rows: told.append((path, rows)))
+    gaps: list[tuple[str, int]] = []
+    consumers = Consumers(reach.ledger, reach.topics, lambda path, rows: gaps.append((path, rows)))
     consumers.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 2})
-    with reach.ledger.transaction() as t:
-        t.sql.execute("UPDATE shards SET first = 6")
+    reach.ledger.change(lambda t: t.execute("UPDATE shards SET first = 6"))
     consumers.commit(reach.topic(), "c", "one", {0: 4})
     consumers.commit(reach.topic(), "c", "one", {0: 8})
     consumers.commit(reach.topic(), "c", "one", {0: 9})
-    assert told == [(TOPIC, 2), (TOPIC, 2)]
+    assert gaps == [(TOPIC, 2), (TOPIC, 2)]
 
 
 def test_a_position_beyond_the_end_is_refused(consumers: Consumers, reach: Reach) -> None:
@@ -68,34 +67,33 @@ def test_a_known_consumer_keeps_its_position_in_a_new_session(consumers: Consume
     assert position(consumers, reach) == {0: 4}
 
 
-SAYINGS: list[Callable[[Consumers, Reach, str], object]] = [
+ACTIONS: list[Callable[[Consumers, Reach, str], object]] = [
     lambda consumers, reach, session: consumers.commit(reach.topic(), "c", session, {0: 9}),
     lambda consumers, reach, session: consumers.heard(reach.topic(), "c", session),
     lambda consumers, reach, session: consumers.detach(reach.topic(), "c", session),
 ]
 
 
-@pytest.mark.parametrize("say", SAYINGS, ids=["commit", "heard", "detach"])
-def test_an_older_session_is_fenced(say: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
+@pytest.mark.parametrize("act", ACTIONS, ids=["commit", "heard", "detach"])
+def test_an_older_session_is_fenced(act: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
     consumers.attach(reach.topic(), "c", "two", initial={}, position={})
     with pytest.raises(Fenced, match="two queries have one checkpoint, or this one is the older of them"):
-        say(consumers, reach, "one")
+        act(consumers, reach, "one")
     assert position(consumers, reach) == {0: 4}
-    say(consumers, reach, "two")
+    act(consumers, reach, "two")
 
 
-@pytest.mark.parametrize("say", SAYINGS, ids=["commit", "heard", "detach"])
-def test_one_that_isnt_known_is_refused(say: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
-    with reach.ledger.transaction() as t:
-        t.sql.execute("DELETE FROM consumers")
+@pytest.mark.parametrize("act", ACTIONS, ids=["commit", "heard", "detach"])
+def test_an_unknown_consumer_is_refused(act: Callable[..., object], consumers: Consumers, reach: Reach) -> None:
+    reach.ledger.change(lambda t: t.execute("DELETE FROM consumers"))
     with pytest.raises(NotFound, match="has no consumer c"):
-        say(consumers, reach, "one")
+        act(consumers, reach, "one")
 
 
-def test_the_lag_is_what_lies_before_it(consumers: Consumers, reach: Reach) -> None:
-    reach.clock.now += 50
+def test_the_lag_counts_the_rows_after_the_position(consumers: Consumers, reach: Reach) -> None:
+    reach.clock.advance(50)
     reach.put(10, 11)
-    reach.clock.now += 7
+    reach.clock.advance(7)
     (before,) = consumers.of(reach.topic())
     assert (before.lag_rows, before.lag_seconds) == (8, 57)
     assert before.lag_bytes == pytest.approx(reach.topic().bytes * 8 / 12, rel=0.2)
@@ -104,15 +102,15 @@ def test_the_lag_is_what_lies_before_it(consumers: Consumers, reach: Reach) -> N
     assert (after.lag_rows, after.lag_bytes, after.lag_seconds) == (0, 0, 0)
 
 
-def test_who_is_furthest_behind_is_first(consumers: Consumers, reach: Reach) -> None:
-    for name, place in (("a", 9), ("b", 2), ("d", 6)):
-        consumers.attach(reach.topic(), name, "s", initial={}, position={0: place})
-    assert [each.consumer for each in consumers.of(reach.topic())] == ["b", "c", "d", "a"]
+def test_consumers_are_listed_the_slowest_first(consumers: Consumers, reach: Reach) -> None:
+    for name, offset in (("a", 9), ("b", 2), ("d", 6)):
+        consumers.attach(reach.topic(), name, "s", initial={}, position={0: offset})
+    assert [consumer.consumer for consumer in consumers.of(reach.topic())] == ["b", "c", "d", "a"]
 
 
 def test_rows_wait_for_the_slowest_live_consumer(consumers: Consumers, reach: Reach) -> None:
     consumers.attach(reach.topic(), "slow", "s", initial={}, position={0: 2})
-    reach.clock.now += 2 * DAY
+    reach.clock.advance(2 * DAY)
     retain(reach.ledger)
     assert reach.ids() == list(range(2, 10))
     consumers.detach(reach.topic(), "slow", "s")
@@ -120,87 +118,89 @@ def test_rows_wait_for_the_slowest_live_consumer(consumers: Consumers, reach: Re
     assert reach.ids() == list(range(4, 10))
 
 
-def test_one_that_is_unseen_for_long_expires_loudly_and_holds_nothing(
+def test_an_unseen_consumer_expires_and_holds_no_rows(
     consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reach.clock.now += UNSEEN
+    """The log warns of it."""
+    reach.clock.advance(UNSEEN)
     assert consumers.expire() == []
-    reach.clock.now += 1
+    reach.clock.advance(1)
     assert consumers.expire() == ["c"]
     assert consumers.expire() == []
-    (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "consumer c of topic/x was not seen for 7 days" in told.getMessage()
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "consumer c of topic/x was not seen for 7 days" in warning.getMessage()
     retain(reach.ledger)
     assert reach.ids() == []
 
 
-@pytest.mark.parametrize("say", SAYINGS[:2], ids=["commit", "heard"])
-def test_one_that_was_only_slow_is_back_with_its_next_word(
-    say: Callable[..., object], consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("act", ACTIONS[:2], ids=["commit", "heard"])
+def test_an_expired_consumer_is_live_again_when_it_returns(
+    act: Callable[..., object], consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A batch may take a week. From then on its rows are held again."""
-    reach.clock.now += UNSEEN + 1
+    """A batch may take a week; from then on the consumer's rows are held again."""
+    reach.clock.advance(UNSEEN + 1)
     consumers.expire()
-    say(consumers, reach, "one")
-    assert [each.state for each in consumers.of(reach.topic())] == ["live"]
+    act(consumers, reach, "one")
+    assert [consumer.state for consumer in consumers.of(reach.topic())] == ["live"]
     assert "is back after it had expired" in caplog.records[-1].getMessage()
     retain(reach.ledger)
     assert reach.ids() == list(range(position(consumers, reach)[0], 10))
 
 
-def test_one_that_asks_now_and_then_doesnt_expire(consumers: Consumers, reach: Reach) -> None:
+def test_a_consumer_that_is_heard_of_does_not_expire(consumers: Consumers, reach: Reach) -> None:
     for _ in range(30):
-        reach.clock.now += DAY
+        reach.clock.advance(DAY)
         consumers.heard(reach.topic(), "c", "one")
         assert consumers.expire() == []
 
 
-def test_one_that_is_gone_for_twice_as_long_is_forgotten(consumers: Consumers, reach: Reach) -> None:
-    reach.clock.now += UNSEEN + 1
+def test_a_consumer_unseen_for_twice_as_long_is_forgotten(consumers: Consumers, reach: Reach) -> None:
+    reach.clock.advance(UNSEEN + 1)
     consumers.expire()
-    reach.clock.now += UNSEEN
+    reach.clock.advance(UNSEEN)
     consumers.expire()
     assert consumers.of(reach.topic()) == []
 
 
-def test_consumers_go_with_their_topic(consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody is warned that they hold no rows of a topic that isn't there."""
+def test_consumers_are_removed_with_their_topic(
+    consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No warning says later that they hold no rows of it."""
     reach.topics.remove(TOPIC)
     reach.put(1)
     assert consumers.of(reach.topic()) == []
-    reach.clock.now += UNSEEN + 1
+    reach.clock.advance(UNSEEN + 1)
     assert consumers.expire() == []
     assert not caplog.records
 
 
-def test_a_consumer_goes_on_in_a_topic_that_was_made_again(consumers: Consumers, reach: Reach) -> None:
+def test_a_consumer_may_attach_to_a_topic_made_again(consumers: Consumers, reach: Reach) -> None:
     reach.topics.remove(TOPIC)
     reach.put(1)
     consumers.attach(reach.topic(), "c", "one", initial={}, position={0: 0})
     assert position(consumers, reach) == {0: 0}
 
 
-# --- where one may stand ---------------------------------------------------------------------
+# --- positions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("initial", "place"), [({0: 0}, {0: 11}), ({0: 11}, {0: 0}), ({0: 0}, {0: 2**63 - 1})], ids=str
+    ("initial", "position"), [({0: 0}, {0: 11}), ({0: 11}, {0: 0}), ({0: 0}, {0: 2**63 - 1})], ids=str
 )
-def test_one_that_stands_beyond_the_end_isnt_registered(
-    initial: dict[int, int], place: dict[int, int], consumers: Consumers, reach: Reach
+def test_a_consumer_beyond_the_end_is_not_registered(
+    initial: dict[int, int], position: dict[int, int], consumers: Consumers, reach: Reach
 ) -> None:
-    """It would be owed less than no rows, and each of its commits would be refused."""
+    """Its lag would be negative, and each of its commits would be refused."""
     with pytest.raises(Lost, match=r"topic/x ends before shard 0: \d+ of 10"):
-        consumers.attach(reach.topic(), "far", "s", initial=initial, position=place)
-    assert [each.consumer for each in consumers.of(reach.topic())] == ["c"]
+        consumers.attach(reach.topic(), "far", "s", initial=initial, position=position)
+    assert [consumer.consumer for consumer in consumers.of(reach.topic())] == ["c"]
     consumers.attach(reach.topic(), "far", "s", initial={0: 10}, position={0: 10})
-    assert [each.lag_rows for each in consumers.of(reach.topic())] == [6, 0]
+    assert [consumer.lag_rows for consumer in consumers.of(reach.topic())] == [6, 0]
 
 
-def test_a_place_beyond_the_end_that_the_ledger_has_is_no_lag(consumers: Consumers, reach: Reach) -> None:
-    """As a ledger has it that was put back to an older state, or one of before there was a bound."""
-    with reach.ledger.transaction() as t:
-        t.sql.execute("UPDATE consumers SET position = ?", (f'{{"0": {2**70}}}',))
+def test_a_recorded_position_beyond_the_end_has_no_lag(consumers: Consumers, reach: Reach) -> None:
+    """An older copy of a ledger that was put back has one, or a ledger from before there was a bound."""
+    reach.ledger.change(lambda t: t.execute("UPDATE consumers SET position = ?", f'{{"0": {2**70}}}'))
     (consumer,) = consumers.of(reach.topic())
     assert (consumer.lag_rows, consumer.lag_bytes, consumer.lag_seconds) == (0, 0, 0)
 
@@ -208,7 +208,8 @@ def test_a_place_beyond_the_end_that_the_ledger_has_is_no_lag(consumers: Consume
 # --- one name, one topic ---------------------------------------------------------------------
 
 
-def test_a_name_that_reads_another_topic_is_refused_and_stays_there(consumers: Consumers, reach: Reach) -> None:
+def test_a_consumer_of_another_topic_is_refused(consumers: Consumers, reach: Reach) -> None:
+    """It keeps its position there."""
     reach.put(1, path="topic/y")
     with pytest.raises(AlreadyExists, match=r"consumer c reads topic/x.*detach it there first"):
         consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 0})
@@ -217,65 +218,65 @@ def test_a_name_that_reads_another_topic_is_refused_and_stays_there(consumers: C
     consumers.commit(reach.topic(), "c", "one", {0: 5})
 
 
-@pytest.mark.parametrize("way", ["detached", "its topic is gone"])
-def test_a_name_that_reads_nothing_any_more_is_free(way: str, consumers: Consumers, reach: Reach) -> None:
+@pytest.mark.parametrize("end", ["detached", "its topic is gone"])
+def test_a_name_that_reads_no_topic_any_more_is_free(end: str, consumers: Consumers, reach: Reach) -> None:
     reach.put(1, path="topic/y")
-    if way == "detached":
+    if end == "detached":
         consumers.detach(reach.topic(), "c", "one")
     else:
         reach.topics.remove(TOPIC)
     consumers.attach(reach.topic("topic/y"), "c", "two", initial={}, position={0: 1})
-    (found,) = consumers.of(reach.topic("topic/y"))
-    assert (found.state, found.position) == ("live", {0: 1})
+    (consumer,) = consumers.of(reach.topic("topic/y"))
+    assert (consumer.state, dict(consumer.position)) == ("live", {0: 1})
 
 
 # --- how many there are ----------------------------------------------------------------------
 
 
 @pytest.fixture
-def three(consumers: Consumers, reach: Reach) -> Iterator[Consumers]:
-    """As many as a topic may have."""
+def full(consumers: Consumers, reach: Reach) -> Iterator[Consumers]:
+    """Attach as many consumers as a topic may have."""
     with mock.patch.object(module, "MOST", 3):
         for name in ("d", "e"):
             consumers.attach(reach.topic(), name, "s", initial={}, position={0: 0})
         yield consumers
 
 
-FULL = r"topic/x has 3 live consumers, its most: .*consumer.detach.*nobody has seen for 7 days"
+REFUSAL = r"topic/x has 3 live consumers, its most: .*consumer.detach.*nobody has seen for 7 days"
 
 
-def test_one_consumer_too_many_is_refused_with_the_cure(three: Consumers, reach: Reach) -> None:
-    with pytest.raises(LimitExceeded, match=FULL):
-        three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
-    three.attach(reach.topic(), "c", "two", initial={}, position={0: 0})  # one of them, in a new session
+def test_one_consumer_too_many_is_refused_with_the_cure(full: Consumers, reach: Reach) -> None:
+    with pytest.raises(LimitExceeded, match=REFUSAL):
+        full.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    full.attach(reach.topic(), "c", "two", initial={}, position={0: 0})  # one of them, in a new session
     reach.put(1, path="topic/y")
-    three.attach(reach.topic("topic/y"), "g", "s", initial={}, position={0: 0})
-    three.detach(reach.topic(), "d", "s")
-    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
-    assert {each.consumer for each in three.of(reach.topic()) if each.state == "live"} == {"c", "e", "f"}
+    full.attach(reach.topic("topic/y"), "g", "s", initial={}, position={0: 0})
+    full.detach(reach.topic(), "d", "s")
+    full.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    assert {consumer.consumer for consumer in full.of(reach.topic()) if consumer.state == "live"} == {"c", "e", "f"}
 
 
 @pytest.mark.parametrize(
-    "say",
-    [*SAYINGS[:2], lambda consumers, reach, _: consumers.attach(reach.topic(), "c", "n", initial={}, position={})],
+    "act",
+    [*ACTIONS[:2], lambda consumers, reach, _: consumers.attach(reach.topic(), "c", "n", initial={}, position={})],
     ids=["commit", "heard", "attach"],
 )
-def test_one_that_comes_back_counts_again(say: Callable[..., object], three: Consumers, reach: Reach) -> None:
-    three.detach(reach.topic(), "c", "one")
-    three.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
-    with pytest.raises(LimitExceeded, match=FULL):
-        say(three, reach, "one")
-    three.detach(reach.topic(), "f", "s")
-    say(three, reach, "one")
+def test_a_returning_consumer_counts_again(act: Callable[..., object], full: Consumers, reach: Reach) -> None:
+    full.detach(reach.topic(), "c", "one")
+    full.attach(reach.topic(), "f", "s", initial={}, position={0: 0})
+    with pytest.raises(LimitExceeded, match=REFUSAL):
+        act(full, reach, "one")
+    full.detach(reach.topic(), "f", "s")
+    act(full, reach, "one")
 
 
-def test_of_those_that_were_detached_the_last_ones_are_kept(three: Consumers, reach: Reach) -> None:
+def test_only_the_latest_detached_consumers_are_kept(full: Consumers, reach: Reach) -> None:
     """Else a reader with a new name for each run would leave thousands, for two weeks."""
     for number in range(20):
-        reach.clock.now += 1
-        three.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
-        three.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
-    by_state = {each.consumer: each.state for each in three.of(reach.topic())}
+        reach.clock.advance(1)
+        full.detach(reach.topic(), *(("d", "s") if number == 0 else (f"n{number - 1}", "s")))
+        full.attach(reach.topic(), f"n{number}", "s", initial={}, position={0: 0})
+    by_state = {each.consumer: each.state for each in full.of(reach.topic())}
     assert {name for name, state in by_state.items() if state == "live"} == {"c", "e", "n19"}
     assert {name for name, state in by_state.items() if state == "detached"} == {"n16", "n17", "n18"}
 
@@ -285,7 +286,7 @@ def test_of_those_that_were_detached_the_last_ones_are_kept(three: Consumers, re
 
 @pytest.fixture
 def reader(bare: flight.FlightClient) -> dict[str, Any]:
-    """Who reads a topic of two rows."""
+    """Return the fields by which a reader of a topic of two rows names itself."""
     put(bare, at(TOPIC), [trips(1, 2)])
     journal = call(bare, "describe", path=TOPIC)["journal"]
     return {"path": TOPIC, "journal": journal, "consumer": "c", "session": "s"}
@@ -309,14 +310,14 @@ NAMES = {
 def test_names_are_short_and_plain(
     action: str, field: str, name: str, bare: flight.FlightClient, reader: dict[str, Any]
 ) -> None:
-    """They are labels of metrics, and are shown in logs and terminals as they are."""
+    """They are labels of metrics, and logs and terminals show them as they are."""
     more = {"position": {"0": 0}} if action == "commit" else {}
-    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"({len(name)} came)"):
+    with refused("invalid", f"{field} ", "1 to 80 characters of A-Z a-z 0-9 . _ -", f"got {len(name)}"):
         call(bare, f"consumer.{action}", **reader | {field: name} | more)
     assert call(bare, "describe", path=TOPIC)["consumers"] == []
 
 
-def test_names_of_every_plain_kind_are_taken(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
+def test_names_of_all_plain_characters_are_accepted(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
     reader |= {"consumer": "Ab.9_-" + "c" * 74, "session": "."}
     call(bare, "consumer.attach", **reader)
     assert call(bare, "consumer.commit", **reader, position={"0": 2})["position"] == {"0": 2}
@@ -328,19 +329,20 @@ def test_names_of_every_plain_kind_are_taken(bare: flight.FlightClient, reader: 
     ids=["2^63", "2^70", "4,001 digits", "shard of 5,000 digits", "00", "foreign digit", "sign"],
 )
 @pytest.mark.parametrize("action", ["attach", "offsets", "commit"])
-def test_a_place_that_can_be_none_is_refused_and_breaks_nothing(
+def test_an_impossible_position_is_refused(
     action: str, shard: str, offset: int, bare: flight.FlightClient, server: PenstockServer, reader: dict[str, Any]
 ) -> None:
+    """Neither `describe` nor the metrics break."""
     call(bare, "consumer.attach", **reader)
-    given = {"start" if action == "offsets" else "position": {shard: offset}}
+    position = {"start" if action == "offsets" else "position": {shard: offset}}
     with refused("invalid", "shard ", "expected an offset"):
-        call(bare, f"consumer.{action}", **reader, **given)
+        call(bare, f"consumer.{action}", **reader, **position)
     (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
     assert consumer["lag_rows"] == 2
-    assert 'penstock_consumer_lag_rows{topic="topic/x",consumer="c"} 2' in server.metrics.text()
+    assert 'penstock_consumer_lag_rows{consumer="c",topic="topic/x"} 2.0' in server.state.metrics.text()
 
 
-def test_a_place_beyond_the_end_is_refused_over_the_wire(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
+def test_the_server_refuses_a_position_beyond_the_end(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
     for field in ("initial", "position"):
         with refused("lost", "ends before shard 0: 3 of 2"):
             call(bare, "consumer.attach", **reader, **{field: {"0": 3}})

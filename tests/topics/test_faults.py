@@ -1,4 +1,4 @@
-"""What happens to a topic's disk, bytes and clock: a clear error, and no row is lost, changed or doubled by it."""
+"""Faults of a topic's disk and its bytes: a clear error, and no row is lost, changed or doubled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from penstock.client.client import connect
 from penstock.errors import Lost
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.plain import TRIPS, at, ids, new_attempt, put, read, refused, trips
-from tests.kit.server import ProcessServer, files_at_most, process_server
+from tests.kit.faults import failing_server, files_at_most
+from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.topics import Reach
 from tests.kit.wait import eventually, files
-from tests.ledger.test_faults_disk import failing_server
+from tests.kit.wire import TRIPS, at, ids, new_attempt, put, read, refused, trips
 
 pytestmark = pytest.mark.faults
 
@@ -33,16 +32,16 @@ MIB = 1 << 20
 
 
 def large(first: int, rows: int) -> list[pa.RecordBatch]:
-    """Rows of 1 MiB each: a dozen make two parts."""
+    """Return rows of 1 MiB each: a dozen make two parts."""
     text = os.urandom(MIB // 2).hex()
     return [pa.RecordBatch.from_pydict({"id": [n], "city": [text]}, TRIPS) for n in range(first, first + rows)]
 
 
-def has_exactly(server: ProcessServer, bare: flight.FlightClient, *expected: int) -> None:
-    """These rows, at the offsets from 0 on without a gap, and no bytes besides."""
-    found = read(bare, TOPIC, columns=["id", "_offset"]).to_pydict()
-    assert found == {"id": list(expected), "_offset": list(range(len(expected)))}
-    eventually(lambda: files(server.data / "parts") == named_parts(server.data), what="nothing half-kept")
+def assert_rows(server: ProcessServer, bare: flight.FlightClient, *expected: int) -> None:
+    """Check that these rows lie at the offsets from 0 on, and that no other bytes are kept."""
+    columns = read(bare, TOPIC, columns=["id", "_offset"]).to_pydict()
+    assert columns == {"id": list(expected), "_offset": list(range(len(expected)))}
+    eventually(lambda: files(server.data / "parts") == named_parts(server.data), what="no bytes without a row")
     assert files(server.data / "tmp") == set()
 
 
@@ -56,28 +55,26 @@ def has_exactly(server: ProcessServer, bare: flight.FlightClient, *expected: int
      ("rename", "errno.EIO", "the disk failed"), ("open", "errno.EIO", "the disk failed"),
      ("writev", "errno.ENOSPC", "no room on the disk"), ("fsync", "errno.EDQUOT", "no room on the disk")],
 )  # fmt: skip
-def test_an_append_that_the_disk_fails_is_refused_and_takes_no_offset(
-    tmp_path: Path, system_call: str, code: str, words: str
-) -> None:
-    """A small one, a large one, and a run that is put again when the disk is well."""
-    again = at(TOPIC, attempt=new_attempt(), run="the run")
+def test_an_append_to_a_failing_disk_takes_no_offset(tmp_path: Path, system_call: str, code: str, words: str) -> None:
+    """Try a small put, a large one and a run: each succeeds once the disk works."""
+    run = at(TOPIC, attempt=new_attempt(), run="the run")
     with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
         put(bare, at(TOPIC), [trips(0, 1)])
         flag.touch()
-        for where, rows in ((again, [trips(2)]), (at(TOPIC), large(90, 12)), (again, [trips(2)])):
+        for descriptor, rows in ((run, [trips(2)]), (at(TOPIC), large(90, 12)), (run, [trips(2)])):
             with refused("full" if "room" in words else "unavailable", words):
-                put(bare, where, rows)
+                put(bare, descriptor, rows)
         assert ids(bare, TOPIC) == [0, 1]
         flag.unlink()
 
-        put(bare, again, [trips(2)])
+        put(bare, run, [trips(2)])
         put(bare, at(TOPIC), large(3, 12))
-        put(bare, again, [trips(2)])
-        has_exactly(server, bare, *range(15))
+        put(bare, run, [trips(2)])
+        assert_rows(server, bare, *range(15))
 
 
 @pytest.mark.process
-def test_rows_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: Path) -> None:
+def test_rows_are_refused_while_the_disk_has_no_room(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
         put(bare, at(TOPIC), [trips(0)])
         with files_at_most(server, 3 * MIB):
@@ -86,12 +83,12 @@ def test_rows_for_which_there_is_no_room_are_refused_until_there_is(tmp_path: Pa
                     put(bare, at(TOPIC), large(90, 12))
             put(bare, at(TOPIC), [trips(1)])
         put(bare, at(TOPIC), large(2, 12))
-        has_exactly(server, bare, *range(14))
+        assert_rows(server, bare, *range(14))
 
 
 @pytest.mark.process
-def test_rows_for_whose_ledger_there_is_no_room_are_refused_and_their_bytes_go(tmp_path: Path) -> None:
-    """Reading goes on, though there is no room to note for how long its tickets are good."""
+def test_rows_are_refused_while_the_ledger_has_no_room(tmp_path: Path) -> None:
+    """Their bytes are removed. Rows are still read, though there is no room to note the tickets' time."""
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
         put(bare, at(TOPIC), [trips(0)])
         with files_at_most(server, (server.data / "ledger.db-wal").stat().st_size):
@@ -100,7 +97,7 @@ def test_rows_for_whose_ledger_there_is_no_room_are_refused_and_their_bytes_go(t
                     put(bare, at(TOPIC), [trips(90)])
             assert ids(bare, TOPIC) == [0]
         put(bare, at(TOPIC), [trips(1)])
-        has_exactly(server, bare, 0, 1)
+        assert_rows(server, bare, 0, 1)
 
 
 STUCK = """
@@ -115,8 +112,8 @@ os.fsync = slow
 
 
 @pytest.mark.process
-def test_while_an_fsync_takes_its_time_nothing_is_answered_or_shown_and_others_read(tmp_path: Path) -> None:
-    """As long as it wants: then all that waited is there, once, each client's rows in their order."""
+def test_a_slow_fsync_answers_and_shows_nothing_before_its_end(tmp_path: Path) -> None:
+    """Readers go on. In the end all that waited is there, once, each client's rows in their order."""
     flag = tmp_path / "stuck"
     with (
         process_server(tmp_path / "d", prelude=STUCK.format(flag=str(flag))) as server,
@@ -126,39 +123,39 @@ def test_while_an_fsync_takes_its_time_nothing_is_answered_or_shown_and_others_r
         put(bare, at(TOPIC), [trips(0)])
         flag.touch()
         try:
-            waiting = [pool.submit(five, server.url, client) for client in range(8)]
+            answers = [pool.submit(put_five_times, server.url, client) for client in range(8)]
             eventually(lambda: files(server.data / "tmp"), what="the first part is on its way to the disk")
             for _ in range(20):
                 assert ids(bare, TOPIC) == [0]
-            assert not any(each.done() for each in waiting)
+            assert not any(answer.done() for answer in answers)
         finally:
             flag.unlink()
-        for each in waiting:
-            each.result(60)
-        found = ids(bare, TOPIC)
-        assert sorted(found[1:]) == [client * 100 + row for client in range(1, 9) for row in range(5)]
+        for answer in answers:
+            answer.result(60)
+        numbers = ids(bare, TOPIC)
+        assert sorted(numbers[1:]) == [client * 100 + row for client in range(1, 9) for row in range(5)]
         for client in range(1, 9):
-            assert (mine := [number for number in found if number // 100 == client]) == sorted(mine)
+            assert (mine := [number for number in numbers if number // 100 == client]) == sorted(mine)
 
 
-def five(url: str, client: int) -> None:
-    """Five puts, one after another."""
+def put_five_times(url: str, client: int) -> None:
+    """Put five times, one put after another."""
     with flight.connect(url) as bare:
         for row in range(5):
             put(bare, at(TOPIC, attempt=new_attempt()), [trips((client + 1) * 100 + row)])
 
 
 @pytest.mark.process
-def test_a_server_that_is_stopped_for_a_while_goes_on_with_every_put_and_follower(tmp_path: Path) -> None:
-    """SIGSTOP, three times: each put is answered in the end and is there once, and a follower misses nothing."""
-    seen: list[int] = []
+def test_a_stopped_server_resumes_every_put_and_follower(tmp_path: Path) -> None:
+    """Stop it three times with SIGSTOP: each put is answered in the end and there once, a follower misses nothing."""
+    followed: list[int] = []
     with process_server(tmp_path / "d") as server, connect(server.url, retry_for=60) as client:
         client.put(TOPIC, trips(-1))
         follower = client.follow(TOPIC, start={0: 1})
 
         def follow() -> None:
             for batch in follower:
-                seen.extend(batch["id"].to_pylist())
+                followed.extend(batch["id"].to_pylist())
 
         def produce(start: int) -> None:
             for number in range(start, start + 100):
@@ -168,15 +165,15 @@ def test_a_server_that_is_stopped_for_a_while_goes_on_with_every_put_and_followe
         for thread in threads:
             thread.start()
         for reached in (20, 60, 120):
-            eventually(lambda reached=reached: len(seen) > reached, what="rows come")  # type: ignore[misc]
+            eventually(lambda reached=reached: len(followed) > reached, what="the follower reads rows")  # type: ignore[misc]
             os.kill(server.pid, signal.SIGSTOP)
-            threading.Event().wait(0.5)  # for so long it is stopped
+            threading.Event().wait(0.5)  # how long the server is stopped
             os.kill(server.pid, signal.SIGCONT)
-        eventually(lambda: len(seen) >= 200, within=60, what="all rows")
+        eventually(lambda: len(followed) >= 200, within=60, what="all rows")
         follower.stop()
         for thread in threads:
             thread.join(60)
-    assert sorted(seen) == list(range(200))
+    assert sorted(followed) == list(range(200))
 
 
 # --- bytes at rest ----------------------------------------------------------------------------
@@ -195,7 +192,7 @@ def cut(raw: bytes, dice: random.Random) -> bytes:
 
 
 def blank(raw: bytes, dice: random.Random) -> bytes:
-    """A page that was never written."""
+    """Blank a sector, as if it had never been written."""
     start = dice.randrange(len(raw))
     return raw[:start] + bytes(min(512, len(raw) - start)) + raw[start + 512 :]
 
@@ -206,30 +203,31 @@ def longer(raw: bytes, dice: random.Random) -> bytes:
 
 @pytest.mark.parametrize("damage", [flip, cut, blank, longer])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_damaged_segment_is_named_and_no_other_row_is_lost_with_it(
+def test_a_damaged_segment_costs_only_its_own_rows(
     reach: Reach, seed: int, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
+    """Reads of them name the segment, before and after a restart; others succeed, and new rows are taken."""
     dice = random.Random(f"{seed} {damage.__name__}")
-    for some in PUTS:
-        reach.put(*some)
-    hit = dice.randrange(len(PUTS))
-    name = reach.parts()[hit]
+    for numbers in PUTS:
+        reach.put(*numbers)
+    damaged = dice.randrange(len(PUTS))
+    name = reach.parts()[damaged]
     (file,) = (path for path in (reach.folder / "parts").rglob(name))
     whole = changed = file.read_bytes()
     while changed == whole:
         changed = damage(whole, dice)
     file.write_bytes(changed)
     reach.restart()
-    for when in ("found", "known", "after a restart"):
-        if when == "after a restart":
+    for state in ("when it is found", "when it is known", "after a restart"):
+        if state == "after a restart":
             reach.restart()
-        for number, some in enumerate(PUTS):
-            asked = {"start": {0: some[0]}, "end": {0: some[-1] + 1}}
-            if number == hit:
+        for number, numbers in enumerate(PUTS):
+            limits = {"start": {0: numbers[0]}, "end": {0: numbers[-1] + 1}}
+            if number == damaged:
                 with pytest.raises(Lost, match=name):
-                    reach.read(**asked)  # type: ignore[arg-type]
+                    reach.read(**limits)  # type: ignore[arg-type]
             else:
-                assert [row[2] for row in reach.read(**asked)] == list(some)  # type: ignore[arg-type]
+                assert [row[2] for row in reach.read(**limits)] == list(numbers)  # type: ignore[arg-type]
         with pytest.raises(Lost, match=name):
             reach.ids()
     with mock.patch.object(compaction, "MANY", 2):

@@ -1,4 +1,4 @@
-"""A ledger that is damaged, a clock that jumps: a topic's rows are all there and the same, or an error says why not."""
+"""A damaged ledger, a clock that jumps: a topic has all its rows as they were, or an error says why not."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
-from tests.kit.doubles import Clock
+from tests.kit.clock import Clock
 from tests.kit.topics import Reach
 
 pytestmark = pytest.mark.faults
 
 SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync there costs nothing
 HOUR = 3600.0
-TOLD = (PenstockError, pa.ArrowException)
-"""How damage is told: Arrow's own errors are named by the server."""
+DAMAGE_ERRORS = (PenstockError, pa.ArrowException)
+"""The errors that damage may cause; the server translates Arrow's own."""
 
 
 # --- the ledger's file ------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def noise(raw: bytearray, dice: random.Random) -> None:
 
 
 def blank(raw: bytearray, dice: random.Random) -> None:
-    """A sector that was never written."""
+    """Blank a sector, as if it had never been written."""
     start = dice.randrange(len(raw) // 512) * 512
     raw[start : start + 512] = bytes(512)
 
@@ -55,8 +55,8 @@ def cut(raw: bytearray, dice: random.Random) -> None:
 
 
 @dataclass
-class Kept:
-    """A folder with a topic of two shards, and what was put there."""
+class FilledTopic:
+    """A folder with a topic of two shards, and the rows that were put to it."""
 
     folder: Path
     clock: Clock
@@ -64,81 +64,80 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[Kept]:
+def filled() -> Iterator[FilledTopic]:
     folder = Path(tempfile.mkdtemp(dir=SHM))
-    found = Kept(folder / "whole", Clock())
-    found.folder.mkdir()
-    reach = Reach(found.folder, found.clock)
+    filled = FilledTopic(folder / "whole", Clock())
+    filled.folder.mkdir()
+    reach = Reach(filled.folder, filled.clock)
     reach.create(shards=2)
     for number in range(60):
-        some = range(number * 10, number * 10 + 1 + number % 3)
-        reach.put(*some, attempt=f"{number % 2:08x}{number:024x}")
-        found.rows[number % 2] += some
+        numbers = range(number * 10, number * 10 + 1 + number % 3)
+        reach.put(*numbers, attempt=f"{number % 2:08x}{number:024x}")
+        filled.rows[number % 2] += numbers
     Consumers(reach.ledger, reach.topics).attach(reach.topic(), "c", "s", initial={}, position={0: 4, 1: 4})
     reach.close()
-    yield found
+    yield filled
     shutil.rmtree(folder)
 
 
-def check(reach: Reach, kept: Kept) -> int:
-    """Each shard has its rows at their offsets, never others and never fewer; or an error. How many were errors."""
-    told = 0
-    for shard, rows in kept.rows.items():
+def count_errors(reach: Reach, filled: FilledTopic) -> int:
+    """Check that each shard has its rows at their offsets, neither others nor fewer, or fails; count the failures."""
+    errors = 0
+    for shard, rows in filled.rows.items():
         try:
             ends = reach.topic().latest()
-            others = {each: end for each, end in ends.items() if each != shard}
-            found = reach.read(start=others)
-        except TOLD:
-            told += 1
+            others = {number: end for number, end in ends.items() if number != shard}
+            visible = reach.read(start=others)
+        except DAMAGE_ERRORS:
+            errors += 1
             continue
-        assert [row[:2] for row in found] == [(shard, offset) for offset in range(len(found))]
-        assert [row[2] for row in found][: len(rows)] == rows
-    return told
+        assert [row[:2] for row in visible] == [(shard, offset) for offset in range(len(visible))]
+        assert [row[2] for row in visible][: len(rows)] == rows
+    return errors
 
 
 @pytest.mark.parametrize("damage", [flip, noise, blank, cut])
 @pytest.mark.parametrize("seeds", [range(at, at + 10) for at in range(0, 40, 10)], ids=lambda seeds: str(seeds.start))
-def test_a_damaged_ledger_shows_all_rows_or_is_an_error(kept: Kept, seeds: range, damage: Damage) -> None:
-    """Also behind a put, which may be refused."""
+def test_a_damaged_ledger_shows_all_rows_or_is_an_error(filled: FilledTopic, seeds: range, damage: Damage) -> None:
+    """So it does after a put, which may itself be refused."""
     for seed in seeds:
         dice = random.Random(f"{seed} {damage.__name__}")
-        folder = kept.folder.with_name(f"{damage.__name__} {seed}")
-        shutil.copytree(kept.folder, folder)
+        folder = filled.folder.with_name(f"{damage.__name__} {seed}")
+        shutil.copytree(filled.folder, folder)
         raw = bytearray((folder / "ledger.db").read_bytes())
         damage(raw, dice)
         (folder / "ledger.db").write_bytes(raw)
         try:
-            reach = Reach(folder, kept.clock)
-        except TOLD:
+            reach = Reach(folder, filled.clock)
+        except DAMAGE_ERRORS:
             continue
         try:
             reach.restart()
-            check(reach, kept)
+            count_errors(reach, filled)
             reach.put(9_999)
-            check(reach, kept)
-        except TOLD:
+            count_errors(reach, filled)
+        except DAMAGE_ERRORS:
             pass
         finally:
             reach.close()
             shutil.rmtree(folder)
 
 
-def test_a_whole_ledger_shows_all_rows(kept: Kept) -> None:
-    """The one beside, which says that the tests above look at something."""
-    reach = Reach(kept.folder, kept.clock)
+def test_a_whole_ledger_shows_all_rows(filled: FilledTopic) -> None:
+    """The control of the test above: without damage there is no error."""
+    reach = Reach(filled.folder, filled.clock)
     try:
-        assert check(reach, kept) == 0
+        assert count_errors(reach, filled) == 0
     finally:
         reach.close()
 
 
 @pytest.mark.parametrize("change", ["next = next - 3", "next = next - 1"])
-def test_an_end_that_went_back_is_no_shorter_topic(reach: Reach, change: str) -> None:
-    """Another cell of the ledger than the parts' own, which `tests/topics/test_topics.py` changes."""
+def test_an_end_that_went_back_is_an_error(reach: Reach, change: str) -> None:
+    """The shard's row is damaged; `test_topics.py` damages the rows of its parts."""
     for number in range(6):
         reach.put(number)
-    with reach.ledger.transaction() as t:
-        t.sql.execute(f"UPDATE shards SET {change}")
+    reach.ledger.change(lambda t: t.execute(f"UPDATE shards SET {change}"))
     with pytest.raises(PenstockError):
         reach.ids()
 
@@ -149,57 +148,57 @@ JUMPS = [-400 * 24 * HOUR, -3 * HOUR, -60.0, -0.001, 0.0, 0.001, 60.0, 3 * HOUR,
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_clock_does_an_offset_names_its_row_and_a_time_finds_the_first_row_since(
-    reach: Reach, seed: int
-) -> None:
-    """Puts, restarts and compaction between jumps of up to 400 days, forwards and back."""
+def test_clock_jumps_change_no_offset_and_no_row(reach: Reach, seed: int) -> None:
+    """Jumps of up to 400 days, forwards and back, fall between puts, restarts and compaction. A time finds the first
+    row since then.
+    """
     dice = random.Random(seed)
     reach.create(keep_seconds=1e12)
-    reach.clock.now = 2e9
-    known: list[tuple[int, float]] = []
+    reach.clock.set(2e9)
+    appended: list[tuple[int, float]] = []
     for step in range(40):
-        reach.clock.now += dice.choice(JUMPS)
-        some = range(len(known), len(known) + dice.randrange(1, 4))
-        reach.put(*some)
-        known += [(number, round(reach.clock.now, 6)) for number in some]
+        reach.clock.advance(dice.choice(JUMPS))
+        numbers = range(len(appended), len(appended) + dice.randrange(1, 4))
+        reach.put(*numbers)
+        appended += [(number, round(reach.clock.now(), 6)) for number in numbers]
         if step % 10 == 9:
             with mock.patch.object(compaction, "MANY", 2):
                 Compactor(reach.ledger, reach.store).compact()
             retain(reach.ledger)
             reach.restart()
-        found = reach.read()
-        assert [(row[1], row[2]) for row in found] == [(offset, number) for offset, (number, _) in enumerate(known)]
-        assert [row[3] for row in found] == pytest.approx([when for _, when in known], abs=2e-6)
-        moment = dice.choice(known)[1]
-        first = next(offset for offset, (_, when) in enumerate(known) if when >= moment)
+        rows = reach.read()
+        assert [(row[1], row[2]) for row in rows] == [(offset, number) for offset, (number, _) in enumerate(appended)]
+        assert [row[3] for row in rows] == pytest.approx([when for _, when in appended], abs=2e-6)
+        moment = dice.choice(appended)[1]
+        first = next(offset for offset, (_, when) in enumerate(appended) if when >= moment)
         assert reach.topics.at(reach.topic(), moment) == {0: first}
 
 
 @pytest.mark.parametrize("jump", [3 * HOUR, 30 * HOUR, 6 * 24 * HOUR])
-def test_a_clock_that_jumps_ahead_takes_no_row_from_who_has_still_to_read_it(reach: Reach, jump: float) -> None:
-    """Within the seven days for which a consumer may be away; the rows behind it leave as their time says."""
+def test_a_clock_jump_takes_no_row_from_a_consumer(reach: Reach, jump: float) -> None:
+    """A consumer may be away for seven days; rows that it has committed are removed in their time."""
     for number in range(6):
         reach.put(number)
     consumers = Consumers(reach.ledger, reach.topics)
     consumers.attach(reach.topic(), "c", "s", initial={}, position={0: 2})
-    reach.clock.now += jump
+    reach.clock.advance(jump)
     consumers.expire()
     retain(reach.ledger)
     assert reach.ids() == ([0, 1, 2, 3, 4, 5] if jump < 24 * HOUR else [2, 3, 4, 5])
-    reach.clock.now -= jump
+    reach.clock.advance(-jump)
     consumers.commit(reach.topic(), "c", "s", {0: 4})
     reach.put(6)
     assert [row[1:3] for row in reach.read(start={0: 4})] == [(4, 4), (5, 5), (6, 6)]
 
 
-def test_a_clock_that_is_set_back_keeps_rows_longer_and_never_shorter(reach: Reach) -> None:
+def test_a_clock_that_is_set_back_keeps_rows_longer(reach: Reach) -> None:
     reach.put(0)
-    reach.clock.now -= 10 * HOUR
+    reach.clock.advance(-10 * HOUR)
     reach.put(1)
-    reach.clock.now += 25 * HOUR  # the first is 15 hours old, the one behind it 25
+    reach.clock.advance(25 * HOUR)  # the first is 15 hours old, the one behind it 25
     retain(reach.ledger)
     assert reach.ids() == [0, 1]
-    reach.clock.now += 10 * HOUR
+    reach.clock.advance(10 * HOUR)
     retain(reach.ledger)
     assert reach.ids() == []
     reach.restart()
@@ -207,9 +206,9 @@ def test_a_clock_that_is_set_back_keeps_rows_longer_and_never_shorter(reach: Rea
     assert [row[1:3] for row in reach.read()] == [(2, 2)]
 
 
-def test_a_run_that_is_put_again_after_the_clock_was_set_back_is_still_known(reach: Reach) -> None:
+def test_a_run_is_known_after_the_clock_was_set_back(reach: Reach) -> None:
     reach.put(1, run="r")
-    reach.clock.now -= 400 * 24 * HOUR
+    reach.clock.advance(-400 * 24 * HOUR)
     reach.ledger.expire()
     reach.put(1, run="r")
     assert reach.ids() == [1]

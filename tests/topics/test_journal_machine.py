@@ -1,7 +1,7 @@
 """Any sequence of puts, crashes, corruption, retention and compaction: an offset names one row for ever, or none.
 
-The oracle is a list of rows for each shard and the offset of the first that is left. Where a put's rows went is read
-once, when they are new, and must be so from then on; nothing of the journal's own is asked.
+The oracle is, for each shard, a list of rows and the offset of the first row left. Where the rows of a put went is
+read once, when they are new, and must stay so; the oracle takes nothing else from the journal.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost
-from penstock.ledger import catalog
+from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
-from penstock.queue.topics import compaction
-from penstock.queue.topics.append import SmallPut, commit
+from penstock.queue.topics import compaction, journal
+from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
-from penstock.queue.topics.retention import retain
+from penstock.queue.topics.retention import drop_lost, retain
 from penstock.queue.topics.topics import Topics
 from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
-from tests.kit.doubles import Clock, Crash, crash_at
+from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
+from tests.kit.profiles import examples
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # 14 s of crashes, alone
 
@@ -51,8 +53,8 @@ _SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync there 
 
 
 @dataclass(frozen=True)
-class _Held:
-    """A part as the medium hands it out."""
+class StoredPart:
+    """A part as the medium returns it."""
 
     table: pa.Table
 
@@ -77,35 +79,35 @@ class _Held:
 
 @dataclass
 class Disk:
-    """What lies on a disk, or in a memory that ends with its server; and who has read a broken part."""
+    """The parts of a disk, or of a memory that ends with its server, and those of them that are broken."""
 
     incarnation: str = ""
-    held: dict[str, pa.Table] = field(default_factory=dict)
+    stored: dict[str, pa.Table] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     fails: bool = False
-    """The process dies while it writes: nothing of the part stays."""
+    """The process dies while it writes: nothing of the part is kept."""
     dead: bool = False
-    """Its process has died, and changes nothing any more."""
+    """The process has died: it deletes nothing any more."""
 
     def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
         if self.fails:
             self.dead = True
             raise Crash
         table = pa.Table.from_batches(batches, schema)
-        self.held[name] = table
+        self.stored[name] = table
         return Part(name, table.num_rows, table.nbytes, name)
 
-    def open(self, name: str) -> _Held:
-        if name not in self.held or name in self.broken:
+    def open(self, name: str) -> StoredPart:
+        if name not in self.stored or name in self.broken:
             raise Lost(f"part {name} is lost")
-        return _Held(self.held[name])
+        return StoredPart(self.stored[name])
 
     def delete(self, name: str) -> None:
         if not self.dead and name not in self.broken:
-            self.held.pop(name, None)
+            self.stored.pop(name, None)
 
     def names(self, *, before: float = 0) -> Iterator[tuple[str, int]]:
-        return iter([(name, table.nbytes) for name, table in self.held.items() if name not in self.broken])
+        return iter([(name, table.nbytes) for name, table in self.stored.items() if name not in self.broken])
 
     def quarantined(self) -> list[str]:
         return sorted(self.broken)
@@ -116,17 +118,17 @@ class Disk:
 
 @dataclass
 class Shard:
-    """What the oracle says of a shard."""
+    """A shard as the oracle expects it."""
 
     rows: list[tuple[int, float]] = field(default_factory=list)
-    """Of each offset from 0 on: the row, and when it was appended."""
+    """The row and the time of its append, for each offset from 0 on."""
     first: int = 0
-    """The offset of the first one that is left."""
+    """The offset of the first row left."""
 
 
 @dataclass
 class Ticket:
-    """A range that somebody may read until a time."""
+    """A range that may be read until some time."""
 
     pieces: list[tuple[str, int, int]]
     rows: list[int]
@@ -144,12 +146,12 @@ class JournalMachine(RuleBasedStateMachine):
         self.keyed = False
         self.keep_bytes: int | None = None
         self.runs: dict[str, list[int]] = {}
-        self.places: dict[int, int] = {}
-        """Key -> the shard in which it was seen."""
+        self.shard_of_key: dict[int, int] = {}
+        """Key -> the shard that has its rows."""
         self.broken: set[int] = set()
-        """Rows whose bytes are no longer as they were."""
-        self.floors: dict[str, dict[int, int]] = {}
-        """Consumer -> how far it has committed."""
+        """Rows in broken parts."""
+        self.positions: dict[str, dict[int, int]] = {}
+        """Consumer -> its position."""
         self.tickets: list[Ticket] = []
         self.start()
 
@@ -160,11 +162,11 @@ class JournalMachine(RuleBasedStateMachine):
             self.restarts()
 
     def start(self) -> None:
-        self.disk = Disk(self.disk.incarnation, self.disk.held, self.disk.broken)
-        self.database = Database(self.folder / "ledger.db", catalog.TABLES, payloads.TABLES)
+        self.disk = Disk(self.disk.incarnation, self.disk.stored, self.disk.broken)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
         self.database._connection.execute("PRAGMA synchronous = OFF")
-        self.ledger = Ledger(self.database, incarnation=self.disk.incarnation, now=self.clock)
-        self.store = SplitPayloadStore(self.disk, self.database, url="test:", now=self.clock)
+        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=self.disk.incarnation, now=self.clock.now)
+        self.store = SplitPayloadStore(self.disk, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)
         self.consumers = Consumers(self.ledger, self.topics)
         self.compactor = Compactor(self.ledger, self.store)
@@ -173,16 +175,16 @@ class JournalMachine(RuleBasedStateMachine):
         self.database.close()
         shutil.rmtree(self.folder)
 
-    # --- a reader, who knows tickets and parts ----------------------------------------------
+    # --- a reader -------------------------------------------------------------------------------
 
     def read(self, shard: int, start: int, end: int, life: float = 0) -> list[tuple[int, int, float]]:
-        """Offset, row and time of each offset in a range."""
+        """Return offset, row and time of each offset in a range."""
         topic = self.topics.topic(PATH)
         begin = {each: start if each == shard else 0 for each in self.shards}
         begin = {each: at if each == shard else self.shards[each].first for each, at in begin.items()}
         stop = {each: end if each == shard else at for each, at in begin.items()}
-        found = []
-        laid = self.topics.range(topic, begin, stop, ticketed_until=self.clock.now + life)
+        rows = []
+        laid = self.topics.range(topic, begin, stop, ticketed_until=self.clock.now() + life)
         for piece in laid:
             assert piece.shard == shard
             table = self.store.open(piece.part).reader().read_all().slice(piece.skip, piece.rows)
@@ -190,34 +192,34 @@ class JournalMachine(RuleBasedStateMachine):
             if "_time" in table.column_names:
                 times = [when / 1e6 for when in table["_time"].cast(pa.int64()).to_pylist()]
             offsets = range(piece.first + piece.skip, piece.first + piece.skip + piece.rows)
-            found += list(zip(offsets, table["n"].to_pylist(), times, strict=True))
+            rows += list(zip(offsets, table["n"].to_pylist(), times, strict=True))
         if life:
             pieces = [(piece.part, piece.skip, piece.rows) for piece in laid]
-            rows = [number for _, number, _ in found]
-            self.tickets.append(Ticket(pieces, rows, self.clock.now + life, self.life))
-        return found
+            numbers = [number for _, number, _ in rows]
+            self.tickets.append(Ticket(pieces, numbers, self.clock.now() + life, self.life))
+        return rows
 
-    def check_range(self, shard: int, start: int, end: int, life: float = 0) -> None:
-        known = self.shards[shard]
-        expected = [(at, *known.rows[at]) for at in range(start, min(end, len(known.rows)))]
-        if start < known.first or end > len(known.rows) or start > end:
-            with pytest.raises(Lost if start < known.first else InvalidRequest):
-                self.read(shard, start, end)
-        elif any(number in self.broken for _, number, _ in expected):
+    def check_range(self, number: int, start: int, end: int, life: float = 0) -> None:
+        shard = self.shards[number]
+        expected = [(at, *shard.rows[at]) for at in range(start, min(end, len(shard.rows)))]
+        if start < shard.first or end > len(shard.rows) or start > end:
+            with pytest.raises(Lost if start < shard.first else InvalidRequest):
+                self.read(number, start, end)
+        elif any(row in self.broken for _, row, _ in expected):
             with pytest.raises(Lost):
-                self.read(shard, start, end)
+                self.read(number, start, end)
         else:
-            assert self.read(shard, start, end, life) == expected
+            assert self.read(number, start, end, life) == expected
 
     def check_all(self) -> None:
-        """Every offset that is left, one range after another between the broken ones; and the shards' sums."""
+        """Check each range of offsets between the broken ones, and the sums that each shard keeps."""
         sums = "shards.parts - count(part) AS parts, shards.bytes - coalesce(sum(journal.bytes), 0) AS bytes"
         query = f"SELECT {sums} FROM shards LEFT JOIN journal USING (path, shard) GROUP BY shards.path, shards.shard"
         assert {tuple(row) for row in self.ledger.database.rows(query)} <= {(0, 0)}
-        for number, known in self.shards.items():
-            start = known.first
-            for at in range(known.first, len(known.rows) + 1):
-                if at == len(known.rows) or known.rows[at][0] in self.broken:
+        for number, shard in self.shards.items():
+            start = shard.first
+            for at in range(shard.first, len(shard.rows) + 1):
+                if at == len(shard.rows) or shard.rows[at][0] in self.broken:
                     self.check_range(number, start, at)
                     start = at + 1
 
@@ -231,14 +233,14 @@ class JournalMachine(RuleBasedStateMachine):
         self.shards = {number: Shard() for number in range(shards)}
         self.keyed, self.keep_bytes = keyed, keep_bytes
 
-    def a_put(self, rows: int, run: str | None, wide: bool) -> SmallPut:
+    def make_put(self, rows: int, run: str | None, wide: bool) -> SmallPut:
         numbers = list(range(self.count, self.count + rows))
         self.count += rows
         columns = {"n": numbers, "key": [number * 7 % 5 for number in numbers], "more": ["x"] * rows}
         schema = WIDE if wide else NARROW
         batch = pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names}, schema)
         self.puts_made += 1
-        attempt = f"{zlib.crc32(b'%d' % self.puts_made):08x}{self.puts_made:024x}"  # the same in each run of an example
+        attempt = f"{zlib.crc32(b'%d' % self.puts_made):08x}{self.puts_made:024x}"  # as in each run of the example
         return SmallPut(PATH, run, attempt, schema, [batch], rows, batch.nbytes)
 
     @precondition(lambda self: self.shards)
@@ -249,29 +251,30 @@ class JournalMachine(RuleBasedStateMachine):
         crash=st.sampled_from(CRASHES),
     )
     def puts(self, sizes: list[int], run: str | None, wide: bool, crash: str | None) -> None:
-        sizes = [max(1, sizes[0]), *sizes[1:]] if run else sizes  # else nobody could tell what a crash has left
-        group = [self.a_put(size, run if at == 0 else None, wide) for at, size in enumerate(sizes)]
+        if run:  # without rows the oracle could not tell whether a crash left the run
+            sizes = [max(1, sizes[0]), *sizes[1:]]
+        group = [self.make_put(size, run if at == 0 else None, wide) for at, size in enumerate(sizes)]
         if crash is None:
-            commit(self.ledger, self.store, group)
+            Appender(self.ledger, self.store).commit(group)
             for put in group:
                 numbers = self.numbers(put)
                 expected = self.runs.get(put.run or "", numbers) if put.run else numbers
                 assert put.answer.result(0).rows == len(expected)
-            self.takes_note(group, answered=True)
+            self.record_rows(group, answered=True)
         else:
-            self.dies(crash, lambda: commit(self.ledger, self.store, group))
-            (self.takes_note_of_losses if self.disk.incarnation else self.takes_note)(group, answered=False)
+            self.crashes(crash, lambda: Appender(self.ledger, self.store).commit(group))
+            (self.record_losses if self.disk.incarnation else self.record_rows)(group, answered=False)
 
-    def takes_note_of_losses(self, group: list[SmallPut], *, answered: bool) -> None:
-        """The group was there before its server's memory went, or it wasn't."""
+    def record_losses(self, group: list[SmallPut], *, answered: bool) -> None:
+        """Learn from the ends of the shards whether the group was appended before the memory was lost."""
         new = 0
         for number, end in self.topics.topic(PATH).latest().items():
-            known = self.shards[number]
-            new += end - len(known.rows)
-            known.rows += [(-1, 0.0)] * (end - len(known.rows))
-            known.first = end
+            shard = self.shards[number]
+            new += end - len(shard.rows)
+            shard.rows += [(-1, 0.0)] * (end - len(shard.rows))
+            shard.first = end
         fresh = [put for put in group if not (put.run and put.run in self.runs)]
-        assert new in (0, sum(put.rows for put in fresh)), "half a group, or rows that nobody put"
+        assert new in (0, sum(put.rows for put in fresh)), "half a group, or rows of no put"
         if new:
             self.runs.update({put.run: self.numbers(put) for put in fresh if put.run})
 
@@ -279,30 +282,30 @@ class JournalMachine(RuleBasedStateMachine):
     def numbers(put: SmallPut) -> list[int]:
         return [number for batch in put.batches for number in batch.column("n").to_pylist()]
 
-    def takes_note(self, group: list[SmallPut], *, answered: bool) -> None:
-        """What is new at the ends of the shards is the group's rows, each put whole and in order; then it is known."""
+    def record_rows(self, group: list[SmallPut], *, answered: bool) -> None:
+        """Check that the new rows are the group's, each put whole and in order, and record where they are."""
         new: dict[int, tuple[int, int]] = {}
         for number, end in self.topics.topic(PATH).latest().items():
-            known = self.shards[number]
-            assert end >= len(known.rows), "an end went back"
-            before = len(known.rows)
+            shard = self.shards[number]
+            assert end >= len(shard.rows), "an end went back"
+            before = len(shard.rows)
             for at, row, when in self.read(number, before, end):
-                assert at == len(known.rows)
-                assert when == self.clock.now
+                assert at == len(shard.rows)
+                assert when == self.clock.now()
                 new[row] = (number, at)
-                known.rows.append((row, when))
-            assert len(known.rows) == end
+                shard.rows.append((row, when))
+            assert len(shard.rows) == end
         for put in group:
             numbers = self.numbers(put)
             if put.run and put.run in self.runs:
-                assert not set(numbers) & set(new), "a run twice"
+                assert not set(numbers) & set(new), "a run is there twice"
                 continue
-            there = [number for number in numbers if number in new]
-            assert there == numbers or (not answered and not there), "half a put, or none"
-            if put.run and there:
+            visible = [number for number in numbers if number in new]
+            assert visible == numbers or (not answered and not visible), "half a put, or none though it was answered"
+            if put.run and visible:
                 self.runs[put.run] = numbers
-            self.check_order([new.pop(number) for number in there], there)
-        assert not new, "rows that nobody put"
+            self.check_order([new.pop(number) for number in visible], visible)
+        assert not new, "rows of no put"
 
     def check_order(self, places: list[tuple[int, int]], numbers: list[int]) -> None:
         assert places == sorted(places) or self.keyed
@@ -310,12 +313,12 @@ class JournalMachine(RuleBasedStateMachine):
             assert len({shard for shard, _ in places}) <= 1
         for (shard, _), number in zip(places, numbers, strict=True):
             if self.keyed:
-                assert self.places.setdefault(number * 7 % 5, shard) == shard
+                assert self.shard_of_key.setdefault(number * 7 % 5, shard) == shard
 
-    # --- what happens to a process ----------------------------------------------------------
+    # --- crashes, time, corruption --------------------------------------------------------------
 
-    def dies(self, step: str, doing: Callable[[], object]) -> None:
-        """It dies at a step, if it comes to it, and is started again."""
+    def crashes(self, step: str, operation: Callable[[], object]) -> None:
+        """Crash at a step of the operation, if it comes to it, and start again."""
         kill = crash_at(step)
 
         def passed(at: str) -> None:
@@ -324,7 +327,7 @@ class JournalMachine(RuleBasedStateMachine):
 
         self.disk.fails = step == "written"
         with mock.patch.object(steps, "passed", passed), contextlib.suppress(Crash):
-            doing()
+            operation()
         self.restarts()
 
     @rule()
@@ -333,31 +336,32 @@ class JournalMachine(RuleBasedStateMachine):
         if self.disk.incarnation:
             self.life += 1
             self.disk.incarnation = f"life {self.life}"
-            self.disk.held.clear()
-            for known in self.shards.values():
-                known.first = len(known.rows)
+            self.disk.stored.clear()
+            for shard in self.shards.values():
+                shard.first = len(shard.rows)
         self.start()
+        drop_lost(self.ledger)
         recover(self.ledger, self.store)
         named = {row["name"] for row in self.database.rows("SELECT name FROM parts")}
-        assert set(self.disk.held) - self.disk.broken <= named, "orphans"
+        assert set(self.disk.stored) - self.disk.broken <= named, "orphans"
 
     @rule(seconds=st.sampled_from([0.25, 30.0, KEEP + 1]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
 
-    @precondition(lambda self: self.shards and self.disk.held)
+    @precondition(lambda self: self.shards and self.disk.stored)
     @rule(data=st.data())
-    def bytes_change(self, data: st.DataObject) -> None:
-        """One part is found corrupt from now on."""
-        names = [name for name in self.disk.held if name not in self.disk.broken]
+    def corrupts(self, data: st.DataObject) -> None:
+        """Break one part from now on."""
+        names = [name for name in self.disk.stored if name not in self.disk.broken]
         if names:
             name = data.draw(st.sampled_from(names))
-            shown = {row["part"] for row in self.database.rows("SELECT part FROM journal WHERE path IS NOT NULL")}
+            visible = {row["part"] for row in self.database.rows("SELECT part FROM journal WHERE path IS NOT NULL")}
             self.disk.broken.add(name)
-            if name in shown:
-                self.broken.update(self.disk.held[name]["n"].to_pylist())
+            if name in visible:
+                self.broken.update(self.disk.stored[name]["n"].to_pylist())
 
-    # --- what is done to the journal --------------------------------------------------------
+    # --- compaction, retention, consumers -------------------------------------------------------
 
     @precondition(lambda self: self.shards)
     @rule(crash=st.sampled_from([None, None, "written", "compact.durable", "compact.shown"]))
@@ -366,28 +370,28 @@ class JournalMachine(RuleBasedStateMachine):
             if crash is None:
                 self.compactor.compact()
             else:
-                self.dies(crash, self.compactor.compact)
+                self.crashes(crash, self.compactor.compact)
         self.check_all()
 
     @precondition(lambda self: self.shards)
     @rule()
-    def lets_go(self) -> None:
-        """Whole parts from the front: none that is young, none that a consumer needs, and none that may go stays."""
+    def retains(self) -> None:
+        """Remove whole parts from the front: neither young ones nor those a consumer needs, but all others."""
         retain(self.ledger)
         topic = self.topics.topic(PATH)
         for number, first in topic.earliest().items():
-            known = self.shards[number]
-            floor = min((position[number] for position in self.floors.values()), default=len(known.rows))
-            gone = known.rows[known.first : first]
-            assert first >= known.first
-            assert not gone or first <= floor, "past the slowest consumer"
-            assert all(when < self.clock.now - KEEP for _, when in gone) or self.keep_bytes is not None
-            known.first = first
-            front = [each for each in self.topics.range(topic, {}, {}, ticketed_until=0) if each.shard == number][:1]
+            shard = self.shards[number]
+            slowest = min((position[number] for position in self.positions.values()), default=len(shard.rows))
+            removed = shard.rows[shard.first : first]
+            assert first >= shard.first
+            assert not removed or first <= slowest, "retention passed the slowest consumer"
+            assert all(when < self.clock.now() - KEEP for _, when in removed) or self.keep_bytes is not None
+            shard.first = first
+            front = [part for part in self.topics.range(topic, {}, {}, ticketed_until=0) if part.shard == number][:1]
             for part in front:
-                young = any(when >= self.clock.now - KEEP for _, when in known.rows[first : first + part.rows])
-                assert young or first + part.rows > floor, "it is old, and nobody needs it"
-                assert self.keep_bytes != 0 or first + part.rows > floor, "it is too much"
+                young = any(when >= self.clock.now() - KEEP for _, when in shard.rows[first : first + part.rows])
+                assert young or first + part.rows > slowest, "an old part that no consumer needs is kept"
+                assert self.keep_bytes != 0 or first + part.rows > slowest, "a part beyond keep_bytes is kept"
 
     @rule()
     def frees(self) -> None:
@@ -396,40 +400,38 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shards)
     @rule(name=st.sampled_from(["a", "b"]), data=st.data())
     def commits(self, name: str, data: st.DataObject) -> None:
-        """A consumer comes with where it stands, or goes on from there."""
+        """Attach a consumer, or commit a later position of one that is attached."""
         topic = self.topics.topic(PATH)
-        held = self.floors.get(name)
-        if held is None:
-            held = {number: known.first for number, known in self.shards.items()}
+        before = self.positions.get(name) or {number: shard.first for number, shard in self.shards.items()}
         position = {
-            number: data.draw(st.integers(at, max(at, len(self.shards[number].rows)))) for number, at in held.items()
+            number: data.draw(st.integers(at, max(at, len(self.shards[number].rows)))) for number, at in before.items()
         }
-        known = {each.consumer: each.state for each in self.consumers.of(topic)}
+        attached = {each.consumer for each in self.consumers.of(topic)}
         self.consumers.attach(topic, self.consumer(name), "session", initial={}, position=position)
-        if self.consumer(name) in known:
+        if self.consumer(name) in attached:
             self.consumers.commit(topic, self.consumer(name), "session", position)
-        self.floors[name] = position
+        self.positions[name] = position
 
     def consumer(self, name: str) -> str:
         return f"{name} of {self.topics.topic(PATH).journal}"
 
-    @precondition(lambda self: self.floors)
+    @precondition(lambda self: self.positions)
     @rule()
     def a_week_passes(self) -> None:
-        self.clock.now += 3 * UNSEEN  # long enough to be forgotten, too
+        self.clock.advance(3 * UNSEEN)  # long enough to be forgotten, too
         self.consumers.expire()
         self.consumers.expire()
-        self.floors.clear()
+        self.positions.clear()
 
     @precondition(lambda self: self.shards)
     @rule()
     def deletes(self) -> None:
         journal = self.topics.remove(PATH).journal
-        self.shards, self.floors, self.places, self.runs = {}, {}, {}, {}
+        self.shards, self.positions, self.shard_of_key, self.runs = {}, {}, {}, {}
         self.creates(1, False, None)
         assert self.topics.topic(PATH).journal != journal
 
-    # --- what is seen of it -----------------------------------------------------------------
+    # --- reads ----------------------------------------------------------------------------------
 
     @precondition(lambda self: self.shards)
     @rule(data=st.data(), life=st.sampled_from([0.0, 40.0, 400.0]))
@@ -442,7 +444,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reads_again_by_a_ticket(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.tickets))
-        if ticket.until < self.clock.now or ticket.life < self.life or self.broken & set(ticket.rows):
+        if ticket.until < self.clock.now() or ticket.life < self.life or self.broken & set(ticket.rows):
             self.tickets.remove(ticket)
         elif not any(part in self.disk.broken for part, _, _ in ticket.pieces):
             tables = [self.store.open(part).reader().read_all().slice(skip, rows) for part, skip, rows in ticket.pieces]
@@ -450,31 +452,31 @@ class JournalMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shards)
     @rule(seconds=st.floats(0, 300))
-    def looks_for_a_time(self, seconds: float) -> None:
-        moment = round(self.clock.now - seconds, 6)
-        found = self.topics.at(self.topics.topic(PATH), moment)
-        for number, known in self.shards.items():
-            left = range(known.first, len(known.rows))
-            expected = next((at for at in left if known.rows[at][1] >= moment), len(known.rows))
-            assert found[number] == expected or known.rows[expected - 1][0] in self.broken
+    def finds_a_time(self, seconds: float) -> None:
+        moment = round(self.clock.now() - seconds, 6)
+        offsets = self.topics.at(self.topics.topic(PATH), moment)
+        for number, shard in self.shards.items():
+            left = range(shard.first, len(shard.rows))
+            expected = next((at for at in left if shard.rows[at][1] >= moment), len(shard.rows))
+            assert offsets[number] == expected or shard.rows[expected - 1][0] in self.broken
 
     @precondition(lambda self: self.shards)
     @invariant()
-    def the_ends_are_the_oracles(self) -> None:
+    def ends_are_as_expected(self) -> None:
         topic = self.topics.topic(PATH)
-        assert topic.earliest() == {number: known.first for number, known in self.shards.items()}
-        assert topic.latest() == {number: len(known.rows) for number, known in self.shards.items()}
+        assert topic.earliest() == {number: shard.first for number, shard in self.shards.items()}
+        assert topic.latest() == {number: len(shard.rows) for number, shard in self.shards.items()}
 
     @rule()
-    def all_is_read(self) -> None:
+    def reads_all(self) -> None:
         self.check_all()
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """What 25,000 steps warn of is no help."""
+    """Silence the warnings of 25,000 steps."""
     caplog.set_level(logging.CRITICAL, "penstock")
 
 
-JournalMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=50)
+JournalMachine.TestCase.settings = settings(max_examples=examples(500), stateful_step_count=50)
 TestJournalMachine = JournalMachine.TestCase

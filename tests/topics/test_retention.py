@@ -1,4 +1,4 @@
-"""What leaves a topic, and what only changes its form: retention, lost memory, compaction, forgotten puts."""
+"""Rows that are removed from a topic, parts that are rewritten: retention, lost memory, compaction, forgotten puts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import shutil
 import sqlite3
 import uuid
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
-from penstock.flight_server.config import Settings
+from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger import ledger
 from penstock.ledger.sweep import Sweeper
@@ -29,25 +30,23 @@ from penstock.queue.topics.retention import retain
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
-from tests.flight_server.test_lifecycle import named_parts
-from tests.kit.damage import varied
-from tests.kit.doubles import Crash, crash_at
-from tests.kit.plain import TRIPS, at, fetch, ids, info, new_attempt, put, read, trips
-from tests.kit.server import ANY_PORT, process_server
+from tests.kit.faults import Crash, crash_at, varied
+from tests.kit.server import ANY_PORT, named_parts, process_server
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
+from tests.kit.wire import TRIPS, at, fetch, ids, info, new_attempt, put, read, trips
 
 HOUR = 3600.0
-AGAIN = "Their offsets are not used again"
+NOT_USED_AGAIN = "Their offsets are not used again"
 
 
 def attempt_for(shard: int) -> str:
-    """A new one."""
+    """Return the id of a new attempt, whose first digits choose this shard."""
     return f"{shard:08x}{uuid.uuid4().hex[8:]}"
 
 
 def consumer_at(reach: Reach, position: dict[int, int], path: str = TOPIC) -> Consumers:
-    """A live consumer that has committed so far."""
+    """Attach a live consumer at this position."""
     consumers = Consumers(reach.ledger, reach.topics)
     consumers.attach(reach.topic(path), "c", "session", initial={}, position=position)
     return consumers
@@ -56,54 +55,54 @@ def consumer_at(reach: Reach, position: dict[int, int], path: str = TOPIC) -> Co
 # --- by time ---------------------------------------------------------------------------------
 
 
-def test_rows_leave_when_their_time_is_over(reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_are_removed_once_they_are_too_old(reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(4):
         reach.put(number)
-        reach.clock.now += HOUR
-    reach.clock.now += 22 * HOUR + 1  # the first is 26 hours old, the third 24
+        reach.clock.advance(HOUR)
+    reach.clock.advance(22 * HOUR + 1)  # the first is 26 hours old, the third 24
 
     size = reach.topic().bytes * 3 // 4
     with caplog.at_level(logging.INFO, "penstock"):
         assert retain(reach.ledger) == 3
 
-    assert reach.read() == [(0, 3, 3, reach.clock.now - 23 * HOUR - 1)]
+    assert reach.read() == [(0, 3, 3, reach.clock.now() - 23 * HOUR - 1)]
     assert (reach.topic().earliest(), reach.topic().latest()) == ({0: 3}, {0: 4})
-    assert [record.message for record in caplog.records if "have left" in record.message] == [
-        f"topic/x: its oldest 3 rows ({format_size(size)}) have left, as it says how much it keeps"
+    assert [record.message for record in caplog.records if "retention removed" in record.message] == [
+        f"topic/x: retention removed the oldest 3 rows ({format_size(size)})"
     ]
     assert retain(reach.ledger) == 0
 
 
-def test_a_topic_keeps_its_rows_for_as_long_as_it_says(reach: Reach) -> None:
+def test_each_topic_keeps_rows_for_its_own_time(reach: Reach) -> None:
     reach.create(keep_seconds=60)
     reach.create("topic/y", keep_seconds=7 * 24 * HOUR)
     for path in (TOPIC, "topic/y"):
         reach.put(1, path=path)
-    reach.clock.now += 60
+    reach.clock.advance(60)
     assert retain(reach.ledger) == 0
-    reach.clock.now += 1
+    reach.clock.advance(1)
     assert retain(reach.ledger) == 1
-    reach.clock.now += 6 * 24 * HOUR
+    reach.clock.advance(6 * 24 * HOUR)
     assert retain(reach.ledger) == 0
     assert reach.ids("topic/y") == [1]
 
 
-def test_whole_parts_leave_from_the_front_of_each_shard(reach: Reach) -> None:
-    """An old part behind a young one stays, as a clock that was set back makes it: there is never a hole."""
+def test_whole_parts_are_removed_from_the_front(reach: Reach) -> None:
+    """An old part behind a young one, which a clock that was set back makes, stays: there is never a hole."""
     reach.create(shards=2)
     for shard, ages in ((0, [30, 1, 30]), (1, [30, 30, 1])):
         for number, age in enumerate(ages):
-            reach.clock.now -= age * HOUR
+            reach.clock.advance(-age * HOUR)
             reach.put(10 * shard + number, attempt=attempt_for(shard))
-            reach.clock.now += age * HOUR
+            reach.clock.advance(age * HOUR)
     assert retain(reach.ledger) == 3
     assert reach.ids() == [1, 2, 12]
     assert reach.topic().earliest() == {0: 1, 1: 2}
 
 
-def test_an_empty_shard_goes_on_where_it_ended(reach: Reach) -> None:
+def test_an_empty_shard_continues_at_its_end(reach: Reach) -> None:
     reach.put(1, 2, 3)
-    reach.clock.now += 25 * HOUR
+    reach.clock.advance(25 * HOUR)
     retain(reach.ledger)
     assert reach.topic().earliest() == reach.topic().latest() == {0: 3}
     assert reach.read() == []
@@ -112,30 +111,30 @@ def test_an_empty_shard_goes_on_where_it_ended(reach: Reach) -> None:
     assert [row[:3] for row in reach.read()] == [(0, 3, 4)]
 
 
-def test_rows_that_left_are_named_and_what_is_left(reach: Reach) -> None:
+def test_the_error_names_removed_rows_and_those_left(reach: Reach) -> None:
     reach.put(1, 2, 3)
-    reach.clock.now += 25 * HOUR
+    reach.clock.advance(25 * HOUR)
     reach.put(4, 5)
     retain(reach.ledger)
-    said = r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
+    gone = r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
     for end in ({}, {0: 5}, {0: 3}):
-        with pytest.raises(Lost, match=said):
+        with pytest.raises(Lost, match=gone):
             reach.read(start={0: 1}, end=end)
     with pytest.raises(Lost, match="1 rows from offset 1 on"):
         reach.read(start={0: 1}, end={0: 2})
     assert reach.read(start={0: 3}, end={0: 3}) == []
 
 
-def test_what_a_ticket_names_keeps_its_bytes_when_it_leaves(reach: Reach) -> None:
+def test_removed_parts_keep_their_bytes_for_tickets(reach: Reach) -> None:
     reach.put(1)
     (part,) = reach.parts()
-    reach.clock.now += 23 * HOUR
-    reach.read(ticketed_until=reach.clock.now + 12 * HOUR)
-    reach.clock.now += 2 * HOUR
+    reach.clock.advance(23 * HOUR)
+    reach.read(ticketed_until=reach.clock.now() + 12 * HOUR)
+    reach.clock.advance(2 * HOUR)
     assert retain(reach.ledger) == 1
     assert reach.free() == 0
     assert reach.store.open(part).rows == 1
-    reach.clock.now += 11 * HOUR
+    reach.clock.advance(11 * HOUR)
     assert reach.free() == 1
     assert reach.kept() == set()
 
@@ -143,13 +142,14 @@ def test_what_a_ticket_names_keeps_its_bytes_when_it_leaves(reach: Reach) -> Non
 # --- by size ---------------------------------------------------------------------------------
 
 
-def test_the_oldest_rows_of_all_shards_leave_until_the_rest_fits(reach: Reach) -> None:
+def test_the_oldest_rows_are_removed_until_the_rest_fits(reach: Reach) -> None:
+    """Age and size count over all shards."""
     reach.put(0, path="topic/measure")
-    one = reach.topic("topic/measure").bytes
-    reach.create(shards=2, keep_bytes=3 * one)
+    part_bytes = reach.topic("topic/measure").bytes
+    reach.create(shards=2, keep_bytes=3 * part_bytes)
     for number, shard in enumerate([0, 0, 1, 0, 1, 1]):
         reach.put(number, attempt=attempt_for(shard))
-        reach.clock.now += 1
+        reach.clock.advance(1)
     assert retain(reach.ledger) == 3
     assert sorted(reach.ids()) == [3, 4, 5]
     assert reach.topic().earliest() == {0: 2, 1: 1}
@@ -157,7 +157,7 @@ def test_the_oldest_rows_of_all_shards_leave_until_the_rest_fits(reach: Reach) -
     assert reach.ids("topic/measure") == [0]
 
 
-def test_what_is_kept_by_size_is_said(reach: Reach) -> None:
+def test_the_error_names_the_size_that_is_kept(reach: Reach) -> None:
     reach.create(keep_bytes=1)
     reach.put(1)
     retain(reach.ledger)
@@ -170,12 +170,12 @@ def test_what_is_kept_by_size_is_said(reach: Reach) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_bytes": 1}])
-def test_nothing_leaves_that_a_live_consumer_has_still_to_read(reach: Reach, options: dict[str, Any]) -> None:
+def test_rows_stay_until_a_live_consumer_has_committed_them(reach: Reach, options: dict[str, Any]) -> None:
     reach.create(**options)
     for number in range(0, 10, 2):
         reach.put(number, number + 1)
     consumers = consumer_at(reach, {0: 5})
-    reach.clock.now += 30 * HOUR
+    reach.clock.advance(30 * HOUR)
 
     assert retain(reach.ledger) == 4  # the part with offset 4 has 5, too
     assert reach.ids() == [4, 5, 6, 7, 8, 9]
@@ -184,7 +184,7 @@ def test_nothing_leaves_that_a_live_consumer_has_still_to_read(reach: Reach, opt
     assert reach.ids() == [8, 9]
 
 
-def test_the_slowest_consumer_counts_and_in_each_shard_its_own(reach: Reach) -> None:
+def test_the_slowest_consumer_of_each_shard_counts(reach: Reach) -> None:
     reach.create(shards=2)
     for number in range(4):
         for shard in (0, 1):
@@ -192,12 +192,13 @@ def test_the_slowest_consumer_counts_and_in_each_shard_its_own(reach: Reach) -> 
     consumers = Consumers(reach.ledger, reach.topics)
     for name, position in {"a": {0: 1, 1: 4}, "b": {0: 3, 1: 2}, "c": {0: 4, 1: 4}}.items():
         consumers.attach(reach.topic(), name, "session", initial={}, position=position)
-    reach.clock.now += 30 * HOUR
+    reach.clock.advance(30 * HOUR)
     retain(reach.ledger)
     assert reach.topic().earliest() == {0: 1, 1: 2}
 
 
-def test_consumers_that_are_gone_or_of_an_earlier_topic_hold_nothing(reach: Reach) -> None:
+def test_detached_consumers_hold_no_rows(reach: Reach) -> None:
+    """Nor does a consumer of an earlier topic at the path."""
     reach.put(1)
     consumer_at(reach, {0: 0})
     reach.topics.remove(TOPIC)
@@ -205,17 +206,17 @@ def test_consumers_that_are_gone_or_of_an_earlier_topic_hold_nothing(reach: Reac
     consumers = Consumers(reach.ledger, reach.topics)
     consumers.attach(reach.topic(), "left", "session", initial={}, position={0: 0})
     consumers.detach(reach.topic(), "left", "session")
-    reach.clock.now += 30 * HOUR
+    reach.clock.advance(30 * HOUR)
     assert retain(reach.ledger) == 1
 
 
-def test_a_consumer_that_nobody_has_seen_for_a_week_holds_nothing_any_more(reach: Reach) -> None:
+def test_a_consumer_unseen_for_a_week_holds_no_rows(reach: Reach) -> None:
     reach.put(1)
     consumers = consumer_at(reach, {0: 0})
-    reach.clock.now += UNSEEN
+    reach.clock.advance(UNSEEN)
     consumers.expire()
     assert retain(reach.ledger) == 0
-    reach.clock.now += 1
+    reach.clock.advance(1)
     consumers.expire()
     assert retain(reach.ledger) == 1
 
@@ -225,7 +226,7 @@ def test_a_consumer_that_nobody_has_seen_for_a_week_holds_nothing_any_more(reach
 
 @pytest.fixture
 def in_memory(reach: Reach) -> Reach:
-    """The same, with its parts in memory."""
+    """Restart with an empty store in memory."""
     reach.restart(medium(reach))
     return reach
 
@@ -234,9 +235,7 @@ def medium(reach: Reach) -> MemoryMedium:
     return MemoryMedium(reach.folder / "spill", max_bytes=1 << 20)
 
 
-def test_rows_that_were_in_memory_are_lost_by_name_at_the_next_start(
-    in_memory: Reach, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_in_memory_are_lost_by_name_at_the_next_start(in_memory: Reach, caplog: pytest.LogCaptureFixture) -> None:
     in_memory.create(shards=2)
     for shard in (0, 0, 1):
         in_memory.put(1, 2, attempt=attempt_for(shard))
@@ -244,23 +243,23 @@ def test_rows_that_were_in_memory_are_lost_by_name_at_the_next_start(
 
     in_memory.restart(medium(in_memory))
 
-    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    why = "they were in the memory of a server that has ended"
-    assert said == [
-        f"topic/x: 6 rows are lost, {why}: shard 0 from 0 up to 4, shard 1 from 0 up to 2. {AGAIN}",
-        f"topic/y: 1 rows are lost, {why}: shard 0 from 0 up to 1. {AGAIN}",
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    reason = "they were in the memory of a server that has stopped"
+    assert warnings == [
+        f"topic/x: 6 rows are lost, {reason}: shard 0 from 0 up to 4, shard 1 from 0 up to 2. {NOT_USED_AGAIN}",
+        f"topic/y: 1 rows are lost, {reason}: shard 0 from 0 up to 1. {NOT_USED_AGAIN}",
     ]
-    found = in_memory.topic()
-    assert (found.epoch, found.rows, found.earliest(), found.latest()) == (1, 0, {0: 4, 1: 2}, {0: 4, 1: 2})
+    topic = in_memory.topic()
+    assert (topic.epoch, topic.rows, topic.earliest(), topic.latest()) == (1, 0, {0: 4, 1: 2}, {0: 4, 1: 2})
     in_memory.put(3, attempt=attempt_for(0))
     assert [row[:3] for row in in_memory.read()] == [(0, 4, 3)]
     with pytest.raises(
-        Lost, match=r"3 rows from offset 1 on are gone, lost with the memory of a server that has ended"
+        Lost, match=r"3 rows from offset 1 on are gone, lost with the memory of a server that has stopped"
     ):
         in_memory.read(start={0: 1})
 
 
-def test_a_start_that_loses_nothing_says_nothing(in_memory: Reach, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_loses_nothing_logs_nothing(in_memory: Reach, caplog: pytest.LogCaptureFixture) -> None:
     in_memory.put(1)
     in_memory.restart(medium(in_memory))
     caplog.clear()
@@ -268,11 +267,11 @@ def test_a_start_that_loses_nothing_says_nothing(in_memory: Reach, caplog: pytes
     assert (in_memory.topic().epoch, caplog.records) == (1, [])
 
 
-def test_rows_that_were_lost_and_rows_whose_time_was_over_are_told_apart(in_memory: Reach) -> None:
+def test_the_error_tells_lost_rows_from_expired_ones(in_memory: Reach) -> None:
     in_memory.put(1, 2)
     in_memory.restart(medium(in_memory))
     in_memory.put(3, 4)
-    in_memory.clock.now += 25 * HOUR
+    in_memory.clock.advance(25 * HOUR)
     retain(in_memory.ledger)
     with pytest.raises(Lost, match=r"the ones before 2 lost with the memory .*; of the others, they are kept for 24 h"):
         in_memory.read(start={0: 0})
@@ -280,8 +279,8 @@ def test_rows_that_were_lost_and_rows_whose_time_was_over_are_told_apart(in_memo
         in_memory.read(start={0: 3})
 
 
-def test_rows_on_disk_stay_where_rows_in_memory_were_appended_behind_them(reach: Reach) -> None:
-    """The same data folder, served with another store in between."""
+def test_rows_on_disk_stay_when_those_in_memory_are_lost(reach: Reach) -> None:
+    """One data folder, served with a memory store in between."""
     reach.put(1)
     reach.restart(medium(reach))
     reach.put(2)
@@ -289,7 +288,7 @@ def test_rows_on_disk_stay_where_rows_in_memory_were_appended_behind_them(reach:
     assert reach.read(end={0: 1})[0][:3] == (0, 0, 1)
     with pytest.raises(Lost):
         reach.read()
-    reach.clock.now += 25 * HOUR
+    reach.clock.advance(25 * HOUR)
     retain(reach.ledger)
     reach.put(3)
     assert [row[:3] for row in reach.read()] == [(0, 2, 3)]
@@ -298,15 +297,16 @@ def test_rows_on_disk_stay_where_rows_in_memory_were_appended_behind_them(reach:
 # --- compaction ------------------------------------------------------------------------------
 
 
-def many(reach: Reach, count: int, *, start: int = 0) -> None:
-    """So many parts of 1 to 3 rows, a second apart."""
+def put_parts(reach: Reach, count: int, *, start: int = 0) -> None:
+    """Put so many parts of 1 to 3 rows, a second apart."""
     for number in range(start, start + count):
         reach.put(*range(10 * number, 10 * number + 1 + number % 3))
-        reach.clock.now += 1
+        reach.clock.advance(1)
 
 
-def test_small_parts_become_one_with_the_same_rows_in_order_at_the_same_offsets_and_times(reach: Reach) -> None:
-    many(reach, 20)
+def test_compaction_keeps_the_same_rows_in_order(reach: Reach) -> None:
+    """One part replaces the small ones, with the same offsets and times."""
+    put_parts(reach, 20)
     before, old = reach.read(), reach.parts()
 
     assert Compactor(reach.ledger, reach.store).compact() == 20
@@ -318,16 +318,16 @@ def test_small_parts_become_one_with_the_same_rows_in_order_at_the_same_offsets_
     assert not set(old) & reach.kept()
     for start, end in ((0, 1), (3, 9), (7, 8), (len(before) - 1, len(before)), (5, 5)):
         assert reach.read(start={0: start}, end={0: end}) == before[start:end]
-    found = reach.topic()
-    assert (found.rows, found.part_count, found.latest()) == (len(before), 1, {0: len(before)})
-    assert found.schema.equals(TRIPS, check_metadata=True)
+    topic = reach.topic()
+    assert (topic.rows, topic.part_count, topic.latest()) == (len(before), 1, {0: len(before)})
+    assert topic.schema.equals(TRIPS, check_metadata=True)
 
 
-def test_what_was_compacted_is_compacted_again_with_what_came_since(reach: Reach) -> None:
+def test_compacted_parts_are_compacted_again_with_new_ones(reach: Reach) -> None:
     compactor = Compactor(reach.ledger, reach.store)
-    many(reach, 16)
+    put_parts(reach, 16)
     compactor.compact()
-    many(reach, 15, start=16)
+    put_parts(reach, 15, start=16)
     before = reach.read()
     assert compactor.compact() == 16
     assert reach.read() == before
@@ -335,22 +335,23 @@ def test_what_was_compacted_is_compacted_again_with_what_came_since(reach: Reach
 
 
 def test_few_parts_stay_as_they_are(reach: Reach) -> None:
-    many(reach, 15)
+    put_parts(reach, 15)
     before = reach.parts()
     assert Compactor(reach.ledger, reach.store).compact() == 0
     assert reach.parts() == before
 
 
-def test_few_parts_that_make_up_a_large_one_are_worth_it(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_parts_are_compacted_if_they_fill_a_large_one(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "PART_BYTES", 3_000)
-    many(reach, 14)
+    put_parts(reach, 14)
     before = reach.read()
     assert Compactor(reach.ledger, reach.store).compact() > 4
     assert 2 <= len(reach.parts()) < 10
     assert reach.read() == before
 
 
-def test_large_parts_other_schemas_and_other_shards_bound_a_run(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compacted_part_has_one_shard_and_one_schema(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large parts are left out."""
     monkeypatch.setattr(compaction, "SMALL", 4_000)
     monkeypatch.setattr(compaction, "MANY", 3)
     reach.create(shards=2)
@@ -369,21 +370,21 @@ def test_large_parts_other_schemas_and_other_shards_bound_a_run(reach: Reach, mo
     assert [reach.store.open(part).rows for part in reach.parts()] == [6, 500, 2, 2, 3, 2, 2, 2, 2]
 
 
-def test_columns_of_every_layout_are_compacted_as_they_are(reach: Reach) -> None:
+def test_columns_of_every_layout_are_compacted_unchanged(reach: Reach) -> None:
     batches = varied().to_batches()
     for number in range(16):
         reach.put(rows=batches[number % 2])
     before = [row for part in reach.parts() for row in reach.store.open(part).reader().read_all().to_pylist()]
     assert Compactor(reach.ledger, reach.store).compact() == 16
     (part,) = reach.parts()
-    held = reach.store.open(part).reader().read_all()
-    assert held.drop_columns(["_time"]).to_pylist() == before
-    assert held.drop_columns(["_time"]).schema.equals(batches[0].schema)
+    table = reach.store.open(part).reader().read_all()
+    assert table.drop_columns(["_time"]).to_pylist() == before
+    assert table.drop_columns(["_time"]).schema.equals(batches[0].schema)
 
 
-def test_the_rows_since_a_time_are_found_within_a_compacted_part(reach: Reach) -> None:
-    reach.clock.now += 0.123456
-    many(reach, 20)
+def test_a_time_is_found_within_a_compacted_part(reach: Reach) -> None:
+    reach.clock.advance(0.123456)
+    put_parts(reach, 20)
     before = reach.read()
 
     def expected(moment: float) -> int:
@@ -396,37 +397,37 @@ def test_the_rows_since_a_time_are_found_within_a_compacted_part(reach: Reach) -
     assert exact == [expected(moment) for moment in moments]
 
 
-def test_parts_that_leave_while_they_are_rewritten_leave(reach: Reach) -> None:
-    many(reach, 20)
+def test_parts_removed_during_compaction_stay_removed(reach: Reach) -> None:
+    put_parts(reach, 20)
 
-    def meanwhile(step: str) -> None:
+    def remove_rows(step: str) -> None:
         if step == "compact.durable":
-            reach.clock.now += 25 * HOUR
+            reach.clock.advance(25 * HOUR)
             reach.put(999)
             retain(reach.ledger)
 
-    with mock.patch.object(steps, "passed", meanwhile):
+    with mock.patch.object(steps, "passed", remove_rows):
         assert Compactor(reach.ledger, reach.store).compact() == 0
     assert reach.ids() == [999]
     reach.free()
     assert reach.kept() == set(reach.parts())
 
 
-def test_a_topic_that_is_made_anew_while_it_is_compacted_is_left_alone(reach: Reach) -> None:
-    many(reach, 20)
+def test_a_topic_made_anew_during_compaction_is_unchanged(reach: Reach) -> None:
+    put_parts(reach, 20)
 
-    def meanwhile(step: str) -> None:
+    def make_anew(step: str) -> None:
         if step == "compact.durable":
             reach.topics.remove(TOPIC)
             reach.put(1)
 
-    with mock.patch.object(steps, "passed", meanwhile):
+    with mock.patch.object(steps, "passed", make_anew):
         assert Compactor(reach.ledger, reach.store).compact() == 0
     assert reach.ids() == [1]
 
 
-def test_a_part_that_cannot_be_read_stays_and_is_told_of_once(reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
-    many(reach, 20)
+def test_an_unreadable_part_stays_and_is_logged_once(reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
+    put_parts(reach, 20)
     broken = reach.parts()[3]
     (file,) = reach.folder.rglob(broken)
     file.write_bytes(file.read_bytes()[:-30] + b"x" * 30)
@@ -445,8 +446,8 @@ def test_a_part_that_cannot_be_read_stays_and_is_told_of_once(reach: Reach, capl
     assert [row[2] for row in reach.read(start={0: 7})][:1] == [40]
 
 
-def test_a_store_without_room_leaves_the_parts_as_they_are(reach: Reach) -> None:
-    many(reach, 20)
+def test_a_full_store_leaves_small_parts_as_they_are(reach: Reach) -> None:
+    put_parts(reach, 20)
     before = reach.read()
     reach.store.quota = reach.store.used + 10
     assert Compactor(reach.ledger, reach.store).compact() == 0
@@ -454,7 +455,7 @@ def test_a_store_without_room_leaves_the_parts_as_they_are(reach: Reach) -> None
     assert len(reach.kept()) == 20
 
 
-def test_a_shard_that_cant_be_made_compact_keeps_no_other_from_it(
+def test_a_failed_compaction_does_not_stop_the_next_shard(
     reach: Reach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for path in ("topic/a", "topic/b"):
@@ -462,10 +463,10 @@ def test_a_shard_that_cant_be_made_compact_keeps_no_other_from_it(
             reach.put(number, path=path)
     write, calls = reach.store.write, count()
 
-    def first_fails(*given: Any) -> Any:
+    def first_fails(*arguments: Any) -> Any:
         if next(calls) == 0:
             raise StoreFull("no room", retry_after=5)
-        return write(*given)
+        return write(*arguments)
 
     monkeypatch.setattr(reach.store, "write", first_fails)
     assert Compactor(reach.ledger, reach.store).compact() == 20
@@ -473,9 +474,9 @@ def test_a_shard_that_cant_be_made_compact_keeps_no_other_from_it(
     assert [reach.topic(path).part_count for path in ("topic/a", "topic/b")] == [20, 1]
 
 
-def test_no_more_parts_than_may_be_open_become_one_at_a_time(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_opens_a_bounded_number_of_parts(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MOST", 20)
-    many(reach, 50)
+    put_parts(reach, 50)
     before = reach.read()
     assert Compactor(reach.ledger, reach.store).compact() == 40
     assert reach.topic().part_count == 12
@@ -484,11 +485,11 @@ def test_no_more_parts_than_may_be_open_become_one_at_a_time(reach: Reach, monke
 
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown"])
 def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> None:
-    many(reach, 20)
+    put_parts(reach, 20)
     before, parts = reach.read(), reach.parts()
     with (
         mock.patch.object(steps, "passed", crash_at(step)),
-        mock.patch.object(type(reach.store), "discard"),  # a process that is dead tidies nothing up
+        mock.patch.object(type(reach.store), "discard"),  # a dead process cleans nothing up
         pytest.raises(Crash),
     ):
         Compactor(reach.ledger, reach.store).compact()
@@ -503,86 +504,91 @@ def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> No
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown", "sweep.deleted"])
 def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> None:
     data, kept = tmp_path / "d", Path(tmp_path / "kept")
-    with serving(Settings(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with serving(ServerConfig(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         before = read(bare, TOPIC, columns=["id", "city", "_shard", "_offset", "_time"])
     shutil.copytree(kept, data)
-    soon = (  # at the second sweep: the first one comes before the server says where it is
+    prelude = (  # compact at each sweep but the first, which runs before the server prints its address
         "import penstock.ledger.sweep as sweep\n"
-        "sweep.TEND, tend, first = 0, sweep.Sweeper._tend, iter([True])\n"
-        "sweep.Sweeper._tend = lambda sweeper: None if next(first, False) else tend(sweeper)"
+        "from penstock.queue.topics.compaction import Compactor\n"
+        "sweep.TEND_EVERY, compact, first = 0, Compactor.compact, iter([True])\n"
+        "Compactor.compact = lambda compactor, stop: 0 if next(first, False) else compact(compactor, stop)"
     )
     if step == "sweep.deleted":  # no ticket may hold the parts
-        soon += "\nimport sqlite3\nledger = sqlite3.connect({!r})\nledger.execute('UPDATE topics SET ticketed = 0')\n"
-        soon = soon.format(str(data / "ledger.db")) + "ledger.commit(); ledger.close()"
-    with process_server(data, crash_at=step, prelude=soon) as doomed, flight.connect(doomed.url) as bare:
-        while doomed.process.poll() is None:
+        prelude += "\nimport sqlite3\nledger = sqlite3.connect({!r})\nledger.execute('DELETE FROM ticketed')\n"
+        prelude = prelude.format(str(data / "ledger.db")) + "ledger.commit(); ledger.close()"
+    with process_server(data, crash_at=step, prelude=prelude) as killed, flight.connect(killed.url) as bare:
+        while killed.process.poll() is None:
             with contextlib.suppress(flight.FlightError, pa.ArrowException, AssertionError):
                 put(bare, at("store/wakes", attempt=new_attempt(), mode="append"), [trips(1)])
-        assert doomed.process.wait(20) == -9
+        assert killed.process.wait(20) == -9
 
-    with serving(Settings(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
         eventually(lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
-        eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="it is compacted in the end")
+        eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="the parts are compacted")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
 
 
 def parts_of(data: Path) -> list[str]:
-    found = sqlite3.connect(data / "ledger.db")
-    try:
-        return [name for (name,) in found.execute("SELECT part FROM journal")]
-    finally:
-        found.close()
+    with contextlib.closing(sqlite3.connect(data / "ledger.db")) as ledger:
+        return [name for (name,) in ledger.execute("SELECT part FROM journal")]
 
 
 # --- through the server ----------------------------------------------------------------------
 
 
-def test_readers_see_no_difference_between_small_parts_and_the_one_they_become(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
-        asked: list[dict[str, Any]] = [
+        requests: list[dict[str, Any]] = [
             {}, {"columns": ["city"]}, {"columns": ["_time", "id"]}, {"columns": ["id", "_offset", "_shard", "_time"]},
             {"start": {"0": 7}, "end": {"0": 30}}, {"start": {"0": 7}, "limit": 5, "columns": ["_offset", "_time"]},
             {"filter": "id > 100"}, {"filter": "_offset >= 30", "columns": ["id", "_time"]},
         ]  # fmt: skip
-        held = info(bare, TOPIC)
-        before = [read(bare, TOPIC, **each) for each in asked]
-        assert Compactor(server._ledger, server._store).compact() == 20
+        flight_info = info(bare, TOPIC)
+        before = [read(bare, TOPIC, **options) for options in requests]
+        assert Compactor(server.state.ledger, server.state.store).compact() == 20
         tail = [put(bare, at(TOPIC), [trips(999)]), put(bare, at(TOPIC), [trips(1000)])]
 
         end = {"end": {"0": 40}}
         assert len(tail) == 2
-        for each, found in zip(asked, before, strict=True):
-            assert read(bare, TOPIC, **{**end, **each}).equals(found), each
-            assert read(bare, TOPIC, **{**end, **each}).schema.equals(found.schema), each
+        for options, table in zip(requests, before, strict=True):
+            assert read(bare, TOPIC, **{**end, **options}).equals(table), options
+            assert read(bare, TOPIC, **{**end, **options}).schema.equals(table.schema), options
         assert ids(bare, TOPIC) == [*before[0]["id"].to_pylist(), 999, 1000]
-        assert fetch(bare, held).equals(before[0]), "tickets from before go on"
-        assert len(info(bare, TOPIC).endpoints) == 1, "it is no other schema"
+        assert fetch(bare, flight_info).equals(before[0]), "tickets from before are still good"
+        assert len(info(bare, TOPIC).endpoints) == 1, "the compacted part has the same schema"
 
 
-def test_times_of_a_filter_over_a_compacted_part_are_the_rows_own(tmp_path: Path) -> None:
-    with serving(Settings(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+def test_a_filter_by_time_sees_each_rows_own_time(tmp_path: Path) -> None:
+    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number)])
         times = read(bare, TOPIC, columns=["_time"])["_time"].cast(pa.int64()).to_pylist()
         assert sorted(set(times)) == times
-        Compactor(server._ledger, server._store).compact()
+        Compactor(server.state.ledger, server.state.store).compact()
         since = read(bare, TOPIC, since=times[11] / 1e6, columns=["id", "_offset"])
         assert since.to_pylist() == [{"id": number, "_offset": number} for number in range(11, 20)]
 
 
-def test_the_sweeper_tends_the_journals(reach: Reach) -> None:
+def test_the_sweeper_tends_the_topics(reach: Reach) -> None:
+    """It expires consumers, removes old rows and compacts parts."""
     reach.create(keep_seconds=600)
     reach.put(0)
     consumers = consumer_at(reach, {0: 1})
-    reach.clock.now += UNSEEN + 1
-    many(reach, 20, start=1)
+    reach.clock.advance(UNSEEN + 1)
+    put_parts(reach, 20, start=1)
     before = reach.read()[1:]
-    sweeper = Sweeper(reach.ledger, reach.store, every=3_600)
+
+    def tend(stop: Callable[[], bool]) -> None:
+        consumers.expire()
+        retain(reach.ledger)
+        Compactor(reach.ledger, reach.store).compact(stop)
+
+    sweeper = Sweeper(reach.ledger, reach.store, tend, every=3_600)
     sweeper.start()
     eventually(lambda: reach.read() == before and len(reach.parts()) == 1)
     sweeper.close()
@@ -592,42 +598,43 @@ def test_the_sweeper_tends_the_journals(reach: Reach) -> None:
 # --- the ledger stays small ------------------------------------------------------------------
 
 
-def rows_of(reach: Reach, table: str) -> int:
+def count_rows(reach: Reach, table: str) -> int:
     return int(reach.database.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"])
 
 
-def test_small_puts_are_forgotten_after_an_hour_and_their_rows_stay(reach: Reach) -> None:
+def test_small_puts_are_forgotten_after_an_hour(reach: Reach) -> None:
+    """Their rows stay; named runs are known for a month."""
     reach.put(1, attempt="a" * 32)
     reach.put(2, run=f"put-{0:032x}")
     named = reach.put(3, run="orders 7")
-    open_one = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
+    opened = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
     reach.ledger.finish(reach.ledger.open_write("store/y", schema=TRIPS, own=True).id, [])
-    reach.clock.now += ledger.REPEATED
+    reach.clock.advance(ledger.REMEMBERED_BRIEFLY)
     reach.ledger.expire()
-    assert rows_of(reach, "writes") == 5
+    assert count_rows(reach, "writes") == 5
     assert reach.put(1, attempt="a" * 32).attempt == "a" * 32
 
-    reach.clock.now += 1
+    reach.clock.advance(1)
     reach.ledger.expire()
-    assert (rows_of(reach, "writes"), rows_of(reach, "attempts")) == (3, 1)
-    assert reach.ledger.summary(open_one).state == "open"
+    assert (count_rows(reach, "writes"), count_rows(reach, "attempts")) == (3, 1)
+    assert reach.ledger.summary(opened).state == "open"
     assert reach.put(3, run="orders 7") == named
     assert reach.ids() == [1, 2, 3]
     reach.restart()
     assert reach.ids() == [1, 2, 3]
 
-    reach.clock.now += ledger.REMEMBERED
+    reach.clock.advance(ledger.REMEMBERED)
     reach.ledger.expire()
-    assert (rows_of(reach, "writes"), rows_of(reach, "attempts")) == (1, 0)  # the one that was open, expired just now
+    assert (count_rows(reach, "writes"), count_rows(reach, "attempts")) == (1, 0)  # the open write, now expired
     assert reach.ids() == [1, 2, 3]
 
 
-def test_a_delete_takes_all_parts_and_the_name_begins_anew(reach: Reach) -> None:
-    many(reach, 20)
+def test_a_delete_removes_all_parts_and_frees_the_path(reach: Reach) -> None:
+    put_parts(reach, 20)
     Compactor(reach.ledger, reach.store).compact()
-    many(reach, 3, start=20)
+    put_parts(reach, 3, start=20)
     first = reach.topics.remove(TOPIC)
-    reach.clock.now += 100
+    reach.clock.advance(100)
     assert reach.free() == 24
     with pytest.raises(NotFound):
         reach.topic()
@@ -636,7 +643,7 @@ def test_a_delete_takes_all_parts_and_the_name_begins_anew(reach: Reach) -> None
     assert [row[:3] for row in reach.read()] == [(0, 0, 1)]
 
 
-def test_a_part_of_a_topic_is_named_in_the_refusal_of_offsets_that_never_were(reach: Reach) -> None:
+def test_offsets_past_the_end_are_refused_with_those_left(reach: Reach) -> None:
     reach.put(1, 2)
     with pytest.raises(InvalidRequest, match=r"has no offsets 1 to 9: of shard 0 the offsets 0 to 2 are left"):
         reach.read(start={0: 1}, end={0: 9})

@@ -1,4 +1,4 @@
-"""Whatever a body says arrives as it was said; what isn't one is refused by the name of the field at fault."""
+"""Bodies arrive as they were sent; a malformed body is refused by the name of the field at fault."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Every value that a field of this type may have."""
+    """Draw values that a field of this type may have."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return st.none() | values(next(arg for arg in args if arg is not NoneType))
@@ -76,39 +76,39 @@ def is_required(kind: type[Body], name: str) -> bool:
     return next(field for field in fields(kind) if field.name == name).default is MISSING  # type: ignore[arg-type]
 
 
-def a_body(kind: type[Body]) -> dict[str, Any]:
-    """The JSON of the smallest body of a kind, written without its encoder."""
+def smallest_body(kind: type[Body]) -> dict[str, Any]:
+    """Return the JSON of the smallest body of a kind, written without the encoder."""
     smallest: dict[Any, Any] = {str: "x", int: 0, float: 0.5, bool: False}
-    found: dict[str, Any] = {"v": 1}
+    body: dict[str, Any] = {"v": 1}
     for name, hint in hints_of(kind).items():
         if is_required(kind, name):
             origin = get_origin(hint)
             if isinstance(hint, type) and issubclass(hint, Body):
-                found[name] = {key: value for key, value in a_body(hint).items() if key != "v"}
+                body[name] = {key: value for key, value in smallest_body(hint).items() if key != "v"}
                 continue
-            given = get_args(hint)[0] if origin is Literal else {tuple: [], dict: {}, None: {}}[origin]
-            found[name] = smallest.get(hint, given)
-    return found
+            empty = get_args(hint)[0] if origin is Literal else {tuple: [], dict: {}, None: {}}[origin]
+            body[name] = smallest.get(hint, empty)
+    return body
 
 
-def test_there_are_bodies_to_look_at() -> None:
+def test_the_bodies_of_all_modules_are_tested() -> None:
     assert {"PutCommand", "Receipt", "Trailer", "OpenWrite", "ReadTicket", "WriteTicket"} <= {k.__name__ for k in KINDS}
 
 
 @given(ANY_BODY)
-def test_every_body_comes_back_as_it_went(body: Body) -> None:
+def test_every_body_is_decoded_as_it_was_encoded(body: Body) -> None:
     assert type(body).decode(body.encode()) == body
 
 
 @given(ANY_BODY)
-def test_a_body_is_one_json_object_with_the_version_and_the_fields_that_are_set(body: Body) -> None:
-    found = json.loads(body.encode())
-    assert found.pop("v") == 1
-    assert found == json.loads(json.dumps(without_none(body)))
+def test_a_body_is_a_json_object_of_version_and_set_fields(body: Body) -> None:
+    decoded = json.loads(body.encode())
+    assert decoded.pop("v") == 1
+    assert decoded == json.loads(json.dumps(without_none(body)))
 
 
 def without_none(value: Any) -> Any:
-    """The same in lists, dicts and plain values, written without the encoder."""
+    """Return a value in lists, dicts and plain values, converted without the encoder."""
     if isinstance(value, Position):
         return dict(value)
     if isinstance(value, tuple):
@@ -120,37 +120,38 @@ def without_none(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_field_that_is_left_out_has_its_default_and_a_required_one_is_missed_by_name(kind: type[Body]) -> None:
-    whole = a_body(kind)
+def test_a_missing_field_is_refused_by_its_name(kind: type[Body]) -> None:
+    """A field that has a default may be left out."""
+    whole = smallest_body(kind)
     kind.decode(json.dumps(whole).encode())
     for name in whole.keys() - {"v"}:
-        less = {key: value for key, value in whole.items() if key != name}
+        incomplete = {key: value for key, value in whole.items() if key != name}
         with pytest.raises(InvalidRequest, match=f"{kind.__name__} lacks the field '{name}'"):
-            kind.decode(json.dumps(less).encode())
+            kind.decode(json.dumps(incomplete).encode())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(kind: type[Body]) -> None:
+def test_a_value_of_a_wrong_type_is_refused_by_field(kind: type[Body]) -> None:
     for name, hint in hints_of(kind).items():
-        for wrong in wrong_for(hint):
-            raw = json.dumps({**a_body(kind), name: wrong}).encode()
+        for wrong in wrong_values(hint):
+            raw = json.dumps({**smallest_body(kind), name: wrong}).encode()
             with pytest.raises(InvalidRequest, match=rf"{kind.__name__}\.{name}: expected "):
                 kind.decode(raw)
 
 
-def wrong_for(hint: Any) -> list[Any]:
-    """JSON values that no field of this type takes."""
+def wrong_values(hint: Any) -> list[Any]:
+    """Return JSON values that no field of this type takes."""
     origin, args = get_origin(hint), get_args(hint)
     optional = origin in (Union, UnionType)
     if optional:
-        return [value for value in wrong_for(next(arg for arg in args if arg is not NoneType)) if value is not None]
-    everything = [None, True, 3, 0.5, "text", [None], {"a": 1}]
+        return [value for value in wrong_values(next(arg for arg in args if arg is not NoneType)) if value is not None]
+    candidates = [None, True, 3, 0.5, "text", [None], {"a": 1}]
     taken = {str: (str,), int: (int,), float: (int, float), bool: (bool,), tuple: (), dict: (dict,), Literal: ()}
-    if origin is tuple:  # a list of what its elements can't be is none
-        return [value for value in everything if not isinstance(value, list)] + [[each] for each in wrong_for(args[0])]
-    ok = (dict,) if origin is None and hint not in taken else taken[hint if hint in taken else origin]
-    more: dict[Any, list[Any]] = {int: [-1, 2**63, 10**400], float: [10**400]}
-    return [value for value in everything if type(value) not in ok] + more.get(hint, [])
+    if origin is tuple:  # a list of wrong elements is wrong, too
+        return [value for value in candidates if not isinstance(value, list)] + [[e] for e in wrong_values(args[0])]
+    types = (dict,) if origin is None and hint not in taken else taken[hint if hint in taken else origin]
+    out_of_range: dict[Any, list[Any]] = {int: [-1, 2**63, 10**400], float: [10**400]}
+    return [value for value in candidates if type(value) not in types] + out_of_range.get(hint, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,17 +160,17 @@ def test_an_unknown_field_is_refused_by_its_name(kind: type[Body], name: str, va
     known = {field.name for field in fields(kind)} | {"v"}  # type: ignore[arg-type]
     if name not in known:
         with pytest.raises(InvalidRequest) as refused:
-            kind.decode(json.dumps({**a_body(kind), name: value}).encode())
+            kind.decode(json.dumps({**smallest_body(kind), name: value}).encode())
         assert f"{kind.__name__} has no field '{name}'" in str(refused.value)
 
 
-def test_a_misspelt_field_is_told_the_right_one() -> None:
+def test_a_misspelt_field_gets_a_suggestion() -> None:
     with pytest.raises(InvalidRequest, match="'colums'; did you mean 'columns'"):
         ReadCommand.decode(b'{"v":1,"path":"store/a","colums":["x"]}')
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, "1", 1.0, True, None, [1], {}])
-def test_another_version_is_refused_rather_than_guessed_at(version: Any) -> None:
+def test_another_version_is_refused(version: Any) -> None:
     with pytest.raises(InvalidRequest, match="expected version 'v': 1"):
         Target.decode(json.dumps({"v": version, "path": "store/a"}).encode())
     with pytest.raises(InvalidRequest, match="expected version 'v': 1"):
@@ -206,7 +207,7 @@ def test_hostile_bytes_are_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 100, 300, 330, 480, 490, 500, 900, 950, 980, 990, 1_000])
-def test_nesting_near_the_interpreters_limit_is_refused_like_any_other(depth: int) -> None:
+def test_nesting_near_the_recursion_limit_is_refused(depth: int) -> None:
     for opening, middle, closing in ((b"[", b"", b"]"), (b'{"a":', b"1", b"}")):
         raw = b'{"v":1,"path":' + opening * depth + middle + closing * depth + b"}"
         with pytest.raises(InvalidRequest, match="Target"):
@@ -214,50 +215,50 @@ def test_nesting_near_the_interpreters_limit_is_refused_like_any_other(depth: in
 
 
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"1" + b"0" * 400])
-def test_a_time_has_an_end(number: bytes) -> None:
+def test_an_infinite_time_is_refused(number: bytes) -> None:
     raw = b'{"v":1,"write":"w","path":"p","mode":"error","state":"open","opened":' + number + b"}"
     with pytest.raises(InvalidRequest, match=r"Summary\.opened: expected a number"):
         Summary.decode(raw)
 
 
-@given(st.binary(max_size=200) | TEXT.map(str.encode) | JSON.map(lambda found: json.dumps(found).encode()))
+@given(st.binary(max_size=200) | TEXT.map(str.encode) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_bytes_of_any_kind_are_a_body_or_refused(raw: bytes) -> None:
     for kind in KINDS:
-        is_body_or_refused(kind, raw)
+        assert_body_or_refused(kind, raw)
 
 
 @pytest.mark.parametrize(
     "body", [EXAMPLE, Trailer(3, 17), ReadCommand("store/a", ("x", "y"), 10), OpenWrite("store/a")]
 )
-def test_damaged_bytes_are_refused_or_say_something_else_clearly(body: Body) -> None:
-    """Each byte replaced, removed and doubled: what is still a body must come back as itself."""
-    chance, raw = random.Random(4), body.encode()
+def test_damaged_bytes_are_refused_or_a_valid_body(body: Body) -> None:
+    """Replace, remove and double each byte: what is still a body must be decoded again from its own encoding."""
+    dice, raw = random.Random(4), body.encode()
     for at in range(len(raw)):
         for new in (bytes([raw[at] ^ (1 << bit)]) for bit in range(8)):
-            is_body_or_refused(type(body), raw[:at] + new + raw[at + 1 :])
-        is_body_or_refused(type(body), raw[:at] + raw[at + 1 :])
-        is_body_or_refused(type(body), raw[: at + 1] + raw[at:])
-        is_body_or_refused(type(body), raw[:at] + chance.randbytes(3) + raw[at + 3 :])
+            assert_body_or_refused(type(body), raw[:at] + new + raw[at + 1 :])
+        assert_body_or_refused(type(body), raw[:at] + raw[at + 1 :])
+        assert_body_or_refused(type(body), raw[: at + 1] + raw[at:])
+        assert_body_or_refused(type(body), raw[:at] + dice.randbytes(3) + raw[at + 3 :])
 
 
 @pytest.mark.parametrize("body", [EXAMPLE, Trailer(3, 17), ListCommand("store/", folders=True)])
-def test_a_body_that_was_cut_is_always_refused(body: Body) -> None:
+def test_a_cut_body_is_always_refused(body: Body) -> None:
     raw = body.encode()
     for length in range(len(raw)):
         with pytest.raises(InvalidRequest):
             type(body).decode(raw[:length])
 
 
-def is_body_or_refused(kind: type[Body], raw: bytes) -> None:
+def assert_body_or_refused(kind: type[Body], raw: bytes) -> None:
     try:
         body = kind.decode(raw)
     except InvalidRequest as refused:
-        said = str(refused)
+        message = str(refused)
     else:
         assert kind.decode(body.encode()) == body
         return
-    assert kind.__name__ in said
-    assert len(said.encode()) < 1_000
+    assert kind.__name__ in message
+    assert len(message.encode()) < 1_000
 
 
 def test_bodies_are_frozen() -> None:

@@ -1,7 +1,7 @@
-"""Consumers of topics: who reads, how far each has come for good, and which session of it may say so.
+"""Consumers of topics: who reads, the position that each has committed, and which session of it may commit.
 
-A consumer is a UUID that its reader minted with its first offset, and keeps in its own checkpoint. Its position is
-what it has committed: rows below may go when the topic's retention says so, rows from there on may not.
+A consumer is a UUID that its reader mints with its first offset, and keeps in its own checkpoint. Rows below its
+position may be removed when the topic's retention says so, rows from there on may not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound, StoreFull
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.transaction import Transaction
+from penstock.ledger.tables import Transaction
 from penstock.queue.topics.topic import Behind, Topic
 from penstock.queue.topics.topics import Topics
+from penstock.store.database import Reader
+from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
 UNSEEN = 7 * 24 * 3600.0
@@ -24,30 +26,30 @@ UNSEEN = 7 * 24 * 3600.0
 MOST = 1_000
 """Live consumers of one topic."""
 _SEEN = 60.0
-"""A consumer that only asks is noted so often, as each note is an fsync."""
+"""Seconds between notes that a consumer which only asks is alive, as each note is an fsync."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One reader of a topic, and how much lies before it."""
+    """One reader of a topic, and how much it has not committed."""
 
     consumer: str
     state: str
-    position: dict[int, int]
+    position: Position
     seen: float
     lag_rows: int
     lag_bytes: int
     lag_seconds: float
-    """The age of the oldest row that it hasn't committed."""
+    """The age of the oldest row that it has not committed."""
 
 
 class Consumers:
-    """Registers consumers in the ledger, moves their positions, and forgets the ones that are gone."""
+    """The consumers of a ledger's topics."""
 
     def __init__(
         self, ledger: Ledger, topics: Topics, passed: Callable[[str, int], None] = lambda path, rows: None
     ) -> None:
-        """`passed` is told how many rows of a topic were gone before a consumer that went on behind them had them."""
+        """`passed` is told how many rows of a topic were removed before a consumer had read them."""
         self._ledger, self._topics, self._passed = ledger, topics, passed
 
     def attach(
@@ -59,113 +61,118 @@ class Consumers:
         initial: Mapping[int, int],
         position: Mapping[int, int],
         known: Mapping[int, int] | None = None,
-    ) -> dict[int, int]:
-        """A session of a consumer begins; the one before may say nothing any more. How far it has committed.
+    ) -> Position:
+        """Make a session the one that speaks for a consumer, and return the position that the consumer has committed.
 
-        A consumer that isn't known is registered where this session stands, if that is within the topic, and if the
-        name is no other topic's. One that has committed more than is `known` to this session is refused to it.
+        An unknown consumer is registered at the session's position, if that is within the topic, and if no other topic
+        has a consumer of that name. One that has committed more than is `known` to the session is rejected.
         """
-        with self._ledger.transaction() as t:
+
+        def attach(t: Transaction) -> Position:
             row = _row(t, topic, consumer)
             _check_room(t, topic, row)
             if row is None:
-                _check_place(topic, initial)
-                _check_place(topic, position)
-                _check_free(t, topic, consumer)
+                _check_within(topic, initial)
+                _check_within(topic, position)
+                _check_name_is_free(t, topic, consumer)
                 _forget_detached(t, topic)
-                t.sql.execute(  # REPLACE, as the topic may have been made again since, and its failOnDataLoss be false
-                    "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'live')",
-                    (consumer, topic.path, topic.journal, session, _text(initial), _text(position), t.now, t.now),
-                )
-                return dict(position)
-            _check_age(topic, known or {}, _position(row["position"]))
-            _is_back(topic, row)
-            t.sql.execute(
-                "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", (session, t.now, consumer)
+                t.execute("DELETE FROM consumers WHERE id = ?", consumer)  # the topic may have been made again since
+                t.insert(
+                    "consumers", id=consumer, path=topic.path, journal=topic.journal, session=session,
+                    initial=_text(initial), position=_text(position), registered=t.now, seen=t.now, state="live",
+                )  # fmt: skip
+                return Position(position)
+            committed = _position(row["position"])
+            _check_checkpoint_is_current(topic, known or {}, committed)
+            _log_return(topic, row)
+            t.execute(
+                "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", session, t.now, consumer
             )
-            return _position(row["position"])
+            return committed
 
-    def commit(self, topic: Topic, consumer: str, session: str, position: Mapping[int, int]) -> dict[int, int]:
-        """What lies below is done for good; a position never goes back. Where the consumer stands then."""
-        with self._ledger.transaction() as t:
-            row = self._of_session(t, topic, consumer, session)
-            held = _position(row["position"])
-            moved = {shard: max(held.get(shard, 0), position.get(shard, 0)) for shard in topic.latest()}
-            _check_place(topic, moved)
+        return self._ledger.change(attach)
+
+    def commit(self, topic: Topic, consumer: str, session: str, position: Mapping[int, int]) -> Position:
+        """Note that rows below a position are done for good; return the consumer's position, which never goes back."""
+
+        def commit(t: Transaction) -> tuple[Position, Position]:
+            row = _row_of_session(t, topic, consumer, session)
+            before = _position(row["position"])
+            after = {shard: max(before.get(shard, 0), position.get(shard, 0)) for shard in topic.latest()}
+            _check_within(topic, after)
             _check_room(t, topic, row)
-            _is_back(topic, row)
-            t.sql.execute(
+            _log_return(topic, row)
+            t.execute(
                 "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE id = ?",
-                (_text(moved), t.now, consumer),
-            )
+                _text(after), t.now, consumer,
+            )  # fmt: skip
+            return before, Position(after)
+
+        before, after = self._ledger.change(commit)
         first = topic.earliest()
-        if gone := sum(max(0, min(at, first[shard]) - held.get(shard, at)) for shard, at in moved.items()):
-            self._passed(topic.path, gone)
-        return moved
+        removed = sum(max(0, min(end, first[shard]) - before.get(shard, end)) for shard, end in after.items())
+        if removed:
+            self._passed(topic.path, removed)
+        return after
 
     def heard(self, topic: Topic, consumer: str, session: str) -> None:
-        """The session asks for something: it is alive, and still the one. A full disk keeps nobody from reading."""
-        with self._ledger.database.lock:
-            rows = self._ledger.database.rows("SELECT * FROM consumers WHERE id = ?", consumer)
-            is_it = bool(rows) and (rows[0]["session"], rows[0]["state"]) == (session, "live")
-            if is_it and self._ledger.now() - rows[0]["seen"] < _SEEN:
-                return
-            try:
-                with self._ledger.transaction() as t:
-                    row = self._of_session(t, topic, consumer, session)
-                    _check_room(t, topic, row)
-                    _is_back(topic, row)
-                    t.sql.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", (t.now, consumer))
-            except StoreFull:
-                if not is_it:
-                    raise
+        """Note that a session is alive; Fenced if another has taken its place. A full disk stops no reader."""
+        row = self._ledger.database.row("SELECT session, state, seen FROM consumers WHERE id = ?", consumer)
+        is_current = row is not None and (row["session"], row["state"]) == (session, "live")
+        if row is not None and is_current and self._ledger.now() - row["seen"] < _SEEN:
+            return
+
+        def note(t: Transaction) -> None:
+            row = _row_of_session(t, topic, consumer, session)
+            _check_room(t, topic, row)
+            _log_return(topic, row)
+            t.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", t.now, consumer)
+
+        try:
+            self._ledger.change(note)
+        except StoreFull:
+            if not is_current:
+                raise
 
     def detach(self, topic: Topic, consumer: str, session: str) -> None:
-        """This consumer won't come again, and holds nothing any more."""
-        with self._ledger.transaction() as t:
-            self._of_session(t, topic, consumer, session)
-            t.sql.execute("UPDATE consumers SET state = 'detached', seen = ? WHERE id = ?", (t.now, consumer))
+        """Note that a consumer will not return, and holds no rows any more."""
+
+        def detach(t: Transaction) -> None:
+            _row_of_session(t, topic, consumer, session)
+            t.execute("UPDATE consumers SET state = 'detached', seen = ? WHERE id = ?", t.now, consumer)
+
+        self._ledger.change(detach)
 
     def of(self, topic: Topic) -> list[Consumer]:
-        """The consumers of a topic, the one that is furthest behind first."""
+        """Return the consumers of a topic, the one with the most rows to read first."""
         rows = self._ledger.database.rows(
-            "SELECT * FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
+            "SELECT id, state, position, seen FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
         )
-        found = [self._consumer(topic, row) for row in rows]
-        return sorted(found, key=lambda each: -each.lag_rows)
+        return sorted((self._consumer(topic, row) for row in rows), key=lambda consumer: -consumer.lag_rows)
 
     def age(self, behind: Behind) -> float:
-        """Of the oldest row of them, in seconds; 0 where there is none."""
+        """Return the age of the oldest of these rows, in seconds; 0 without one."""
         return 0.0 if behind.oldest is None else max(0.0, self._ledger.now() - behind.oldest)
 
     def expire(self) -> list[str]:
-        """Let go of the consumers that nobody has seen for UNSEEN seconds, loudly; forget them after as long again."""
-        with self._ledger.transaction() as t:
-            t.sql.execute("DELETE FROM consumers WHERE journal NOT IN (SELECT journal FROM topics)")
-            gone = t.sql.execute(
-                "UPDATE consumers SET state = 'expired' WHERE state = 'live' AND seen < ? RETURNING id, path",
-                (t.now - UNSEEN,),
-            ).fetchall()
-            t.sql.execute("DELETE FROM consumers WHERE state <> 'live' AND seen < ?", (t.now - 2 * UNSEEN,))
-        for row in gone:
-            log.warning(
-                "consumer %s of %s was not seen for %g days and holds no rows any more: a query that comes back after "
-                "its rows are gone will be told so", row["id"], row["path"], UNSEEN / 86400,
-            )  # fmt: skip
-        return [row["id"] for row in gone]
+        """Expire the consumers that nobody has seen for UNSEEN seconds, and forget them after as long again."""
 
-    def _of_session(self, t: Transaction, topic: Topic, consumer: str, session: str) -> sqlite3.Row:
-        row = _row(t, topic, consumer)
-        if row is None:
-            raise NotFound(
-                f"{topic.path} has no consumer {consumer[:40]}: it has expired or was never attached; start again"
+        def expire(t: Transaction) -> list[sqlite3.Row]:
+            t.execute("DELETE FROM consumers WHERE journal NOT IN (SELECT journal FROM topics)")
+            expired = t.rows(
+                "UPDATE consumers SET state = 'expired' WHERE state = 'live' AND seen < ? RETURNING id, path",
+                t.now - UNSEEN,
             )
-        if row["session"] != session:
-            raise Fenced(
-                f"another query reads {topic.path} as consumer {consumer[:40]}: two queries have one checkpoint, or "
-                "this one is the older of them. Stop one, or give it a checkpoint of its own"
-            )
-        return row
+            t.execute("DELETE FROM consumers WHERE state <> 'live' AND seen < ?", t.now - 2 * UNSEEN)
+            return expired
+
+        expired = self._ledger.change(expire)
+        for row in expired:
+            log.warning(
+                "consumer %s of %s was not seen for %g days and holds no rows any more: a query that returns after "
+                "its rows are removed is told so", row["id"], row["path"], UNSEEN / 86400,
+            )  # fmt: skip
+        return [row["id"] for row in expired]
 
     def _consumer(self, topic: Topic, row: sqlite3.Row) -> Consumer:
         position = _position(row["position"])
@@ -173,44 +180,46 @@ class Consumers:
         return Consumer(row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind))
 
 
-def floors(t: Transaction, path: str) -> dict[int, int]:
-    """The lowest position of a topic's live consumers in each shard: retention ends there."""
-    found: dict[int, int] = {}
-    query = (
+def floors(reader: Reader, path: str) -> dict[int, int]:
+    """Return the lowest position of a topic's live consumers in each shard: retention ends there."""
+    lowest: dict[int, int] = {}
+    rows = reader.rows(
         "SELECT position FROM consumers JOIN topics ON topics.path = consumers.path"
-        " WHERE consumers.path = ? AND consumers.journal = topics.journal AND state = 'live'"
+        " WHERE consumers.path = ? AND consumers.journal = topics.journal AND state = 'live'",
+        path,
     )
-    for row in t.sql.execute(query, (path,)):
+    for row in rows:
         for shard, offset in _position(row["position"]).items():
-            found[shard] = min(found.get(shard, offset), offset)
-    return found
+            lowest[shard] = min(lowest.get(shard, offset), offset)
+    return lowest
 
 
-def _check_place(topic: Topic, position: Mapping[int, int]) -> None:
-    """Refuse a place behind the end: its consumer would be owed less than no rows."""
+def _check_within(topic: Topic, position: Mapping[int, int]) -> None:
+    """Reject a position past the end."""
     ends = topic.latest()
     beyond = [f"shard {shard}: {at} of {ends[shard]}" for shard, at in position.items() if at > ends.get(shard, at)]
     if beyond:
         raise Lost(f"{topic.path} ends before {', '.join(beyond)}: these offsets aren't of this journal")
 
 
-def _check_age(topic: Topic, known: Mapping[int, int], held: Mapping[int, int]) -> None:
-    """Refuse an older copy of a checkpoint, before the session that has the newer one is told to stop."""
-    older = [f"shard {shard}: {at} of {held[shard]}" for shard, at in known.items() if at < held.get(shard, at)]
+def _check_checkpoint_is_current(topic: Topic, known: Mapping[int, int], committed: Mapping[int, int]) -> None:
+    """Reject a stale copy of a checkpoint, before the session that has the newer one is fenced."""
+    older = [f"shard {s}: {at} of {committed[s]}" for s, at in known.items() if at < committed.get(s, at)]
     if older:
         raise Lost(
-            f"{topic.path}: the checkpoint is older than what this query has committed ({', '.join(older)}): the "
-            "batches that come now have numbers that others had, and a sink that goes by them drops rows"
+            f"{topic.path}: the checkpoint is older than what this query has committed ({', '.join(older)}): its next "
+            "batches would have numbers that others had, and a sink that goes by them drops rows"
         )
 
 
 def _check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:
-    """Refuse one live consumer too many: each costs something whenever somebody looks."""
+    """Reject one live consumer too many: each costs something at every look."""
     if row is not None and row["state"] == "live":
         return
-    live = t.sql.execute(
-        "SELECT count(*) FROM consumers WHERE path = ? AND journal = ? AND state = 'live'", (topic.path, topic.journal)
-    ).fetchone()[0]
+    live = t.rows(
+        "SELECT count(*) AS n FROM consumers WHERE path = ? AND journal = ? AND state = 'live'",
+        topic.path, topic.journal,
+    )[0]["n"]  # fmt: skip
     if live >= MOST:
         raise LimitExceeded(
             f"{topic.path} has {live:,} live consumers, its most: end one that is done (consumer.detach), or wait "
@@ -218,44 +227,58 @@ def _check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:
         )
 
 
-def _check_free(t: Transaction, topic: Topic, consumer: str) -> None:
-    """Refuse a name that stands for a place in another topic: the rows from there on are its own to read."""
-    other = t.sql.execute(
+def _check_name_is_free(t: Transaction, topic: Topic, consumer: str) -> None:
+    """Reject a name that has a position in another topic."""
+    other = t.row(
         "SELECT path FROM consumers WHERE id = ? AND path <> ? AND state <> 'detached'"
         " AND journal IN (SELECT journal FROM topics)",
-        (consumer, topic.path),
-    ).fetchone()
+        consumer, topic.path,
+    )  # fmt: skip
     if other is not None:
         raise AlreadyExists(
-            f"consumer {consumer[:40]} reads {other['path']}: a name stands for one place in one topic. Take another "
+            f"consumer {consumer[:40]} reads {other['path']}: a name is for one topic. Choose another "
             f"for {topic.path}, or detach it there first"
         )
 
 
 def _forget_detached(t: Transaction, topic: Topic) -> None:
-    """Only the last ones are worth a line."""
-    t.sql.execute(
+    """Keep only the last ones: more are not worth a line."""
+    t.execute(
         "DELETE FROM consumers WHERE id IN (SELECT id FROM consumers WHERE path = ? AND journal = ?"
         " AND state = 'detached' ORDER BY seen DESC LIMIT -1 OFFSET ?)",
-        (topic.path, topic.journal, MOST),
-    )
+        topic.path, topic.journal, MOST,
+    )  # fmt: skip
 
 
-def _is_back(topic: Topic, row: sqlite3.Row) -> None:
+def _log_return(topic: Topic, row: sqlite3.Row) -> None:
     if row["state"] == "expired":
         log.warning("consumer %s of %s is back after it had expired", row["id"], topic.path)
 
 
+def _row_of_session(t: Transaction, topic: Topic, consumer: str, session: str) -> sqlite3.Row:
+    row = _row(t, topic, consumer)
+    if row is None:
+        raise NotFound(
+            f"{topic.path} has no consumer {consumer[:40]}: it has expired or was never attached; start again"
+        )
+    if row["session"] != session:
+        raise Fenced(
+            f"another query reads {topic.path} as consumer {consumer[:40]}: two queries have one checkpoint, or "
+            "this one is the older of them. Stop one, or give it a checkpoint of its own"
+        )
+    return row
+
+
 def _row(t: Transaction, topic: Topic, consumer: str) -> sqlite3.Row | None:
-    found: sqlite3.Row | None = t.sql.execute(
-        "SELECT * FROM consumers WHERE id = ? AND path = ? AND journal = ?", (consumer, topic.path, topic.journal)
-    ).fetchone()
-    return found
+    return t.row(
+        "SELECT id, session, position, state FROM consumers WHERE id = ? AND path = ? AND journal = ?",
+        consumer, topic.path, topic.journal,
+    )  # fmt: skip
 
 
 def _text(position: Mapping[int, int]) -> str:
-    return json.dumps({str(shard): offset for shard, offset in position.items()})
+    return json.dumps(Position(position).to_json())
 
 
-def _position(text: str) -> dict[int, int]:
-    return {int(shard): offset for shard, offset in json.loads(text).items()}
+def _position(text: str) -> Position:
+    return Position({int(shard): offset for shard, offset in json.loads(text).items()})

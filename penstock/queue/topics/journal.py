@@ -1,38 +1,190 @@
-"""The journal of a topic: parts in shards, each row with an offset. What changes it, within a transaction.
+"""The journal of a topic: parts in shards, each row with an offset. All that is known of it in the ledger is here.
 
-A part that is shown lies in its shard behind the one before, without a gap: `first` is the offset of its first row.
-The end of a shard only grows, so that an offset names one row for ever.
+A visible part is in its shard behind the one before, without a gap: `first` is the offset of its first row.
+The end of a shard only grows, so that an offset names one row for ever. The destination of writes to `topic/…`.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import AlreadyExists, InvalidRequest, WriteEnded
-from penstock.ledger.catalog import below, to_schema
-from penstock.ledger.transaction import Transaction
+from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
+from penstock.ledger import parts
+from penstock.ledger.attempts import Attempt
+from penstock.ledger.tables import Transaction, paths_below, to_schema
+from penstock.ledger.writes import Write
+from penstock.queue.topics.topic import Layout, Shard, Topic
+from penstock.rows import schemas
+from penstock.store.database import Reader, Tables
+from penstock.store.medium import Part
 from penstock.wire import paths
 
+TABLES: Tables = {
+    2: """
+CREATE TABLE IF NOT EXISTS topics(
+    path TEXT PRIMARY KEY, journal TEXT NOT NULL, epoch INTEGER NOT NULL, schema INTEGER NOT NULL REFERENCES schemas,
+    key TEXT, keep_seconds REAL NOT NULL, keep_bytes INTEGER, changed REAL NOT NULL, ticketed REAL NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shards(
+    path TEXT NOT NULL REFERENCES topics ON DELETE CASCADE, shard INTEGER NOT NULL, first INTEGER NOT NULL,
+    next INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0,
+    parts INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, shard)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS journal(
+    part TEXT PRIMARY KEY REFERENCES parts(name) ON DELETE CASCADE, shard INTEGER NOT NULL,
+    laid TEXT, path TEXT, first INTEGER, rows INTEGER, bytes INTEGER, since REAL, until REAL
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS journal_in_order ON journal(path, shard, first) WHERE path IS NOT NULL;
+CREATE TRIGGER IF NOT EXISTS part_placed AFTER UPDATE OF path ON journal WHEN new.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts + 1, bytes = bytes + new.bytes WHERE path = new.path AND shard = new.shard; END;
+CREATE TRIGGER IF NOT EXISTS part_added AFTER INSERT ON journal WHEN new.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts + 1, bytes = bytes + new.bytes WHERE path = new.path AND shard = new.shard; END;
+CREATE TRIGGER IF NOT EXISTS part_left AFTER DELETE ON journal WHEN old.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts - 1, bytes = bytes - old.bytes WHERE path = old.path AND shard = old.shard; END;
+CREATE TABLE IF NOT EXISTS consumers(
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, journal TEXT NOT NULL, session TEXT NOT NULL, initial TEXT NOT NULL,
+    position TEXT NOT NULL, registered REAL NOT NULL, seen REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('live', 'expired', 'detached'))
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS consumers_of_topic ON consumers(path, journal);
+""",
+    3: """
+INSERT INTO ticketed(path, until) SELECT path, ticketed FROM topics WHERE ticketed > 0;
+ALTER TABLE topics DROP COLUMN ticketed;
+""",
+}
 KEEP = 24 * 3600.0
 """Seconds for which rows stay at least, consumed or not, unless the topic says otherwise."""
-META = pa.schema(
+ADDED = pa.schema(
     [
         pa.field("_shard", pa.int32(), nullable=False),
         pa.field("_offset", pa.int64(), nullable=False),
         pa.field("_time", pa.timestamp("us", "UTC"), nullable=False),
     ]
 )
-"""What the server knows of each row, for who asks for it by name: its place, and when it was appended."""
+"""The columns that the server adds to a topic's own for readers that name them: each row's offset, and its time."""
+_PAGE = 256
+"""Parts that are read at a time where a shard may have 10,000."""
 
 
 def check_schema(path: str, schema: pa.Schema) -> None:
-    """The names of what the server adds are taken."""
-    for name in META.names:
+    """Reject columns with the names of those that the server adds."""
+    for name in ADDED.names:
         if schema.get_field_index(name) >= 0:
             raise InvalidRequest(f"{path}: the column {name} is one that the server adds: rename yours")
+
+
+# --- what is known -------------------------------------------------------------------------
+
+_TOPICS = "SELECT topics.*, ipc FROM topics JOIN schemas ON schemas.id = topics.schema"
+
+
+def find(reader: Reader, path: str) -> Topic | None:
+    """Return the topic at a path, None without one."""
+    row = reader.row(f"{_TOPICS} WHERE topics.path = ?", path)
+    return _topic(reader, row) if row is not None else None
+
+
+def by_path(reader: Reader, path: str) -> Topic:
+    """Return the topic at a path."""
+    topic = find(reader, path)
+    if topic is None:
+        raise NotFound(f"no topic at {path}: penstock ls topic/ lists the topics; the first put makes one")
+    return topic
+
+
+def below(reader: Reader, folder: str) -> list[Topic]:
+    """Return the topics below a folder's path."""
+    query = f"{_TOPICS} WHERE topics.path >= ? AND topics.path < ? ORDER BY topics.path"
+    return [_topic(reader, row) for row in reader.rows(query, *paths_below(folder))]
+
+
+def all_shards(reader: Reader) -> list[tuple[str, int]]:
+    """Return path and number of every shard of every topic."""
+    return [(row["path"], row["shard"]) for row in reader.rows("SELECT path, shard FROM shards ORDER BY path, shard")]
+
+
+def paths_with_lost_rows(reader: Reader, incarnation: str) -> list[str]:
+    """Return the topics with parts that were in the memory of a server that has stopped."""
+    query = (
+        "SELECT DISTINCT journal.path FROM journal JOIN parts ON parts.name = part"
+        " WHERE journal.path IS NOT NULL AND incarnation NOT IN ('', ?)"
+    )
+    return [row["path"] for row in reader.rows(query, incarnation)]
+
+
+def shard_numbers(reader: Reader, path: str) -> list[int]:
+    """Return the numbers of a topic's shards."""
+    return [row["shard"] for row in reader.rows("SELECT shard FROM shards WHERE path = ? ORDER BY shard", path)]
+
+
+def layout(reader: Reader, path: str) -> Layout | None:
+    """Return what a put needs to know of a topic, None without one."""
+    row = reader.row(
+        "SELECT journal, key, (SELECT count(*) FROM shards WHERE shards.path = topics.path) AS shards"
+        " FROM topics WHERE path = ?",
+        path,
+    )
+    return Layout(row["journal"], row["key"], row["shards"]) if row is not None else None
+
+
+def _topic(reader: Reader, row: sqlite3.Row) -> Topic:
+    shards = reader.rows(
+        "SELECT shard, first, next, lost, parts, bytes FROM shards WHERE path = ? ORDER BY shard", row["path"]
+    )
+    return Topic(
+        row["path"], row["journal"], row["epoch"], to_schema(row["ipc"]), row["key"],
+        tuple(Shard(each["shard"], each["first"], each["next"], each["lost"]) for each in shards),
+        sum(each["next"] - each["first"] for each in shards), sum(each["bytes"] for each in shards),
+        sum(each["parts"] for each in shards), row["changed"], row["keep_seconds"], row["keep_bytes"],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """A visible part of a shard."""
+
+    name: str
+    shard: int
+    first: int
+    rows: int
+    bytes: int
+    since: float
+    until: float
+    """The times at which its first and its last row were appended."""
+    schema_id: int
+    incarnation: str
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last row."""
+        return self.first + self.rows
+
+
+def placed_parts(reader: Reader, path: str, shard: int, *, below_bytes: int = 2**62) -> Iterator[PlacedPart]:
+    """Give the parts of a shard in the order of their offsets, a page at a time."""
+    query = (
+        "SELECT part AS name, shard, first, journal.rows, journal.bytes, since, until, schema AS schema_id, incarnation"
+        " FROM journal JOIN parts ON parts.name = part WHERE journal.path = ? AND shard = ? AND first >= ?"
+        " AND journal.bytes < ? ORDER BY first LIMIT ?"
+    )
+    start = 0
+    while page := [PlacedPart(**dict(row)) for row in reader.rows(query, path, shard, start, below_bytes, _PAGE)]:
+        yield from page
+        start = page[-1].end
+
+
+def is_placed(reader: Reader, part: str) -> bool:
+    """Whether a part is still in a journal."""
+    return reader.row("SELECT 1 FROM journal WHERE part = ?", part) is not None
+
+
+# --- what changes --------------------------------------------------------------------------
 
 
 def create(
@@ -45,103 +197,150 @@ def create(
     keep_seconds: float = KEEP,
     keep_bytes: int | None = None,
 ) -> None:
-    """An empty topic, with a journal of its own: an offset of an earlier one of the same name isn't one of it."""
+    """Make an empty topic, with a journal of its own: offsets of a deleted one of that name aren't offsets of it."""
     check_schema(path, schema)
-    t.sql.execute(
-        "INSERT INTO topics(path, journal, epoch, schema, key, keep_seconds, keep_bytes, changed)"
-        " VALUES (?, ?, 0, ?, ?, ?, ?, ?)",
-        (path, uuid.uuid4().hex, t.schema_id(schema), key, keep_seconds, keep_bytes, t.now),
-    )
-    t.sql.executemany(
-        "INSERT INTO shards(path, shard, first, next) VALUES (?, ?, 0, 0)", [(path, shard) for shard in range(shards)]
-    )
+    t.insert(
+        "topics", path=path, journal=uuid.uuid4().hex, epoch=0, schema=t.schema_id(schema), key=key,
+        keep_seconds=keep_seconds, keep_bytes=keep_bytes, changed=t.now,
+    )  # fmt: skip
+    for shard in range(shards):
+        t.insert("shards", path=path, shard=shard, first=0, next=0)
 
 
-def schema_at(t: Transaction, path: str) -> pa.Schema | None:
-    """The schema of the topic at a path; None where there is none."""
-    row = t.sql.execute(
-        "SELECT ipc FROM topics JOIN schemas ON schemas.id = topics.schema WHERE path = ?", (path,)
-    ).fetchone()
-    return to_schema(row["ipc"]) if row else None
+def keep(t: Transaction, path: str, *, keep_seconds: float | None, keep_bytes: int | None) -> None:
+    """Change what a topic keeps, where something is said."""
+    t.execute(
+        "UPDATE topics SET keep_seconds = coalesce(?1, keep_seconds), keep_bytes = coalesce(?2, keep_bytes)"
+        " WHERE path = ?3",
+        keep_seconds, keep_bytes, path,
+    )  # fmt: skip
 
 
 def check_path(t: Transaction, path: str) -> None:
-    """Whether there may be a topic at this path: none above it, none below."""
+    """Reject a new topic above or below another."""
     for key in paths.parse(path).parents:
         if schema_at(t, f"topic/{key}") is not None:
-            raise AlreadyExists(f"{path}: topic/{key} is a topic, so nothing can lie below it")
-    if t.sql.execute("SELECT 1 FROM topics WHERE path >= ? AND path < ? LIMIT 1", below(path)).fetchone():
+            raise AlreadyExists(f"{path}: topic/{key} is a topic, so nothing can be below it")
+    if t.row("SELECT 1 FROM topics WHERE path >= ? AND path < ? LIMIT 1", *paths_below(path)) is not None:
         raise AlreadyExists(f"{path} is a folder with topics in it, so it can't be a topic itself")
 
 
-def lay(t: Transaction, part: str, shard: int, journal: str | None) -> None:
-    """Note which shard a part is for that isn't shown yet, and in which journal; None where there was no topic yet."""
-    t.sql.execute("INSERT INTO journal(part, shard, laid) VALUES (?, ?, ?)", (part, shard, journal))
+def reserve(t: Transaction, part: str, shard: int, journal: str | None) -> None:
+    """Note the shard of a part that isn't visible yet, and of which journal; None where there was no topic yet."""
+    t.insert("journal", part=part, shard=shard, laid=journal)
 
 
-def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
-    """The parts of these attempts become the ends of their shards, in the order of the list."""
-    held = schema_at(t, path)
-    if held is None:
-        create(t, path, schema)
-    elif not held.equals(schema):
-        widen(t, path, schema)
-    parts = [
-        row["name"]
-        for attempt in attempts
-        for row in t.sql.execute(
-            "SELECT name FROM parts WHERE attempt = ? AND state = 'whole' ORDER BY number", (attempt,)
-        )
-    ]
-    append(t, path, parts)
-    t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in attempts])
+def append(t: Transaction, path: str, names: Sequence[str]) -> None:
+    """Give reserved parts their offsets, and move the readable ends of their shards behind them.
 
-
-def widen(t: Transaction, path: str, schema: pa.Schema) -> None:
-    """The topic has columns more; older rows have nulls there."""
-    check_schema(path, schema)
-    t.sql.execute("UPDATE topics SET schema = ? WHERE path = ?", (t.schema_id(schema), path))
-
-
-def append(t: Transaction, path: str, parts: Sequence[str]) -> None:
-    """Parts that were laid get their offsets, and the readable ends of their shards move behind them.
-
-    One without rows has no place: the next part would have its offset.
+    A part without rows gets none: the next part would have its offset.
     """
-    now = round(t.now, 6)  # as exact as `_time`, so that who asks for the rows since a row's time gets that row
-    empty = "UPDATE parts SET state = 'retired', free_at = ? WHERE name = ? AND rows = 0"
-    for part in parts:
-        if t.sql.execute(empty, (t.now, part)).rowcount:
+    now = round(t.now, 6)  # as exact as `_time`, so that a read of the rows since a row's time has that row
+    for name in names:
+        if t.execute("UPDATE parts SET state = 'retired', free_at = ? WHERE name = ? AND rows = 0", t.now, name):
             continue
-        placed = t.sql.execute(
+        placed = t.execute(
             "UPDATE journal SET path = ?1, first = shards.next, rows = parts.rows, bytes = parts.bytes, since = ?2,"
             " until = ?2 FROM topics, shards, parts WHERE part = ?3 AND parts.name = ?3 AND topics.path = ?1"
             " AND shards.path = ?1 AND shards.shard = journal.shard AND (topics.key IS NULL OR laid = topics.journal)",
-            (path, now, part),
-        )
-        if placed.rowcount != 1:
+            path, now, name,
+        )  # fmt: skip
+        if placed != 1:
             raise WriteEnded(f"{path} was made anew meanwhile, with a key or with fewer shards: write again")
-        t.sql.execute(
+        t.execute(
             "UPDATE shards SET next = next + journal.rows FROM journal"
             " WHERE part = ?1 AND shards.path = journal.path AND shards.shard = journal.shard",
-            (part,),
+            name,
         )
-        t.sql.execute("UPDATE parts SET state = 'visible' WHERE name = ?", (part,))
-    t.sql.execute("UPDATE topics SET changed = ? WHERE path = ?", (t.now, path))
+        t.execute("UPDATE parts SET state = 'visible' WHERE name = ?", name)
+    t.execute("UPDATE topics SET changed = ? WHERE path = ?", t.now, path)
 
 
-def take_away(t: Transaction, parts: Sequence[str], path: str) -> None:
-    """These parts leave the journal; their bytes stay for as long as tickets may name them."""
-    t.sql.executemany(
-        "UPDATE parts SET state = 'retired', free_at = max(?1, (SELECT ticketed FROM topics WHERE path = ?2))"
-        " WHERE name = ?3",
-        [(max(t.now, t.catalog.held.get(path, 0.0)), path, part) for part in parts],
-    )
-    t.sql.executemany("DELETE FROM journal WHERE part = ?", [(part,) for part in parts])
+def replace(t: Transaction, path: str, run: Sequence[PlacedPart], part: Part) -> bool:
+    """Put one part with the same rows in the place of a run of parts; False if these very parts are not there."""
+    first, end, shard = run[0].first, run[-1].end, run[0].shard
+    rows = t.rows(
+        "SELECT part FROM journal WHERE path = ? AND shard = ? AND first >= ? AND first < ? ORDER BY first",
+        path, shard, first, end,
+    )  # fmt: skip
+    if [row["part"] for row in rows] != [each.name for each in run] or part.rows != end - first:
+        return False
+    remove_parts(t, [each.name for each in run], path)
+    t.insert(
+        "parts", name=part.name, attempt=f"group-{part.name}", number=0, rows=part.rows, bytes=part.bytes,
+        schema=run[0].schema_id, incarnation=t.ledger.incarnation, state="visible",
+    )  # fmt: skip
+    t.insert(
+        "journal", part=part.name, shard=shard, path=path, first=first, rows=part.rows, bytes=part.bytes,
+        since=min(each.since for each in run), until=max(each.until for each in run),
+    )  # fmt: skip
+    return True
+
+
+def remove_oldest(t: Transaction, path: str, oldest: Sequence[PlacedPart], *, lost: bool = False) -> None:
+    """Remove the first parts of shards, and move the shards' beginnings behind them; `lost` notes why."""
+    for part in oldest:  # in the order of their offsets: the last one of a shard counts
+        t.execute("UPDATE shards SET first = ? WHERE path = ? AND shard = ?", part.end, path, part.shard)
+        if lost:
+            t.execute("UPDATE shards SET lost = ? WHERE path = ? AND shard = ?", part.end, path, part.shard)
+    if oldest and lost:
+        t.execute("UPDATE topics SET epoch = epoch + 1 WHERE path = ?", path)
+    remove_parts(t, [part.name for part in oldest], path)
+
+
+def remove_parts(t: Transaction, names: Sequence[str], path: str) -> None:
+    """Remove parts from the journal; their bytes stay for as long as tickets may name them."""
+    parts.retire(t, names, path)
+    t.sql.executemany("DELETE FROM journal WHERE part = ?", [(name,) for name in names])
+
+
+# --- the destination of writes -------------------------------------------------------------
+
+merged = schemas.grow
+
+
+def count(reader: Reader) -> int:
+    """Return how many there are."""
+    row = reader.row("SELECT count(*) AS n FROM topics")
+    return row["n"] if row is not None else 0
+
+
+def schema_at(reader: Reader, path: str) -> pa.Schema | None:
+    """Return the schema at the path, None where nothing is."""
+    row = reader.row("SELECT ipc FROM topics JOIN schemas ON schemas.id = topics.schema WHERE path = ?", path)
+    return to_schema(row["ipc"]) if row is not None else None
+
+
+def check_write(t: Transaction, write: Write, *, exists: bool) -> None:
+    """Reject a write that may not make or change the path."""
+    if not exists:
+        check_path(t, write.path)
+
+
+def record(t: Transaction, attempt: Attempt) -> None:
+    """Note the shard of each of its parts."""
+    for part, shard in zip(attempt.parts, attempt.shards, strict=False):
+        reserve(t, part.name, shard, attempt.journal)
+
+
+def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
+    """Make the attempts' parts the end of what is at the path."""
+    make_or_widen(t, path, schema)
+    whole = "SELECT name FROM parts WHERE attempt = ? AND state = 'whole' ORDER BY number"
+    append(t, path, [row["name"] for attempt in attempts for row in t.rows(whole, attempt)])
+
+
+def make_or_widen(t: Transaction, path: str, schema: pa.Schema) -> None:
+    """Make the topic, or give it columns more: older rows have nulls there."""
+    current = schema_at(t, path)
+    if current is None:
+        create(t, path, schema)
+    elif not current.equals(schema):
+        check_schema(path, schema)
+        t.execute("UPDATE topics SET schema = ? WHERE path = ?", t.schema_id(schema), path)
 
 
 def remove(t: Transaction, path: str) -> None:
-    """The topic and all of its rows go; the runs that wrote to it are forgotten."""
-    parts = [row["part"] for row in t.sql.execute("SELECT part FROM journal WHERE path = ?", (path,))]
-    take_away(t, parts, path)
-    t.sql.execute("DELETE FROM topics WHERE path = ?", (path,))
+    """Free the path; the parts' bytes stay for as long as tickets name them."""
+    remove_parts(t, [row["part"] for row in t.rows("SELECT part FROM journal WHERE path = ?", path)], path)
+    t.execute("DELETE FROM topics WHERE path = ?", path)

@@ -1,4 +1,4 @@
-"""Which shard a row of a topic is for: a key keeps to one shard, so that its rows keep their order."""
+"""The shard of each row of a topic: rows with equal keys share one, so that they keep their order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _INTERVAL = pa.month_day_nano_interval()
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
-def check(path: str, schema: pa.Schema, key: str) -> None:
-    """Refuse a key that two equal rows could have in two forms."""
+def check_key(path: str, schema: pa.Schema, key: str) -> None:
+    """Reject a key that two equal rows could have in two forms."""
     if schema.get_field_index(key) < 0:
-        raise InvalidRequest(f"{path} has no column {key[:80]!r} to be its key: there are {', '.join(schema.names)}")
+        raise InvalidRequest(
+            f"{path} has no column {key[:80]!r} to be its key: expected one of {', '.join(schema.names)}"
+        )
     kind = schema.field(key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     short = pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind)  # which Arrow doesn't encode
@@ -30,17 +32,17 @@ def check(path: str, schema: pa.Schema, key: str) -> None:
 def sharded(
     parts: Iterable[list[pa.RecordBatch]], topic: Layout | None, attempt: str
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-    """What is put, by shard. Without a key all of a put goes to one, and keeps its order there."""
+    """Part a put's batches by shard. Without a key all of a put goes to one shard, and keeps its order there."""
     if topic is None or topic.key is None:
         shard = int(attempt[:8], 16) % topic.shards if topic else 0
         yield from ((shard, batches) for batches in parts)
         return
     for batches in parts:
-        found: dict[int, list[pa.RecordBatch]] = {}
+        by_shard: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
             for shard, rows in _by_key(batch, topic.key, topic.shards):
-                found.setdefault(shard, []).append(rows)
-        yield from found.items()
+                by_shard.setdefault(shard, []).append(rows)
+        yield from by_shard.items()
 
 
 def _by_key(batch: pa.RecordBatch, key: str, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -53,15 +55,15 @@ def _by_key(batch: pa.RecordBatch, key: str, shards: int) -> Iterator[tuple[int,
     if not pa.types.is_dictionary(column.type):
         column = _plain(column).dictionary_encode()
     values = _plain(column.dictionary).to_pylist()
-    places = [_place(value, shards) for value in values]  # each value once, not each row
-    of_row = pc.fill_null(pa.array(places, pa.int32()).take(column.indices), 0)
-    for shard in sorted({*places, 0}):
-        if (wanted := pc.equal(of_row, shard)).true_count:
-            yield shard, _filtered(batch, wanted)
+    shard_of_value = [_shard_of(value, shards) for value in values]  # each value once, not each row
+    shard_of_row = pc.fill_null(pa.array(shard_of_value, pa.int32()).take(column.indices), 0)
+    for shard in sorted({*shard_of_value, 0}):
+        if (mask := pc.equal(shard_of_row, shard)).true_count:
+            yield shard, _filtered(batch, mask)
 
 
 def _plain(column: Any) -> Any:
-    """The same values in a type that Arrow encodes, and Python prints one way with pandas or without."""
+    """Return the same values in a type that Arrow encodes, and that Python prints alike with pandas or without."""
     kind = column.type
     if kind in _VIEWS:
         return column.cast(_VIEWS[kind])
@@ -70,21 +72,21 @@ def _plain(column: Any) -> Any:
     return column
 
 
-def _filtered(batch: pa.RecordBatch, wanted: pa.BooleanArray) -> pa.RecordBatch:
-    """These rows; Arrow filters no views."""
+def _filtered(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
+    """Return the rows of a mask; Arrow filters no views."""
     try:
         if not any(field.type in _VIEWS for field in batch.schema):
-            return batch.filter(wanted)
+            return batch.filter(mask)
         plain = pa.RecordBatch.from_arrays(
             [column.cast(_VIEWS.get(column.type, column.type)) for column in batch.columns], batch.schema.names
-        ).filter(wanted)
+        ).filter(mask)
         columns = [column.cast(field.type) for column, field in zip(plain.columns, batch.schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-    except pa.ArrowNotImplementedError as cannot:
-        raise InvalidRequest(f"rows with such columns can't be parted by their key: {str(cannot)[:200]}") from cannot
+    except pa.ArrowNotImplementedError as missing:
+        raise InvalidRequest(f"Arrow can't part rows with such columns by their key: {str(missing)[:200]}") from missing
 
 
-def _place(value: object, shards: int) -> int:
+def _shard_of(value: object, shards: int) -> int:
     if value is None:
         return 0
     return zlib.crc32(value if isinstance(value, bytes) else str(value).encode()) % shards

@@ -1,4 +1,4 @@
-"""A topic as it stands, and what is refused of it: a range that isn't there whole, a journal that is another."""
+"""A topic's state, and the checks of ranges against it: never fewer rows than were asked for."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penstock.text import format_size
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The offsets that can be read: from `first` up to `next`, which isn't there yet."""
+    """One shard's readable offsets: from `first` up to, not including, `next`."""
 
     number: int
     first: int
     next: int
     lost: int = 0
-    """Up to here rows were lost with the memory of a server that has ended, if there are any such."""
+    """Some rows before this offset were in the memory of a server that has stopped; 0 if none were."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides which shard a row is for."""
+    """The key and shards of a topic, which decide the shard of a row."""
 
     journal: str
     key: str | None
@@ -32,7 +32,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it stands."""
+    """A topic's state."""
 
     path: str
     journal: str
@@ -48,26 +48,26 @@ class Topic:
     keep_bytes: int | None
 
     def earliest(self) -> dict[int, int]:
-        """The oldest row of each shard."""
+        """Return the offset of each shard's oldest row."""
         return {shard.number: shard.first for shard in self.shards}
 
     def latest(self) -> dict[int, int]:
-        """The end of each shard."""
+        """Return the offset behind each shard's last row."""
         return {shard.number: shard.next for shard in self.shards}
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """How much lies between a position and the end."""
+    """The rows and bytes between a position and the end."""
 
     rows: int
     bytes: int
     oldest: float | None
-    """When the oldest of these rows was appended."""
+    """The time at which the oldest of these rows was appended."""
 
 
-def must_follow(topic: Topic, shard: Shard, reached: int, at: int) -> None:
-    """Refuse a range with a hole in it: never fewer rows, whatever has become of the ledger."""
+def check_no_hole(topic: Topic, shard: Shard, reached: int, at: int) -> None:
+    """Reject a range with a hole in it: never fewer rows, whatever happened to the ledger."""
     if at != reached:
         what = "are in none of its parts" if at > reached else "are in two of its parts"
         first, end = sorted((reached, at))
@@ -78,7 +78,7 @@ def must_follow(topic: Topic, shard: Shard, reached: int, at: int) -> None:
 
 
 def check_range(topic: Topic, shard: Shard, start: int, end: int) -> None:
-    """Refuse a range that isn't there whole."""
+    """Reject a range of which some rows are not there."""
     left = f"of shard {shard.number} the offsets {shard.first} to {shard.next} are left"
     if start < shard.first:
         gone = max(0, min(end, shard.first) - start)
@@ -95,5 +95,5 @@ def _why_gone(topic: Topic, shard: Shard, start: int) -> str:
         kept += f" and up to {format_size(topic.keep_bytes)}"
     if start >= shard.lost:
         return kept
-    memory = "lost with the memory of a server that has ended"
+    memory = "lost with the memory of a server that has stopped"
     return memory if shard.lost == shard.first else f"the ones before {shard.lost} {memory}; of the others, {kept}"

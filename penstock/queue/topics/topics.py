@@ -1,28 +1,30 @@
-"""Topics as the server asks for them: what there is, which parts hold a range, what is over."""
+"""Topics as the server serves them: made, found, read by ranges, deleted."""
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import Lost, NotFound
-from penstock.ledger import datasets
-from penstock.ledger.catalog import below, to_schema
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, SchemaMismatch
+from penstock.ledger import runs, writes
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.writes import Laid
-from penstock.queue.topics import creating, journal
-from penstock.queue.topics.topic import Behind, Layout, Shard, Topic, check_range, must_follow
+from penstock.ledger.parts import Slice
+from penstock.ledger.tables import Transaction
+from penstock.queue.topics import journal, keys, ranges
+from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
+from penstock.rows import schemas
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
 
+MOST_SHARDS = 256
+
 
 class Topics:
-    """Reads and changes topics in the ledger."""
+    """The topics of a ledger."""
 
     def __init__(self, ledger: Ledger, store: SplitPayloadStore | None = None) -> None:
         self._ledger, self._store = ledger, store
@@ -36,133 +38,91 @@ class Topics:
         key: str | None = None,
         keep_seconds: float | None = None,
         keep_bytes: int | None = None,
-        most_datasets: int = 1_000_000,
     ) -> Topic:
-        """Make an empty topic. Again the same changes only what it keeps; one of another kind that is there is refused.
+        """Make an empty topic. The same again changes only what it keeps; another kind of topic is rejected.
 
         The same is also what has grown from it: a topic gets columns by what is put.
         """
-        creating.check(path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
-        with self._ledger.transaction() as t:
-            creating.create(
-                t, path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes,
-                most_datasets=most_datasets,
-            )  # fmt: skip
-            return self.topic(path)
+        _check_options(path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
+
+        def create_or_keep(t: Transaction) -> Topic:
+            current = journal.find(t, path)
+            if current is None:
+                journal.check_path(t, path)
+                writes.check_room(t)
+                journal.create(
+                    t, path, schema, shards=shards or (1 if key is None else 4), key=key,
+                    keep_seconds=journal.KEEP if keep_seconds is None else keep_seconds, keep_bytes=keep_bytes,
+                )  # fmt: skip
+            else:
+                _check_same(current, schema, key, shards)
+                journal.keep(t, path, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
+            return journal.by_path(t, path)
+
+        return self._ledger.change(create_or_keep)
 
     def topic(self, path: str) -> Topic:
-        """A topic by path."""
-        found = self.find(path)
-        if found is None:
-            raise NotFound(f"no topic at {path}: penstock ls topic/ shows what there is; the first put makes one")
-        return found
+        """Return a topic by path."""
+        with self._ledger.reading() as reader:
+            return journal.by_path(reader, path)
 
     def find(self, path: str) -> Topic | None:
-        """The same, None where there is none."""
-        rows = self._ledger.database.rows(f"{_TOPICS} WHERE topics.path = ?", path)
-        return self._topic(rows[0]) if rows else None
+        """Return a topic by path, None without one."""
+        with self._ledger.reading() as reader:
+            return journal.find(reader, path)
 
     def layout(self, path: str) -> Layout | None:
-        """What a put needs to know of a topic, without a look at all of its parts."""
-        rows = self._ledger.database.rows(
-            "SELECT journal, key, (SELECT count(*) FROM shards WHERE shards.path = topics.path) AS shards"
-            " FROM topics WHERE path = ?", path,
-        )  # fmt: skip
-        return Layout(rows[0]["journal"], rows[0]["key"], rows[0]["shards"]) if rows else None
+        """Return what a put needs to know of a topic, None without one."""
+        return journal.layout(self._ledger.database, path)
 
     def below(self, folder: str) -> list[Topic]:
-        """The topics below a folder's path, or all."""
-        first, end = below(folder)
-        query = f"{_TOPICS} WHERE topics.path >= ? AND topics.path < ? ORDER BY topics.path"
-        return [self._topic(row) for row in self._ledger.database.rows(query, first, end)]
+        """Return the topics below a folder's path."""
+        with self._ledger.reading() as reader:
+            return journal.below(reader, folder)
+
+    def count(self) -> int:
+        """Return how many topics there are."""
+        return journal.count(self._ledger.database)
 
     def at(self, topic: Topic, moment: float) -> dict[int, int]:
-        """For each shard the first offset that was appended at this time or later."""
+        """Return for each shard the first offset that was appended at this time or later."""
         return {shard.number: self._at(topic, shard, moment) for shard in topic.shards}
 
     def _at(self, topic: Topic, shard: Shard, moment: float) -> int:
-        query = (
-            "SELECT part, first, since FROM journal WHERE path = ? AND shard = ? AND until >= ? ORDER BY first LIMIT 1"
-        )
-        while found := self._ledger.database.rows(query, topic.path, shard.number, moment):
-            part, first = found[0]["part"], found[0]["first"]
-            if found[0]["since"] >= moment or self._store is None:
-                return int(first)
+        while row := ranges.first_part_since(self._ledger.database, topic.path, shard.number, moment):
+            part, first = row["part"], int(row["first"])
+            if row["since"] >= moment or self._store is None:
+                return first
             try:
-                return int(first) + _rows_before(self._store.open(part), moment)
+                return first + _rows_before(self._store.open(part), moment)
             except Lost:
-                if self._ledger.database.rows("SELECT 1 FROM journal WHERE part = ?", part):
-                    return int(first)  # who reads there is told what is lost
+                if journal.is_placed(self._ledger.database, part):
+                    return first  # reading there names the loss
         return shard.next
 
     def range(
         self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], *, ticketed_until: float
-    ) -> list[Laid]:
-        """The parts with the rows from `start` up to `end`, shard by shard; their bytes stay until that time.
+    ) -> list[Slice]:
+        """Return the rows from `start` up to `end`, shard by shard; their bytes stay until that time.
 
-        Rows that are gone, or that never were, are an error that says what is left: never fewer rows.
+        Rows that are gone, or never were, are an error that names what is left: never fewer rows.
+        1. The time is noted, if there are rows: a removal from now on keeps the bytes for so long. 2. The rows, from
+        one view.
         """
-        with self._ledger.database.lock:
-            now = self.topic(topic.path)
-            if now.journal != topic.journal:
-                raise Lost(f"{topic.path} was deleted and made again meanwhile: read again")
-            found = [
-                laid
-                for shard in now.shards
-                for laid in self._in_shard(now, shard, start.get(shard.number), end.get(shard.number))
-            ]
-            if found:  # who waits for rows that aren't there holds none
-                self._ledger.hold(topic.path, ticketed_until)
-            return found
+        if self._slices(topic, start, end):  # a reader that waits for rows holds none
+            self._ledger.hold(topic.path, ticketed_until)  # 1.
+        return self._slices(topic, start, end)  # 2.
 
-    def _in_shard(self, topic: Topic, shard: Shard, start: int | None, end: int | None) -> Iterator[Laid]:
-        end = shard.next if end is None else end
-        if start is None:  # its oldest row, unless what is asked for is all older than that
-            start = shard.first if end >= shard.first else 0
-        check_range(topic, shard, start, end)
-        if end == shard.next:
-            last = "SELECT first + rows AS next FROM journal WHERE path = ? AND shard = ? ORDER BY first DESC LIMIT 1"
-            for row in self._ledger.database.rows(last, topic.path, shard.number):
-                must_follow(topic, shard, row["next"], end)
-        if start == end:  # nothing of the part around it
-            return
-        query = (
-            "SELECT part, first, journal.rows, journal.bytes, since, ipc FROM journal JOIN parts ON parts.name = part"
-            " JOIN schemas ON schemas.id = parts.schema"
-            " WHERE journal.path = ?1 AND journal.shard = ?2 AND first + journal.rows > ?3 AND first < ?4 AND"
-            " first >= (SELECT coalesce(max(first), 0) FROM journal WHERE path = ?1 AND shard = ?2 AND first <= ?3)"
-            " ORDER BY first"
-        )
-        reached = start
-        for row in self._ledger.database.rows(query, topic.path, shard.number, start, end):
-            skip = max(0, start - row["first"])
-            rows = min(row["rows"], end - row["first"]) - skip
-            must_follow(topic, shard, reached, row["first"] + skip)
-            reached += rows
-            size = row["bytes"] * rows // max(1, row["rows"])
-            yield Laid(
-                row["part"], rows, size, to_schema(row["ipc"]), row["rows"],
-                skip=skip, shard=shard.number, first=row["first"], since=row["since"],
-            )  # fmt: skip
-        must_follow(topic, shard, reached, end)
+    def _slices(self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int]) -> list[Slice]:
+        with self._ledger.reading() as reader:
+            current = journal.by_path(reader, topic.path)
+            if current.journal != topic.journal:
+                raise Lost(f"{topic.path} was deleted and made again meanwhile: read again")
+            return ranges.slices(reader, current, start, end)
 
     def behind(self, topic: Topic, position: Mapping[int, int]) -> Behind:
-        """What lies from a position on to the end."""
-        starts = {each.number: max(position.get(each.number, each.first), each.first) for each in topic.shards}
-        left = {
-            each.number: each.next - starts[each.number] for each in topic.shards if each.next > starts[each.number]
-        }
-        if not left:
-            return Behind(0, 0, None)
-        query = (
-            "WITH places(shard, start) AS (SELECT CAST(key AS INTEGER), value FROM json_each(?1))"
-            " SELECT coalesce(sum(CAST(bytes AS REAL) * (first + rows - max(first, start)) / max(rows, 1)), 0) AS size,"
-            " min(since) AS oldest FROM places CROSS JOIN journal ON journal.path = ?2 AND journal.shard = places.shard"
-            " AND first + rows > start"
-        )
-        places = json.dumps({shard: starts[shard] for shard in left})
-        found = self._ledger.database.rows(query, places, topic.path)[0]
-        return Behind(sum(left.values()), int(found["size"]), found["oldest"])
+        """Return how much is between a position and the end."""
+        return ranges.behind(self._ledger.database, topic, position)
 
     def ahead(
         self,
@@ -173,7 +133,7 @@ class Topics:
         rows: int | None = None,
         size: int | None = None,
     ) -> dict[int, int]:
-        """Where a batch from `start` on ends that has about so many rows or bytes at most, and at least one row.
+        """Return the end of a batch from `start` on of about so many rows or bytes at most, and at least one row.
 
         Each shard gives in proportion to what it has before `until`.
         """
@@ -186,35 +146,82 @@ class Topics:
             per_row = behind.bytes / max(1, behind.rows)
             most = min(most, max(1, int(size / max(per_row, 1e-9))))
         end = {}
-        for shard, has in left.items():  # what is left to give, by what is left to have: adds up to exactly `most`
-            share = most * has // total if total else 0
-            most, total = most - share, total - has
+        for shard, rows_left in left.items():  # the shares add up to exactly `most`
+            share = most * rows_left // total if total else 0
+            most, total = most - share, total - rows_left
             end[shard] = start.get(shard, first[shard]) + share
         return end
 
     def remove(self, path: str) -> Topic:
-        """Delete a topic; its bytes stay for as long as tickets name them."""
-        with self._ledger.transaction() as t:
-            found = self.topic(path)
+        """Delete a topic and the runs that wrote to it; its bytes stay for as long as tickets name them."""
+
+        def remove(t: Transaction) -> Topic:
+            topic = journal.by_path(t, path)
             journal.remove(t, path)
-            datasets.forget_runs(t, path)
-        return found
+            runs.forget(t, path)
+            return topic
 
-    def _topic(self, row: sqlite3.Row) -> Topic:
-        shards = self._ledger.database.rows("SELECT * FROM shards WHERE path = ? ORDER BY shard", row["path"])
-        return Topic(
-            row["path"], row["journal"], row["epoch"], to_schema(row["ipc"]), row["key"],
-            tuple(Shard(each["shard"], each["first"], each["next"], each["lost"]) for each in shards),
-            sum(each["next"] - each["first"] for each in shards), sum(each["bytes"] for each in shards),
-            sum(each["parts"] for each in shards), row["changed"], row["keep_seconds"], row["keep_bytes"],
-        )  # fmt: skip
-
-
-_TOPICS = "SELECT topics.*, ipc FROM topics JOIN schemas ON schemas.id = topics.schema"
+        return self._ledger.change(remove)
 
 
 def _rows_before(part: OpenPart, moment: float) -> int:
-    """How many rows of a compacted part were appended before the first one that was at this time or later."""
+    """Return how many rows of a compacted part were appended before this time."""
     times: Any = part.reader(["_time"]).read_all()["_time"]
-    found = pc.index(pc.greater_equal(times.cast(pa.int64()), round(moment * 1e6)), True).as_py()
-    return int(found) if found >= 0 else part.rows
+    first = pc.index(pc.greater_equal(times.cast(pa.int64()), round(moment * 1e6)), True).as_py()
+    return int(first) if first >= 0 else part.rows
+
+
+# --- what may be made ----------------------------------------------------------------------
+
+
+def _check_options(
+    path: str,
+    schema: pa.Schema,
+    *,
+    shards: int | None,
+    key: str | None,
+    keep_seconds: float | None,
+    keep_bytes: int | None,
+) -> None:
+    schemas.check_names(schema)
+    journal.check_schema(path, schema)
+    if key is not None:
+        keys.check_key(path, schema, key)
+    if shards is not None and not 1 <= shards <= MOST_SHARDS:
+        raise InvalidRequest(f"{path}: expected 1 to {MOST_SHARDS} shards, got {shards}")
+    for name, value in (("keep_seconds", keep_seconds), ("keep_bytes", keep_bytes)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise InvalidRequest(f"{path}: expected a {name} from 0, got {value}")
+
+
+def _check_same(current: Topic, schema: pa.Schema, key: str | None, shards: int | None) -> None:
+    """Reject a topic that differs from the existing one in key, shards or columns."""
+    differences = []
+    if current.key != key:
+        differences.append(f"{_key(current.key)}, not {_key(key)}")
+    if shards not in (None, len(current.shards)):
+        differences.append(f"number of shards {len(current.shards)}, not {shards}")
+    if differences:
+        raise AlreadyExists(
+            f"{current.path} exists with {' and '.join(differences)}: its rows are stored that way, so create it with "
+            "the same, or choose another path"
+        )
+    try:
+        both = schemas.grow(current.schema, schema, current.path)
+    except SchemaMismatch as unlike:
+        raise AlreadyExists(f"{current.path} exists: {unlike}") from unlike
+    changed = [field for field, known in zip(both, current.schema, strict=False) if not field.equals(known)]
+    added = changed + list(both)[len(current.schema) :]
+    if added:
+        raise AlreadyExists(
+            f"{current.path} exists without {', '.join(map(_column, added))}: a put of rows that have it adds it; "
+            "create it with the columns that it has"
+        )
+
+
+def _key(key: str | None) -> str:
+    return "no key" if key is None else f"key {key[:80]!r}"
+
+
+def _column(field: pa.Field) -> str:
+    return f"{field.name} {field.type}" + (" that may be null" if field.nullable else "")

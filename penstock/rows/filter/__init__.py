@@ -1,1 +1,1 @@
-"""Filters: SQL's words for the rows that a reader wants, parsed and evaluated at the server."""
+"""Filters: SQL's words for the rows to read, parsed and evaluated at the server."""

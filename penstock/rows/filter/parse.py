@@ -1,13 +1,14 @@
-"""Filters: `fare > 10 and city in ('Oslo', 'Bergen')`, parsed here and evaluated where the rows are.
+"""Filters such as `fare > 10 and city in ('Oslo', 'Bergen')`: parsed to an Arrow expression.
 
-SQL's words and SQL's nulls: a comparison with null is neither true nor false, and only what is true is kept. NaN is
-larger than any number, as Spark has it. A literal takes the type of its column: `day >= '2026-01-31'`.
+SQL's words and SQL's nulls: a comparison with null is neither true nor false, and only rows for which the filter is
+true are kept. NaN is larger than any number, as in Spark. A literal has its column's type: `day >= '2026-01-31'`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,28 +25,29 @@ _MAX_DEPTH, _MAX_TERMS = 50, 100
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter that fits a schema: what to evaluate, and the columns it looks at."""
+    """A filter that fits a schema."""
 
     text: str
     expression: pc.Expression
     columns: tuple[str, ...]
+    """The columns that the expression reads."""
 
     def needed(self, schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
-        """The columns that are read: those wanted (None for all), and those that it looks at."""
-        wanted = None if columns is None else {*columns, *self.columns}
-        return [name for name in schema.names if wanted is None or name in wanted]
+        """Return the columns that have to be read: the chosen ones (None for all), and the filter's."""
+        names = None if columns is None else {*columns, *self.columns}
+        return [name for name in schema.names if names is None or name in names]
 
     def check(self, schema: pa.Schema, columns: Sequence[str] | None) -> None:
-        """Refuse a filter over columns, sent or looked at, of which Arrow can't choose rows."""
+        """Reject a filter that needs columns of whose type Arrow can't choose rows."""
         for name in self.needed(schema, columns):
             if not can_be_chosen(kind := schema.field(name).type):
                 raise InvalidRequest(
                     f"filter: no rows can be chosen of column {name[:80]!r}, a {str(kind)[:80]}: "
-                    "leave it out (columns), or read without a filter"
+                    "read other columns (columns=), or without a filter"
                 )
 
     def kept(self, rows: pa.Table) -> pa.Table:
-        """The rows for which it is true."""
+        """Return the rows for which the filter is true."""
         schema = rows.schema
         simple = pa.schema([field.with_type(plain(field.type)) for field in schema], schema.metadata)
         try:
@@ -54,18 +56,19 @@ class Filter:
             return rows.cast(simple).filter(self.expression).cast(schema)
         except pa.ArrowMemoryError:
             raise
-        except pa.ArrowException as broken:
-            raise InvalidRequest(f"filter {self.text[:200]!r} can't be evaluated: {str(broken)[:200]}") from broken
+        except pa.ArrowException as failed:
+            raise InvalidRequest(f"filter {self.text[:200]!r} can't be evaluated: {str(failed)[:200]}") from failed
 
 
+@lru_cache(256)  # a request for tickets and each do_get with one of them parse the same text
 def parse_filter(text: str, schema: pa.Schema) -> Filter:
-    """The filter of this text over rows of this schema; what doesn't fit is refused by name."""
+    """Parse a filter over rows of this schema; reject by name what does not fit."""
     parser = _Parser(text, schema)
-    expression = parser.whole()
+    expression = parser.parse()
     columns = tuple(parser.columns)
-    some = pa.table([pa.nulls(1, plain(schema.field(name).type)) for name in columns], names=list(columns))
+    nulls = pa.table([pa.nulls(1, plain(schema.field(name).type)) for name in columns], names=list(columns))
     try:
-        some.filter(expression)  # a row of nulls: without any, Arrow doesn't look for what it hasn't
+        nulls.filter(expression)  # one row: without any, Arrow does not find out that it lacks a kernel
     except pa.ArrowException as unfit:
         raise InvalidRequest(f"filter {text[:200]!r} doesn't fit the columns: {str(unfit)[:200]}") from unfit
     return Filter(text, expression, columns)
@@ -76,83 +79,83 @@ class _Parser:
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
-        self._kinds = dict(zip(schema.names, schema.types, strict=True))
-        self._tokens = tokens(text)
+        self._types = dict(zip(schema.names, schema.types, strict=True))
+        self._tokens = [*tokens(text), ("end", "")]
         self._at = self._depth = self._terms = 0
         self.columns: dict[str, None] = {}
 
-    def whole(self) -> pc.Expression:
-        found = self._any_of()
-        if self._at < len(self._tokens):
-            raise self._wrong("'and' or 'or'")
-        return found
+    def parse(self) -> pc.Expression:
+        expression = self._disjunction()
+        if self._kind() != "end":
+            raise self._expected("'and' or 'or'")
+        return expression
 
-    def _any_of(self) -> pc.Expression:
-        found = self._all_of()
-        while self._takes("or"):
-            found |= self._all_of()
-        return found
+    def _disjunction(self) -> pc.Expression:
+        expression = self._conjunction()
+        while self._take("or"):
+            expression |= self._conjunction()
+        return expression
 
-    def _all_of(self) -> pc.Expression:
-        found = self._one()
-        while self._takes("and"):
-            found &= self._one()
-        return found
+    def _conjunction(self) -> pc.Expression:
+        expression = self._term()
+        while self._take("and"):
+            expression &= self._term()
+        return expression
 
-    def _one(self) -> pc.Expression:
+    def _term(self) -> pc.Expression:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise InvalidRequest(f"filter: more than {_MAX_DEPTH} levels of brackets and not")
-        if self._takes("not"):
-            found = ~self._one()
-        elif self._takes("("):
-            found = self._any_of()
-            self._needs(")")
+        if self._take("not"):
+            expression = ~self._term()
+        elif self._take("("):
+            expression = self._disjunction()
+            self._require(")")
         else:
-            self._counts(1)
-            found = self._comparison()
+            self._count(1)
+            expression = self._comparison()
         self._depth -= 1
-        return found
+        return expression
 
     def _comparison(self) -> pc.Expression:
         name = self._column()
         field = pc.field(name)
-        if self._takes("is"):
-            no = self._takes("not")
-            self._needs("null")
-            return ~field.is_null() if no else field.is_null()
-        field, kind = operand(field, self._kinds[name])
-        no = self._takes("not")
-        found: pc.Expression
-        if self._takes("in"):
-            found = self._in(field, kind)
-        elif self._takes("between"):
+        if self._take("is"):
+            negated = self._take("not")
+            self._require("null")
+            return ~field.is_null() if negated else field.is_null()
+        field, kind = operand(field, self._types[name])
+        negated = self._take("not")
+        expression: pc.Expression
+        if self._take("in"):
+            expression = self._in(field, kind)
+        elif self._take("between"):
             low = self._literal(kind)
-            self._needs("and")
-            found = compared(field, kind, ">=", low) & compared(field, kind, "<=", self._literal(kind))
-        elif not no and self._kind() == "sign" and self._value() in COMPARE:
-            found = compared(field, kind, str(self._next()), self._literal(kind))
-        elif not no and types.is_boolean(kind):
-            found = field
+            self._require("and")
+            expression = compared(field, kind, ">=", low) & compared(field, kind, "<=", self._literal(kind))
+        elif not negated and self._kind() == "sign" and self._value() in COMPARE:
+            expression = compared(field, kind, str(self._next()), self._literal(kind))
+        elif not negated and types.is_boolean(kind):
+            expression = field
         else:
-            raise self._wrong("=, !=, <, <=, >, >=, in, between or is null")
-        return ~found if no else found
+            raise self._expected("=, !=, <, <=, >, >=, in, between or is null")
+        return ~expression if negated else expression
 
     def _in(self, field: pc.Expression, kind: pa.DataType) -> pc.Expression:
-        self._needs("(")
+        self._require("(")
         values = [self._literal(kind)]
-        while self._takes(","):
+        while self._take(","):
             values.append(self._literal(kind))
-        self._needs(")")
-        self._counts(sum(value.type != kind for value in values))  # the others are looked up together
+        self._require(")")
+        self._count(sum(value.type != kind for value in values))  # the others are looked up together
         return among(field, kind, values)
 
     def _column(self) -> str:
         kind, value = self._kind(), str(self._value())
         if kind not in ("word", "quoted"):
-            raise self._wrong("a column")
-        if value not in self._kinds:
-            hint = suggest(value, list(self._kinds))
+            raise self._expected("a column")
+        if value not in self._types:
+            hint = suggest(value, list(self._types))
             raise InvalidRequest(f"filter {self._text[:200]!r}: no column {value[:80]!r}; {hint}")
         self._at += 1
         self.columns[value] = None
@@ -160,15 +163,15 @@ class _Parser:
 
     def _literal(self, kind: pa.DataType) -> pa.Scalar:
         if self._kind() == "word" and str(self._value()).lower() in ("date", "timestamp"):
-            self._at += 1  # SQL's typed literal; the column's type says it already
+            self._at += 1  # SQL's typed literal; the column has a type already
         if self._kind() == "keyword" and self._value() in ("true", "false"):
             value: Literal = self._next() == "true"
         elif self._kind() in ("number", "string", "hex"):
             value = self._next()
-        elif self._takes("null"):
+        elif self._take("null"):
             raise InvalidRequest(f"filter {self._text[:200]!r}: nothing equals null; say `is null` or `is not null`")
         else:
-            raise self._wrong("a number, a 'string', x'00ff', true or false")
+            raise self._expected("a number, a 'string', x'00ff', true or false")
         try:
             return literal(value, kind)
         except (pa.ArrowException, ValueError, OverflowError) as unfit:
@@ -179,7 +182,7 @@ class _Parser:
                 f"filter {self._text[:200]!r}: {str(value)[:80]!r} is no value of a {kind} column{hint}"
             ) from unfit
 
-    def _counts(self, terms: int) -> None:
+    def _count(self, terms: int) -> None:
         self._terms += terms
         if self._terms > _MAX_TERMS:
             raise InvalidRequest(
@@ -189,24 +192,25 @@ class _Parser:
     # --- tokens -------------------------------------------------------------------------------
 
     def _kind(self) -> str:
-        return self._tokens[self._at][0] if self._at < len(self._tokens) else "end"
+        return self._tokens[self._at][0]
 
     def _value(self) -> Literal:
-        return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
+        return self._tokens[self._at][1]
 
     def _next(self) -> Literal:
         self._at += 1
         return self._tokens[self._at - 1][1]
 
-    def _takes(self, word: str) -> bool:
+    def _take(self, word: str) -> bool:
+        """Go past a word if it is the next one."""
         taken = self._kind() in ("keyword", "sign") and self._value() == word
         self._at += taken
         return taken
 
-    def _needs(self, word: str) -> None:
-        if not self._takes(word):
-            raise self._wrong(repr(word))
+    def _require(self, word: str) -> None:
+        if not self._take(word):
+            raise self._expected(repr(word))
 
-    def _wrong(self, expected: str) -> InvalidRequest:
-        found = repr(str(self._value())[:40]) if self._at < len(self._tokens) else "the end"
-        return InvalidRequest(f"filter {self._text[:200]!r}: expected {expected}, found {found}")
+    def _expected(self, what: str) -> InvalidRequest:
+        token = "the end" if self._kind() == "end" else repr(str(self._value())[:40])
+        return InvalidRequest(f"filter {self._text[:200]!r}: expected {what}, found {token}")

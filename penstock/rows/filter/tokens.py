@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from penstock.errors import InvalidRequest
 
 MAX_TEXT = 16_000
-"""Characters of one filter: it stands in the ticket of every endpoint."""
+"""Characters of one filter: the ticket of every endpoint has it."""
 Literal = int | Decimal | bool | str | bytes
 Token = tuple[str, Literal]
 """Its kind (number, hex, string, quoted, word, keyword, sign) and its value."""
@@ -27,18 +27,18 @@ _WORDS = {"and", "or", "not", "in", "is", "null", "between", "true", "false"}
 
 
 def tokens(text: str) -> list[Token]:
-    """All of them, or InvalidRequest that shows where the text can't be read."""
+    """Return the tokens; InvalidRequest shows where the text can't be read."""
     if len(text) > MAX_TEXT:
-        raise InvalidRequest(f"filter of {len(text):,} characters: at most {MAX_TEXT:,} are taken")
-    found: list[Token] = []
+        raise InvalidRequest(f"filter: expected at most {MAX_TEXT:,} characters, got {len(text):,}")
+    result: list[Token] = []
     at, end = 0, len(text.rstrip())
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
-            raise InvalidRequest(f"filter {text[:200]!r}: can't be read from {text[at : at + 20]!r} on")
-        found.append(_token(match.lastgroup, match[match.lastgroup]))
+            raise InvalidRequest(f"filter {text[:200]!r}: can't be read at {text[at : at + 20]!r}")
+        result.append(_token(match.lastgroup, match[match.lastgroup]))
         at = match.end()
-    return found
+    return result
 
 
 def _token(kind: str, text: str) -> Token:
@@ -59,4 +59,4 @@ def _decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
     except InvalidOperation as beyond:  # an exponent of more than 18 digits
-        raise InvalidRequest(f"filter: {text[:80]!r} is beyond every number") from beyond
+        raise InvalidRequest(f"filter: the number {text[:80]!r} is too large") from beyond

@@ -1,4 +1,4 @@
-"""Literals as their column's type, and comparisons with them that Arrow carries out exactly."""
+"""Literals in the type of their column, and comparisons that Arrow evaluates exactly."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MAX_DIGITS = 50
 
 
 class Unfit(ValueError):
-    """A literal that is no value of its column, and a word more about it."""
+    """A literal that is no value of its column; the text is added to the error."""
 
 
 def operand(field: pc.Expression, kind: pa.DataType) -> tuple[pc.Expression, pa.DataType]:
-    """A column as what Arrow compares: a dictionary's values, half floats as floats, views as text and bytes."""
+    """Return a column in a type that Arrow compares: a dictionary's values, half floats as floats, views as text."""
     if types.is_dictionary(kind):
         return operand(field.cast(kind.value_type), kind.value_type)
     simple = pa.float32() if types.is_float16(kind) else plain(kind)
@@ -34,9 +34,10 @@ def operand(field: pc.Expression, kind: pa.DataType) -> tuple[pc.Expression, pa.
 
 
 def literal(value: Literal, kind: pa.DataType) -> pa.Scalar:
-    """The literal for a column of this type; a number that has no place there still is larger or smaller than what has.
+    """Return the literal as a value that compares with a column of this type.
 
-    Raises Unfit, or Arrow's own errors, for what is no value of it.
+    A number that the type can't hold keeps a type of its own: it is larger or smaller than the column's values. Raises
+    Unfit, or Arrow's own errors, for a literal that is no value of the type.
     """
     if types.is_floating(kind):
         return _float(value, kind)
@@ -50,28 +51,28 @@ def literal(value: Literal, kind: pa.DataType) -> pa.Scalar:
 
 
 def compared(field: pc.Expression, kind: pa.DataType, sign: str, value: pa.Scalar) -> pc.Expression:
-    """True where `field sign value`; NaN is above all numbers."""
-    found = COMPARE[sign](field, value)
-    return found | field.is_nan() if sign in (">", ">=") and types.is_floating(kind) else found
+    """Return `field sign value`; NaN is above all numbers."""
+    comparison = COMPARE[sign](field, value)
+    return comparison | field.is_nan() if sign in (">", ">=") and types.is_floating(kind) else comparison
 
 
 def among(field: pc.Expression, kind: pa.DataType, values: Sequence[pa.Scalar]) -> pc.Expression:
-    """True where the field is one of these; null where it is null."""
+    """Return whether the field is one of these values; null where the field is null."""
     own = [value for value in values if value.type == kind]
-    found = [compared(field, kind, "=", value) for value in values if value.type != kind]
+    comparisons = [compared(field, kind, "=", value) for value in values if value.type != kind]
     if own:
-        if types.is_floating(kind) and any(value.as_py() == 0 for value in own):  # by hash 0.0 isn't -0.0
+        if types.is_floating(kind) and any(value.as_py() == 0 for value in own):  # their hashes differ
             own += [pa.scalar(0.0, kind), pa.scalar(-0.0, kind)]
         inside: pc.Expression = field.isin(pa.array(own, kind))
-        found.append(pc.if_else(field.is_valid(), inside, pa.scalar(None, pa.bool_())))
-    return reduce(operator.or_, found)
+        comparisons.append(pc.if_else(field.is_valid(), inside, pa.scalar(None, pa.bool_())))
+    return reduce(operator.or_, comparisons)
 
 
 # --- what Arrow can choose rows of ---------------------------------------------------------
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type with text and bytes in the place of views, whose rows Arrow can't choose."""
+    """Return the type with text and bytes in place of views, of which Arrow can't choose rows."""
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary_view(kind):
@@ -87,7 +88,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 @lru_cache(1_024)
 def can_be_chosen(kind: pa.DataType) -> bool:
-    """Whether Arrow can leave out rows of this type: it has no kernel for some, and says so at the first row only."""
+    """Return whether Arrow can choose rows of this type: it lacks kernels for some, and fails at the first row only."""
     try:
         pa.table({"": pa.nulls(1, plain(kind))}).filter(pa.array([True]))
     except pa.ArrowNotImplementedError:
@@ -129,9 +130,9 @@ def _number(text: str) -> Decimal:
 
 
 def _exact(value: Decimal, kind: pa.DataType) -> pa.Scalar:
-    """The number as the column's type if it fits, else as it is: against a float Arrow would round whole numbers, too.
+    """Return the number in the column's type if it fits, else as an exact decimal: a float would be rounded.
 
-    Arrow rescales 1e-99999999 until it crashes.
+    Numbers of more digits are rejected: Arrow rescales 1e-99999999 until it crashes.
     """
     exponent = value.as_tuple().exponent
     if not isinstance(exponent, int) or exponent < -_MAX_DIGITS or value.adjusted() > _MAX_DIGITS:
@@ -141,5 +142,5 @@ def _exact(value: Decimal, kind: pa.DataType) -> pa.Scalar:
             return pa.scalar(value, kind)
         except pa.ArrowException:
             pass  # more digits than the column has: never equal, but above or below
-    found = pa.scalar(value).type
-    return pa.scalar(value, pa.decimal256(found.precision, found.scale))  # with room for the column's digits, too
+    exact = pa.scalar(value).type
+    return pa.scalar(value, pa.decimal256(exact.precision, exact.scale))  # with room for the column's digits, too

@@ -1,0 +1,215 @@
+"""The kinds of things at a server, and how each is shown by what the server says about it.
+
+To add a kind, add it to KINDS: `ls`, `show`, `top`, `rm`, `put` and the completion of paths know it from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.text import counted, format_age, format_size, format_table, printable
+
+Thing = Mapping[str, Any]
+"""The answer to `describe`, or a piece of it."""
+Columns = Mapping[str, str | Callable[[Thing], Any]]
+"""Heads, each with the field that is under it, or with a function of the thing."""
+
+
+class Table(NamedTuple):
+    """A table about a thing: its shards, its consumers, or itself as the only row."""
+
+    noun: str
+    rows: Callable[[Any], Sequence[Any]]
+    columns: Columns
+    id: str = ""
+    """The field by which `top` recognises a row at the next look."""
+    rate: str = ""
+    """The field that `top` fills with the growth per second of `amount`."""
+    amount: Callable[[Thing], float] = lambda row: 0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of thing; the defaults show anything."""
+
+    name: str
+    """As the server calls it."""
+    root: str = ""
+    """The first name of its paths."""
+    plural: str = ""
+    title: str = "{path}"
+    in_ls: bool = False
+    """Whether `ls` without a path lists it."""
+    listing: Columns | None = None
+    """The columns of `ls`, which then describes each thing; None: the columns of every other listing."""
+    nothing: str = "nothing here; penstock put store/… FILE brings something"
+    facts: Columns | None = None
+    """The lines of `show`; None: all fields that aren't nested."""
+    show: Sequence[Table] = ()
+    top: Sequence[Table] = ()
+    appends: bool = False
+    """Whether `put` appends rows, converted to the types that are there."""
+    deleted: str = "deleted {path}: {rows:,} rows, {size}"
+
+
+def kind_named(name: str) -> Kind:
+    """Return the kind of this name."""
+    return next((kind for kind in KINDS if kind.name == name), Kind(name))
+
+
+def kind_at(path: str) -> Kind:
+    """Return the kind whose paths begin as this one does."""
+    root = path.partition("/")[0]
+    return next((kind for kind in KINDS if kind.root == root), Kind(root))
+
+
+def cells(columns: Columns, thing: Thing) -> dict[str, str]:
+    """Return a thing's text under each head; nothing for what isn't known."""
+    return {head: _text(head, value) for head, value in _values(columns, thing).items()}
+
+
+def text_of(columns: Columns, things: Sequence[Thing]) -> str:
+    """Return the things as a table, numbers and times at the right."""
+    rows = [_values(columns, thing) for thing in things]
+    right = [head for head in columns if any(isinstance(row[head], int | float) for row in rows)]
+    return format_table([*columns], [[_text(head, row[head]) for head in columns] for row in rows], right=right)
+
+
+def _values(columns: Columns, thing: Thing) -> dict[str, Any]:
+    return {head: thing.get(field) if isinstance(field, str) else field(thing) for head, field in columns.items()}
+
+
+def _text(head: str, value: Any) -> str:
+    if value is None or isinstance(value, str | bool):
+        return printable(str(value or ""))
+    return _FORMATS.get(head, "{:,}".format)(value)
+
+
+def _ago(moment: float) -> str:
+    return f"{format_age(time.time() - moment)} ago"
+
+
+_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("rows/s", "committed/s"), "{:,.0f}".format),
+    **dict.fromkeys(("opened", "last put", "seen"), _ago),
+    "size": format_size,
+    "oldest": format_age,
+}
+"""How a number is written under a head, if not as it is."""
+
+
+# --- datasets, folders, topics --------------------------------------------------------------
+
+
+def _size(thing: Thing) -> str:
+    return f"{format_size(thing['bytes'])} in {counted(thing['parts'], 'part')}"
+
+
+def _changed(thing: Thing) -> str:
+    moment = thing.get("changed")
+    return "" if moment is None else f"{_ago(moment)}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}"
+
+
+def _kept(topic: Thing) -> str:
+    limit = f", {format_size(topic['keep_bytes'])} at most" if "keep_bytes" in topic else ""
+    return format_age(topic["keep_seconds"]) + limit
+
+
+_LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
+_STORED: dict[str, Any] = {
+    "rows": "rows", "size": _size, "changed": _changed, "lost": lambda thing: _LOST if thing.get("lost") else "",
+}  # fmt: skip
+_SCHEMA = Table(
+    "column", lambda thing: thing["schema"],
+    {"name": "name", "type": "type", "": lambda column: "" if column["nullable"] else "not null"},
+)  # fmt: skip
+_LAG: Columns = {
+    "behind": "lag_rows", "size": "lag_bytes",
+    "oldest": lambda consumer: consumer["lag_seconds"] if consumer["lag_rows"] else None,
+}  # fmt: skip
+_FOLDER = Kind("folder", facts={"datasets": "datasets", "topics": "topics", "writes": "writes", **_STORED})
+_DATASET = Kind("dataset", "store", "datasets", in_ls=True, facts=_STORED, show=[_SCHEMA])
+_TOPIC = Kind(
+    "topic", "topic", "topics", in_ls=True, appends=True,
+    facts=_STORED | {"key": "key", "kept": _kept, "journal": lambda topic: "{journal}, epoch {epoch}".format(**topic)},
+    show=[
+        _SCHEMA,
+        Table(
+            "shard", lambda topic: topic["shards"],
+            {"shard": "shard", "first": "first", "next": "next", "rows": lambda shard: shard["next"] - shard["first"]},
+        ),
+        Table(
+            "consumer", lambda topic: sorted(topic["consumers"], key=lambda consumer: -consumer["lag_rows"]),
+            {"consumer": "consumer", **_LAG, "seen": "seen", "": "state"},
+        ),
+    ],
+    top=[
+        Table(
+            "topic", lambda topic: [topic],
+            {
+                "topic": "path", "rows": "rows", "rows/s": "rows_per_s", "size": "bytes", "oldest": "oldest",
+                "consumers": lambda topic: len(topic["consumers"]),
+                "behind": lambda topic: max((consumer["lag_rows"] for consumer in topic["consumers"]), default=0),
+            },
+            "path", "rows_per_s", lambda topic: sum(shard["next"] for shard in topic["shards"]),
+        ),
+        Table(
+            "consumer", lambda topic: topic["consumers"],
+            {
+                "consumer": lambda consumer: consumer["consumer"][:12], "topic": "path", **_LAG,
+                "committed/s": "committed_per_s", "seen": "seen", "": "state",
+            },
+            "consumer", "committed_per_s", lambda consumer: sum(consumer["position"].values()),
+        ),
+    ],
+)  # fmt: skip
+
+
+# --- writes ---------------------------------------------------------------------------------
+
+_ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
+
+
+def _target(write: Thing) -> str:
+    """Return where the rows go, and how, if not by the defaults."""
+    run = write.get("run")
+    how = [write["mode"]] * (write["mode"] != "error") + [f"run {run}"] * (run is not None)
+    return f"{write['path']} ({', '.join(how)})" if how else str(write["path"])
+
+
+def _visible(write: Thing) -> str:
+    """Tell whether readers see the write's rows, and if not, why."""
+    if write["state"] != "open":
+        return _ENDED[write["state"]]
+    attempts = write["attempts"]
+    return f"no, {counted(attempts, 'whole attempt')} until finish" if attempts else "no, no attempt is whole"
+
+
+_WRITE = Kind(
+    "write", "write", "writes", "write/{write}", nothing="no write is open", deleted="ended write/{write} to {path}",
+    listing={
+        "write": lambda write: f"write/{write['write']}", "for": _target, "rows": "rows", "size": "bytes",
+        "opened": "opened", "last put": "touched", "visible": _visible,
+    },
+    facts={
+        "for": _target, "state": "state", "opened": "opened", "last put": "touched",
+        "whole": lambda write: counted(write["attempts"], "attempt"),
+        "rows": lambda write: f"{write['rows']:,} ({_size(write)})" if write["state"] in ("open", "finished") else "",
+        "visible": _visible,
+    },
+    top=[
+        Table(
+            "write", lambda write: [write],
+            {
+                "write": lambda write: write["write"][:12], "for": "path", "attempts": "attempts", "rows": "rows",
+                "rows/s": "rows_per_s", "size": "bytes", "last put": "touched",
+            },
+            "write", "rows_per_s", lambda write: write["rows"],
+        )
+    ],
+)  # fmt: skip
+
+KINDS = (_FOLDER, _DATASET, _TOPIC, _WRITE)

@@ -1,0 +1,83 @@
+"""`ls` and `show`: what there is at the server, and what is known about one thing."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli import kinds, terminal
+from penstock.cli.invocation import Invocation, command, complete_path
+from penstock.errors import NotFound
+from penstock.text import counted
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
+
+
+@command("List a folder, topics, or the open writes.", "penstock ls store/demo")
+@click.argument("path", shell_complete=complete_path, required=False)
+@click.option("-r", "--recursive", is_flag=True, help="All datasets below, not the folders.")
+def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
+    """List the folder PATH; without it, all datasets and topics.
+
+    `penstock ls write` lists the open writes.
+    """
+    from penstock.client.views import Listing
+
+    roots = [kind.root for kind in kinds.KINDS if kind.in_ls] if path is None else [path]
+    things: list[dict[str, Any]] = []
+    tables = []
+    with invocation.connect() as client:
+        entries = [entry for root in roots for entry in client.list(root, recursive=recursive)]
+        entries.sort(key=lambda entry: entry.kind != "folder")
+        for columns, group in groupby(entries, key=lambda entry: kinds.kind_named(entry.kind).listing):
+            listing = Listing([*group])
+            if columns is None:
+                things += [{name: value for name, value in e.to_json().items() if name != "local"} for e in listing]
+                tables.append(repr(listing))
+            else:
+                described = [client.call("describe", {"path": entry.path}) for entry in listing]
+                things += described
+                tables.append(kinds.text_of(columns, described))
+    if invocation.json:
+        terminal.print_json(*things)
+        return
+    for table in tables:
+        terminal.print_table(table)
+    if not tables:
+        click.echo(kinds.kind_at(roots[0]).nothing, err=True)
+
+
+@command("Describe a dataset, a topic, a folder or a write.", "penstock show store/demo/trips")
+@click.argument("path", shell_complete=complete_path)
+def show(invocation: Invocation, path: str) -> None:
+    """Describe PATH: a dataset, a topic with its shards and consumers, a folder, or a write (write/ID)."""
+    with invocation.connect() as client:
+        thing = _describe(client, path)
+    if invocation.json:
+        terminal.print_json(thing)
+        return
+    kind = kinds.kind_named(thing["kind"])
+    columns = kind.facts or {name: name for name, value in thing.items() if isinstance(value, str | int | float)}
+    terminal.print_facts(kind.title.format(**thing), kinds.cells(columns, thing))
+    for table in kind.show:
+        rows = table.rows(thing)
+        click.secho(f"  {counted(len(rows), table.noun)}", dim=True)
+        for line in kinds.text_of(table.columns, rows).splitlines() if rows else ():
+            click.echo(f"    {line}")
+
+
+def _describe(client: Client, path: str) -> dict[str, Any]:
+    """Return what the server says about a path; about a folder the sums of all that lies in it."""
+    if "/" in path.rstrip("/"):
+        try:
+            return client.call("describe", {"path": path})
+        except NotFound:
+            pass  # it is a folder, or listing it raises the same
+    entries = client.list(path, recursive=True)
+    sums = {name: sum(getattr(entry, name) for entry in entries) for name in ("rows", "bytes", "parts")}
+    changed = max((entry.changed or 0.0 for entry in entries), default=None)
+    path = path.rstrip("/") + "/"
+    return {"kind": "folder", "path": path, kinds.kind_at(path).plural: len(entries), **sums, "changed": changed}

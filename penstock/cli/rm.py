@@ -1,0 +1,57 @@
+"""`rm`: delete datasets, topics and folders of them; end writes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli import app, terminal
+from penstock.cli.invocation import Invocation, command, complete_path
+from penstock.cli.kinds import kind_at
+from penstock.errors import InvalidRequest, NotFound, PenstockError
+from penstock.text import counted, format_size
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
+
+
+@command("Delete datasets, topics and folders, end writes.", "penstock rm store/demo/trips")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=complete_path)
+@click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that lies in them.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask.")
+def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: bool) -> int:
+    """Delete datasets and topics; with -r folders; `rm write/ID` ends an open write.
+
+    A reader that has begun may read to its end. On a terminal it asks before it deletes a folder.
+    """
+    code = 0
+    with invocation.connect() as client:
+        for path in paths:
+            try:
+                for each in _paths_to_delete(client, path, recursive=recursive, ask=not yes):
+                    answer = client.delete(each)
+                    if invocation.json:
+                        terminal.print_json(answer)
+                    else:
+                        click.echo(kind_at(each).deleted.format(**answer, size=format_size(answer["bytes"])))
+            except PenstockError as error:
+                failure = app.report_failure(str(error), app.exit_code(error))
+                code = code or failure
+    return code
+
+
+def _paths_to_delete(client: Client, path: str, *, recursive: bool, ask: bool) -> list[str]:
+    """Return the path itself; of a folder the paths in it, if that is what the user wants."""
+    below = []
+    with contextlib.suppress(NotFound):  # then the server's answer to the deletion says so
+        below = [entry.path for entry in client.list(path, recursive=True)]
+    if below in ([], [path]):
+        return [path]
+    folder, things = path.rstrip("/") + "/", counted(len(below), kind_at(path).name)
+    if not recursive:
+        raise InvalidRequest(f"{folder} is a folder with {things}: penstock rm -r {folder}")
+    ask = ask and terminal.is_terminal(sys.stdin)
+    return [] if ask and not click.confirm(f"Delete {things} in {folder}?", err=True) else below

@@ -1,0 +1,108 @@
+"""The actions of a topic's consumers: offsets, positions, and sessions that commit them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.errors import InvalidRequest, Lost
+from penstock.flight_server.gate import Call
+from penstock.flight_server.kinds.kind import Handler, handle
+from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.wire import actions as wire
+from penstock.wire import paths
+from penstock.wire.position import Position
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_Request = wire.AttachConsumer | wire.AskOffsets | wire.CommitPosition | wire.DetachConsumer
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerActions:
+    """The actions `consumer.…` for the journals of one kind."""
+
+    kind: str
+    topics: Topics
+    consumers: Consumers
+
+    def handlers(self) -> Iterable[Handler]:
+        """Return the actions with their methods."""
+        yield handle(wire.ATTACH_CONSUMER, self.attach)
+        yield handle(wire.ASK_OFFSETS, self.offsets)
+        yield handle(wire.COMMIT_POSITION, self.commit)
+        yield handle(wire.DETACH_CONSUMER, self.detach)
+
+    def attach(self, call: Call, request: wire.AttachConsumer) -> wire.AttachedConsumer:
+        """Make a session the one that speaks for its consumer."""
+        topic = self._topic(request)
+        initial = complete_position(topic, request.initial, topic.earliest())
+        position = complete_position(topic, request.position, initial)
+        known = None if request.known is None else complete_position(topic, request.known, position)
+        committed = self.consumers.attach(
+            topic, request.consumer, request.session, initial=initial, position=position, known=known
+        )
+        return wire.AttachedConsumer(topic.journal, topic.epoch, Position(committed))
+
+    def offsets(self, call: Call, request: wire.AskOffsets) -> wire.Offsets:
+        """Return where a topic begins and ends, and where a batch from `start` on would end."""
+        topic = self._topic(request)
+        if request.consumer is not None and request.session is not None:
+            self.consumers.heard(topic, request.consumer, request.session)
+        begin = topic.earliest() if request.since is None else self.topics.at(topic, request.since)
+        start = complete_position(topic, request.start, begin)
+        until = complete_position(topic, request.until, topic.latest())
+        end = self.topics.ahead(topic, start, until, rows=request.max_rows, size=request.max_bytes)
+        behind = self.topics.behind(topic, start)
+        return wire.Offsets(
+            topic.journal, topic.epoch, Position(topic.earliest()), Position(topic.latest()), start, Position(end),
+            behind.rows, behind.bytes, behind.oldest, topic.key,
+        )  # fmt: skip
+
+    def commit(self, call: Call, request: wire.CommitPosition) -> wire.CommittedPosition:
+        """Move a consumer's position."""
+        topic = self._topic(request)
+        position = complete_position(topic, request.position, dict.fromkeys(topic.latest(), 0))
+        committed = self.consumers.commit(topic, request.consumer, request.session, position)
+        return wire.CommittedPosition(Position(committed))
+
+    def detach(self, call: Call, request: wire.DetachConsumer) -> wire.Nothing:
+        """Remove a consumer that will not return."""
+        self.consumers.detach(self._topic(request), request.consumer, request.session)
+        return wire.Nothing()
+
+    def _topic(self, request: _Request) -> Topic:
+        """Return the topic of a request, whose names and journal are checked."""
+        for field, name in (("consumer", request.consumer), ("session", request.session)):
+            if name is not None and not _NAME.fullmatch(name):  # logs, tables and metrics show names as they are
+                raise InvalidRequest(
+                    f"{field} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ -, got {len(name)}"
+                )
+        path = paths.parse(request.path)
+        if path.kind != self.kind:
+            raise InvalidRequest(f"{path} has no offsets: expected {self.kind}/…")
+        topic = self.topics.topic(str(path))
+        check_journal(topic, request.journal)
+        return topic
+
+
+def check_journal(topic: Topic, journal: str | None) -> None:
+    """Reject offsets of another journal: the topic was deleted and made again."""
+    if journal not in (None, topic.journal):
+        raise Lost(
+            f"{topic.path} was deleted and made again since: the offsets are of journal {str(journal)[:12]}, the topic "
+            f"has {topic.journal[:12]} now. Start again from earliest or latest; a Spark query needs a new checkpoint"
+        )
+
+
+def complete_position(topic: Topic, position: Position | None, default: Mapping[int, int]) -> Position:
+    """Return the position with an offset for every shard: the default's where it names none."""
+    for shard in position or ():
+        if not shard < len(topic.shards):
+            raise InvalidRequest(
+                f"{topic.path} has no shard {shard}: expected an offset for each of the shards 0 to "
+                f"{len(topic.shards) - 1}"
+            )
+    return Position({**default, **(position or {})})

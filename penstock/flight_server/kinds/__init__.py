@@ -1,0 +1,10 @@
+"""The kinds of paths, each a file. A server has those of the table KINDS."""
+
+from __future__ import annotations
+
+from penstock.flight_server.kinds.dataset import DatasetKind
+from penstock.flight_server.kinds.kind import Kind
+from penstock.flight_server.kinds.topic import TopicKind
+from penstock.flight_server.kinds.write import WriteKind
+
+KINDS: tuple[type[Kind], ...] = (DatasetKind, TopicKind, WriteKind)

@@ -1,0 +1,100 @@
+"""store/…: datasets, the parts of finished writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InvalidRequest, Lost, NotFound
+from penstock.flight_server import endpoints
+from penstock.flight_server.kinds.kind import Kind
+from penstock.flight_server.put import keep, own_write
+from penstock.flight_server.selection import select
+from penstock.flight_server.upload import Admit, Upload
+from penstock.ledger.datasets import Dataset, Folder
+from penstock.ledger.writes import Write
+from penstock.rows import schemas
+from penstock.wire.actions import Deleted, Description
+from penstock.wire.paths import Path
+from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.read import Entry, ReadCommand
+
+
+class DatasetKind(Kind):
+    """Datasets: a put is a write, whose parts are visible once it is finished."""
+
+    name = "store"
+
+    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        if (command.start, command.end, command.since, command.journal) != (None, None, None, None):
+            raise InvalidRequest(f"{path} is a dataset and has no offsets: read a topic with start and end")
+        expires = self.state.ticket_expiry()
+        dataset, parts = self.state.ledger.snapshot(str(path), ticketed_until=expires)
+        if dataset.lost:
+            raise Lost(
+                f"{path} is lost: its {dataset.rows:,} rows were in the memory of a server that has stopped. Write it "
+                "again with mode 'overwrite', or delete it"
+            )
+        selection = select(command, dataset.path, dataset.schema)
+        if command.part is not None:
+            if command.part >= len(parts):
+                raise NotFound(f"{path} has no part {command.part}: it has {len(parts)}, counted from 0")
+            parts = [parts[command.part]]
+        return endpoints.readable(self.state, descriptor, selection, parts, self._entry(dataset), expires)
+
+    def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
+        dataset = self.state.ledger.dataset(str(path))
+        return select(command, dataset.path, dataset.schema).schema
+
+    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
+        ledger, path = self.state.ledger, str(folder)
+        items: list[Dataset] | list[Dataset | Folder] = ledger.folder(path) if folders else ledger.datasets(path)
+        if not items and folder.key:
+            items = [ledger.dataset(path)]  # or the error that there is none
+        for item in items:
+            if isinstance(item, Folder):
+                yield endpoints.listed(_folder_entry(item))
+            else:
+                yield endpoints.listed(self._entry(item), item.schema)
+
+    def describe(self, path: Path) -> Description:
+        dataset = self.state.ledger.dataset(str(path))
+        return Description(
+            "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
+            schemas.to_json(dataset.schema), dataset.lost,
+        )  # fmt: skip
+
+    def delete(self, path: Path) -> Deleted:
+        dataset = self.state.ledger.delete(str(path))
+        return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count)
+
+    def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
+        return self.state.ledger.open_write(str(path), mode=mode, run=run, schema=schema)
+
+    def attempt(self, write: Write, upload: Upload) -> Receipt:
+        return self._keep(write, upload, own=False)
+
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
+        if command.create is not None:
+            raise InvalidRequest(f"{path} is a dataset: `create` makes a topic, expected topic/…")
+        mode = command.mode or "error"
+        with own_write(self.state, str(path), mode, command.run) as write, admit() as upload:
+            return self._keep(write, upload, own=True)
+
+    def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
+        pieces = ((None, batches) for batches in upload.parts())
+        return keep(self.state, write, upload, pieces, schema=upload.schema, own=own)
+
+    def _entry(self, dataset: Dataset) -> Entry:
+        state = "lost" if dataset.lost else None
+        return Entry(
+            dataset.path, "dataset", dataset.rows, dataset.bytes, dataset.part_count, dataset.changed, state,
+            self.state.local,
+        )  # fmt: skip
+
+
+def _folder_entry(folder: Folder) -> Entry:
+    state = "1 dataset" if folder.datasets == 1 else f"{folder.datasets:,} datasets"
+    return Entry(folder.path, "folder", folder.rows, folder.bytes, folder.part_count, folder.changed, state)

@@ -1,0 +1,107 @@
+"""A kind of path, such as topic/…: one class, which answers Flight's verbs for the paths that begin with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InvalidRequest
+from penstock.flight_server.gate import Call
+from penstock.flight_server.state import State
+from penstock.flight_server.upload import Admit, Upload
+from penstock.ledger.writes import Write
+from penstock.wire.actions import Action, AnswerT, Deleted, Description, RequestT
+from penstock.wire.body import Body
+from penstock.wire.paths import Path
+from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.read import ReadCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """An action, and the function that carries it out once request and access are checked."""
+
+    action: Action[Any, Any]
+    run: Callable[[Call, Any], Body]
+
+
+def handle(action: Action[RequestT, AnswerT], run: Callable[[Call, RequestT], AnswerT]) -> Handler:
+    """Return the handler of an action: a function of the action's types."""
+    return Handler(action, run)
+
+
+class Kind:
+    """The base of all kinds: refuses each verb that a kind does not override.
+
+    A kind is made when the server starts. Its verbs are called by many threads, with a path of its own whose key is
+    valid; what they raise reaches the caller as a Flight error.
+    """
+
+    name: ClassVar[str]
+    """The first name of its paths."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def start(self) -> None:
+        """Start the threads of this kind, before the first call."""
+
+    def close(self) -> None:
+        """Stop them, once no call is left or the drain's deadline has passed."""
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """Do the regular work of this kind, about once a minute, until it is done or `stop` says so."""
+
+    def totals(self) -> dict[str, int]:
+        """Return this kind's counts for health and metrics, besides the ledger's own."""
+        return {}
+
+    def actions(self) -> Iterable[Handler]:
+        """Return the actions of this kind alone."""
+        return ()
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Return schema, size and endpoints; what the tickets name stays readable for their life."""
+        raise self._refusal(path, Kind.info, "read")
+
+    def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
+        """Return the schema that `info` would have, without a ticket."""
+        raise self._refusal(path, Kind.schema, "read")
+
+    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
+        """List what lies below a folder; with `folders`, directly in it. The path of one thing lists that."""
+        raise self._refusal(folder, Kind.flights, "listed")
+
+    def describe(self, path: Path) -> Description:
+        """Return all that is known of the thing at a path."""
+        raise self._refusal(path, Kind.describe, "described")
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def delete(self, path: Path) -> Deleted:
+        """Remove the thing at a path; what read tickets name stays readable for their life."""
+        raise self._refusal(path, Kind.delete, "deleted")
+
+    def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
+        """Open a write to a path, or join the open one of its run."""
+        raise self._refusal(path, Kind.open, "written")
+
+    def attempt(self, write: Write, upload: Upload) -> Receipt:
+        """Store one attempt of an open write: durable, and not visible before the write is finished."""
+        raise self._refusal(Path(self.name), Kind.attempt, "written")
+
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
+        """Take a put that belongs to no open write: durable and visible when it returns."""
+        raise self._refusal(path, Kind.put, "written")
+
+    def _refusal(self, path: Path, verb: Callable[..., object], done: str) -> InvalidRequest:
+        others = [
+            f"{name}/…" for name, kind in self.state.kinds.items() if getattr(type(kind), verb.__name__) is not verb
+        ]
+        return InvalidRequest(f"{path} can't be {done}: expected {' or '.join(others) or 'another path'}")

@@ -1,0 +1,215 @@
+"""topic/…: topics, journals that puts append to and that are read by ranges of offsets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InvalidRequest
+from penstock.flight_server import endpoints
+from penstock.flight_server.consumer_actions import ConsumerActions, check_journal, complete_position
+from penstock.flight_server.kinds.kind import Handler, Kind
+from penstock.flight_server.metrics import Gauge
+from penstock.flight_server.put import keep, own_write
+from penstock.flight_server.selection import Selection, select
+from penstock.flight_server.state import State
+from penstock.flight_server.upload import Admit, Upload
+from penstock.ledger.writes import Write
+from penstock.queue.topics import keys
+from penstock.queue.topics.append import Appender, SmallPut
+from penstock.queue.topics.compaction import Compactor
+from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.retention import retain
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.rows import schemas
+from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffsets
+from penstock.wire.paths import Path
+from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
+from penstock.wire.read import Entry, ReadCommand
+
+_RETRIED = re.compile("put-[0-9a-f]{32}")
+"""A run that the client has made so that it can retry: nobody asks for it after that."""
+
+
+class TopicKind(Kind):
+    """Topics: a put is durable and readable when it is answered, many small ones with one fsync."""
+
+    name = "topic"
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        metrics = state.metrics
+        self._append_seconds = metrics.histogram(
+            "penstock_append_seconds", "Duration of a group of small puts, by step: its fsync, its transaction.", "step"
+        )
+        self._appended = metrics.counter("penstock_appended_puts_total", "Small puts to topics that were committed.")
+        self._gap = metrics.counter(
+            "penstock_gap_rows_total", "Rows that were removed before a consumer read them, which went on.", "topic"
+        )
+        metrics.gauges(self._gauges)
+        self.topics = Topics(state.ledger, state.store)
+        self.consumers = Consumers(state.ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows))
+        self._appender = Appender(state.ledger, state.store, self._count_group)
+        self._compactor = Compactor(state.ledger, state.store)
+
+    def start(self) -> None:
+        self._appender.start()
+
+    def close(self) -> None:
+        self._appender.close()
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """Expire consumers, remove rows, make large parts of small ones."""
+        self.consumers.expire()
+        retain(self.state.ledger)
+        self._compactor.compact(stop)
+
+    def totals(self) -> dict[str, int]:
+        return {"topics": self.topics.count()}
+
+    def actions(self) -> Iterable[Handler]:
+        return ConsumerActions(self.name, self.topics, self.consumers).handlers()
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        topic = self.topics.topic(str(path))
+        check_journal(topic, command.journal)
+        selection = _select(topic, command)
+        if command.start is not None and command.since is not None:
+            raise InvalidRequest(f"{path}: expected `start` or `since`, not both")
+        begin = {} if command.since is None else self.topics.at(topic, command.since)
+        start = complete_position(topic, command.start, begin)
+        end = complete_position(topic, command.end, topic.latest())
+        expires = self.state.ticket_expiry()
+        pieces = self.topics.range(topic, start, end, ticketed_until=expires)
+        return endpoints.readable(self.state, descriptor, selection, pieces, self._entry(topic), expires)
+
+    def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
+        return _select(self.topics.topic(str(path)), command).schema
+
+    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
+        """List the topics below a folder, at any depth: topics have no lines for folders."""
+        below = self.topics.below(str(folder))
+        for topic in below or ([self.topics.topic(str(folder))] if folder.key else []):
+            yield endpoints.listed(self._entry(topic), topic.schema)
+
+    def describe(self, path: Path) -> Description:
+        topic = self.topics.topic(str(path))
+        return Description(
+            "topic", topic.path, topic.rows, topic.bytes, topic.part_count, topic.changed,
+            schemas.to_json(topic.schema), journal=topic.journal, epoch=topic.epoch, key=topic.key,
+            keep_seconds=topic.keep_seconds, keep_bytes=topic.keep_bytes,
+            shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
+            oldest=self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None,
+            consumers=tuple(
+                ConsumerState(
+                    each.consumer, each.state, each.position, each.seen,
+                    each.lag_rows, each.lag_bytes, each.lag_seconds,
+                )
+                for each in self.consumers.of(topic)
+            ),
+        )  # fmt: skip
+
+    def _entry(self, topic: Topic) -> Entry:
+        count = len(topic.shards)
+        state = f"{count} shards by {topic.key}" if topic.key else "1 shard" if count == 1 else f"{count} shards"
+        return Entry(
+            topic.path, "topic", topic.rows, topic.bytes, topic.part_count, topic.changed, state, self.state.local
+        )
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def delete(self, path: Path) -> Deleted:
+        topic = self.topics.remove(str(path))
+        return Deleted(topic.path, topic.rows, topic.bytes, topic.part_count)
+
+    def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
+        _check_mode(path, mode)
+        plain = None if schema is None else schema.remove_metadata()
+        return self.state.ledger.open_write(str(path), mode="append", run=run, schema=plain)
+
+    def attempt(self, write: Write, upload: Upload) -> Receipt:
+        return self._keep(write, upload, upload.parts(), own=False)
+
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
+        """Append the stream's rows; a put that fits a part shares its fsync and its transaction with others."""
+        _check_mode(path, command.mode)
+        with admit() as upload:
+            if command.create is not None:
+                return self._create(path, command.create, upload)
+            parts = upload.parts()
+            first, second = next(parts, []), next(parts, None)
+            if second is not None:
+                with own_write(self.state, str(path), "append", command.run) as write:
+                    return self._keep(write, upload, chain([first, second], parts), own=True)
+            upload.check_whole()
+            return self._appender.append(_small_put(path, command, upload, first))
+
+    def _keep(self, write: Write, upload: Upload, parts: Iterator[list[pa.RecordBatch]], *, own: bool) -> Receipt:
+        layout = self.topics.layout(write.path)
+        pieces = keys.sharded(parts, layout, upload.attempt)
+        return keep(
+            self.state, write, upload, pieces, schema=upload.schema.remove_metadata(),
+            journal=None if layout is None else layout.journal, own=own,
+        )  # fmt: skip
+
+    def _create(self, path: Path, options: TopicOptions, upload: Upload) -> Receipt:
+        """Make a topic of the stream's schema, or change what an existing one keeps."""
+        for _ in upload.parts():
+            if upload.rows:
+                raise InvalidRequest(f"{path}: a put with `create` takes no rows: put them afterwards, without it")
+        upload.check_whole()
+        self.topics.create(
+            str(path), upload.schema.remove_metadata(), key=options.key, shards=options.shards,
+            keep_seconds=options.keep_seconds, keep_bytes=options.keep_bytes,
+        )  # fmt: skip
+        return Receipt("", upload.attempt, 0, 0, 0, "")
+
+    # --- metrics ----------------------------------------------------------------------------
+
+    def _count_group(self, step: str, seconds: float, puts: int) -> None:
+        self._append_seconds.labels(step).observe(seconds)
+        if step == "ledger":
+            self._appended.inc(puts)
+
+    def _gauges(self) -> Iterator[Gauge]:
+        for topic in self.topics.below("topic/"):
+            labels, age = {"topic": topic.path}, self.consumers.age(self.topics.behind(topic, {}))
+            yield Gauge("penstock_topic_rows", "Rows that can be read, by topic.", topic.rows, labels)
+            yield Gauge("penstock_topic_bytes", "Bytes of these rows, by topic.", topic.bytes, labels)
+            yield Gauge("penstock_topic_oldest_seconds", "Age of the oldest of these rows, by topic.", age, labels)
+            for each in self.consumers.of(topic):
+                if each.state == "live":
+                    labels = {"topic": topic.path, "consumer": each.consumer}
+                    yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)
+                    yield Gauge("penstock_consumer_lag_bytes", "Bytes of these rows.", each.lag_bytes, labels)
+                    yield Gauge("penstock_consumer_lag_seconds", "Age of the oldest row.", each.lag_seconds, labels)
+
+
+def _select(topic: Topic, command: ReadCommand) -> Selection:
+    if command.part is not None:
+        raise InvalidRequest(f"{topic.path} is a topic and has no numbered parts: name a range with start and end")
+    return select(command, topic.path, topic.schema, meta=True)
+
+
+def _check_mode(path: Path, mode: Mode | None) -> None:
+    """Reject an overwrite: a topic takes rows at its end, and nothing else."""
+    if mode == "overwrite":
+        raise InvalidRequest(f"{path} is a topic, which only grows: omit the mode, or delete the topic first")
+
+
+def _small_put(path: Path, command: PutCommand, upload: Upload, batches: list[pa.RecordBatch]) -> SmallPut:
+    """Return a put that came whole and fits a part, without metadata: pandas notes its index there, each time anew."""
+    size = sum(batch.nbytes for batch in batches)
+    batches = [batch.replace_schema_metadata(None) for batch in batches]
+    schema, unnamed = (
+        upload.schema.remove_metadata(),
+        command.run is None or _RETRIED.fullmatch(command.run) is not None,
+    )
+    return SmallPut(str(path), command.run, upload.attempt, schema, batches, upload.rows, size, unnamed)

@@ -1,0 +1,73 @@
+"""write/…: writes by their ids, and the actions from `write.open` to `write.finish`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow.flight as flight
+
+from penstock import steps
+from penstock.flight_server import endpoints
+from penstock.flight_server.gate import Call, not_serving
+from penstock.flight_server.kinds.kind import Handler, Kind, handle
+from penstock.flight_server.limits import check_limit
+from penstock.flight_server.tickets import WriteTicket
+from penstock.rows import schemas
+from penstock.wire import actions as wire
+from penstock.wire.paths import Path
+from penstock.wire.read import Entry
+
+
+class WriteKind(Kind):
+    """Writes: all attempts at one path, from open to finish. What a write is to is another kind's."""
+
+    name = "write"
+
+    def actions(self) -> Iterable[Handler]:
+        yield handle(wire.OPEN_WRITE, self.open_write)
+        yield handle(wire.FINISH_WRITE, self.finish)
+        yield handle(wire.ABORT_WRITE, self.abort)
+
+    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
+        ledger = self.state.ledger
+        for write in [ledger.summary(folder.key)] if folder.key else ledger.open_writes():
+            state = f"{write.state}, {write.mode} to {write.path}"
+            yield endpoints.listed(
+                Entry(f"write/{write.write}", "write", write.rows, write.bytes, write.parts, write.touched, state)
+            )
+
+    def describe(self, path: Path) -> wire.Description:
+        return wire.Description.from_json({"kind": "write", **self.state.ledger.summary(path.key).to_json()})
+
+    def delete(self, path: Path) -> wire.Deleted:
+        """Abort the write, even if another client has opened it."""
+        ended = self.state.ledger.abort(path.key)
+        return wire.Deleted(ended.path, ended.rows, ended.bytes, ended.parts, ended.write, ended.state)
+
+    def open_write(self, call: Call, request: wire.OpenWrite) -> wire.OpenedWrite:
+        """Open a write to a path of any kind that can be written."""
+        state = self.state
+        if state.streams.state != "serving":
+            raise not_serving()
+        kind, path = state.locate(request.path)
+        schema = None if request.schema is None else schemas.decode(request.schema)
+        if schema is not None:
+            check_limit(len(schema), state.limits.columns, "columns", "columns")
+            schemas.check_names(schema)
+        write = kind.open(path, request.mode, request.run, schema)
+        ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
+        return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)
+
+    def finish(self, call: Call, request: wire.FinishWrite) -> wire.Summary:
+        """Make the listed attempts visible, and no others."""
+        attempts = [attempt.replace("-", "") for attempt in request.attempts]
+        summary = self.state.ledger.finish(call.ticket.put, attempts, run=request.run)
+        steps.passed("finish.done")
+        self.state.sweeper.soon()
+        return summary
+
+    def abort(self, call: Call, request: wire.AbortWrite) -> wire.Summary:
+        """End the write of the ticket, if no later one has joined it."""
+        summary = self.state.ledger.abort(call.ticket.put, opener=call.ticket.opener)
+        self.state.sweeper.soon()
+        return summary

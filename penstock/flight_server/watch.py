@@ -1,0 +1,142 @@
+"""The watch: ends the puts that send nothing, or take too long."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.errors import LimitExceeded
+from penstock.flight_server.limits import ServerLimits
+
+log = logging.getLogger("penstock")
+_REASONS = 10_000
+"""Attempts that were cut and whose reason is remembered, until the client asks for it."""
+
+
+@dataclass(slots=True)
+class _WatchedPut:
+    peer: str
+    attempt: str
+    began: float
+    waiting_since: float | None = None
+    """When the server began to wait for the peer; None while the server itself is at work."""
+    reason: str | None = None
+    """Why it was cut."""
+
+
+class Watch:
+    """Cuts puts that are silent or slow for too long.
+
+    A blocked read can't be interrupted from another thread (pyarrow aborts the process), so
+    the peer's socket is shut down, which ends all calls on that client's connection; the
+    client retries its other calls, and the put is abandoned like any that breaks off.
+    """
+
+    def __init__(self, limits: ServerLimits, *, every: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._every = every
+        self._now = now
+        self._lock = threading.Lock()  # _puts, _reasons
+        self._puts: dict[int, _WatchedPut] = {}
+        """By id()."""
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+        """Attempt -> why it was cut, for the last ones."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, and wait for it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @contextmanager
+    def put(self, peer: str, attempt: str) -> Iterator[Callable[[bool], None]]:
+        """Watch a put while the block runs; a put that was cut fails with the reason.
+
+        Gives a function to be called with True before each wait for the peer, and with False after it.
+        """
+        put = _WatchedPut(peer, attempt, self._now())
+        with self._lock:
+            self._puts[id(put)] = put
+
+        def set_waiting(waiting: bool) -> None:
+            put.waiting_since = self._now() if waiting else None
+
+        try:
+            yield set_waiting
+        except BaseException as error:
+            if put.reason:
+                raise LimitExceeded(put.reason) from error
+            raise
+        finally:
+            with self._lock:
+                del self._puts[id(put)]
+
+    def check_not_cut(self, attempt: str) -> None:
+        """Reject an attempt that was cut, with the reason: no answer could be sent on the connection that was shut."""
+        with self._lock:
+            reason = self._reasons.get(attempt)
+        if reason is not None:
+            raise LimitExceeded(reason)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            now = self._now()
+            with self._lock:
+                late = [put for put in self._puts.values() if put.reason is None and self._is_late(put, now)]
+                self._reasons.update((put.attempt, put.reason or "") for put in late)
+                while len(self._reasons) > _REASONS:
+                    self._reasons.popitem(last=False)
+            for put in late:
+                log.warning("%s: %s", put.peer, put.reason)
+                cut(put.peer)
+
+    def _is_late(self, put: _WatchedPut, now: float) -> bool:
+        if put.waiting_since is None:
+            return False
+        if now - put.waiting_since > self._limits.put_idle:
+            put.reason = (
+                f"a put sent nothing for {self._limits.put_idle:,} s, the longest that this server waits: send smaller "
+                "batches (in Spark, spark.sql.execution.arrow.maxRecordsPerBatch), or serve --limit put_idle=…"
+            )
+        elif now - put.began > self._limits.put_time:
+            put.reason = (
+                f"a put took more than {self._limits.put_time:,} s, the longest that this server allows: "
+                "put less at once (in Spark, more partitions), or serve --limit put_time=…"
+            )
+        return put.reason is not None
+
+
+def cut(peer: str) -> bool:
+    """Shut down this process's sockets to a peer, as gRPC writes it: ipv4:127.0.0.1:40712, ipv6:%5B::1%5D:40712.
+
+    Returns whether there was one.
+    """
+    address = peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
+    was_connected = False
+    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                host, port, *_ = connection.getpeername()
+                # gRPC listens for both families on one socket, where an IPv4 peer is ::ffff:127.0.0.1
+                if address in (f"{host.removeprefix('::ffff:')}:{port}", f"[{host}]:{port}"):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    was_connected = True
+        except (OSError, ValueError, AttributeError):  # not connected, not an internet socket, or closed meanwhile
+            continue
+    return was_connected

@@ -1,0 +1,116 @@
+"""The rows of parts: whole and unseen, visible, or retired until no ticket names their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from penstock.ledger.tables import Transaction
+from penstock.store.database import Reader
+from penstock.store.medium import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some rows of a part, as a dataset or the shard of a topic has them."""
+
+    part: str
+    rows: int
+    """The rows behind the skipped ones."""
+    bytes: int
+    schema: pa.Schema
+    part_rows: int
+    skip: int = 0
+    shard: int | None = None
+    first: int = 0
+    """The offset of the part's first row in its shard."""
+    since: float = 0.0
+    """The time at which the part was appended."""
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the part's last row is among them."""
+        return self.skip + self.rows == self.part_rows
+
+    def cut(self, rows: int) -> Slice:
+        """Return the first of these rows."""
+        return replace(self, rows=rows, bytes=self.bytes * rows // max(1, self.rows))
+
+    def fits_one_stream(self, other: Slice) -> bool:
+        """Whether one stream can carry both."""
+        return self.shard == other.shard and self.schema.equals(other.schema, check_metadata=True)
+
+
+def add(
+    t: Transaction,
+    added: Iterable[Part],
+    *,
+    attempt: str,
+    schema: pa.Schema,
+    state: Literal["whole", "visible"] = "whole",
+) -> None:
+    """Add the rows of an attempt's parts, whose bytes are durable."""
+    schema_id = t.schema_id(schema)
+    for number, part in enumerate(added):
+        t.insert(
+            "parts", name=part.name, attempt=attempt, number=number, rows=part.rows, bytes=part.bytes,
+            schema=schema_id, incarnation=t.ledger.incarnation, state=state,
+        )  # fmt: skip
+
+
+def retire(t: Transaction, names: Sequence[str], path: str) -> None:
+    """Hide the parts of a path; their bytes stay for as long as tickets may name them."""
+    free_at = max(t.now, t.ledger.ticketed_until(t, path))
+    t.sql.executemany(
+        "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ? WHERE name = ?",
+        [(free_at, name) for name in names],
+    )
+
+
+def retire_dataset(t: Transaction, path: str) -> None:
+    """Hide all parts of a dataset, as `retire` does."""
+    t.execute(
+        "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ?1"
+        " WHERE path = ?2 AND state = 'visible'",
+        max(t.now, t.ledger.ticketed_until(t, path)), path,
+    )  # fmt: skip
+
+
+def are_lost(reader: Transaction, condition: str, *arguments: object) -> bool:
+    """Whether bytes of these parts were in the memory of a server that has stopped."""
+    query = f"SELECT 1 FROM parts WHERE {condition} AND incarnation NOT IN ('', ?) LIMIT 1"  # noqa: S608  # our own text
+    return reader.row(query, *arguments, reader.ledger.incarnation) is not None
+
+
+def is_known(reader: Reader, name: str) -> bool:
+    """Whether a row names this part."""
+    return reader.row("SELECT 1 FROM parts WHERE name = ?", name) is not None
+
+
+def names(reader: Reader) -> list[str]:
+    """Return every part that a row names: any other in the store is an orphan."""
+    return [row["name"] for row in reader.rows("SELECT name FROM parts")]
+
+
+def freeable(reader: Reader, now: float) -> list[str]:
+    """Return the retired parts that no ticket names any more."""
+    return [row["name"] for row in reader.rows("SELECT name FROM parts WHERE state = 'retired' AND free_at <= ?", now)]
+
+
+def held_by_tickets(reader: Reader, now: float) -> tuple[int, float]:
+    """Return the bytes of retired parts that read tickets still name, and the time at which the last one ends."""
+    row = reader.row(
+        "SELECT coalesce(sum(bytes), 0) AS bytes, coalesce(max(free_at), 0) AS until FROM parts"
+        " WHERE state = 'retired' AND free_at > ?",
+        now,
+    )
+    assert row is not None
+    return row["bytes"], row["until"]
+
+
+def forget(t: Transaction, freed: Sequence[str]) -> None:
+    """Drop the rows of retired parts, once their bytes are gone."""
+    t.sql.executemany("DELETE FROM parts WHERE name = ? AND state = 'retired'", [(name,) for name in freed])

@@ -1,0 +1,107 @@
+"""The shared tables, and the transaction that changes them."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.store.database import Tables, View
+
+if TYPE_CHECKING:
+    from penstock.ledger.ledger import Ledger
+
+TABLES: Tables = {
+    2: """
+CREATE TABLE IF NOT EXISTS schemas(id INTEGER PRIMARY KEY, ipc BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS writes(
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, mode TEXT NOT NULL, run TEXT, state TEXT NOT NULL, opener TEXT NOT NULL,
+    schema INTEGER REFERENCES schemas, opened REAL NOT NULL, touched REAL NOT NULL, chosen TEXT,
+    own INTEGER NOT NULL DEFAULT 0,
+    rows INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, parts INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS runs ON writes(path, run) WHERE run IS NOT NULL AND state IN ('open', 'finished');
+CREATE INDEX IF NOT EXISTS writes_by_state ON writes(state, touched);
+CREATE TABLE IF NOT EXISTS attempts(
+    id TEXT PRIMARY KEY, write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE,
+    schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, parts INTEGER NOT NULL,
+    digest TEXT NOT NULL, chosen INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS attempts_of_write ON attempts(write);
+CREATE TABLE IF NOT EXISTS parts(
+    name TEXT PRIMARY KEY, attempt TEXT NOT NULL, number INTEGER NOT NULL, rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, schema INTEGER NOT NULL REFERENCES schemas, incarnation TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('whole', 'visible', 'retired')), path TEXT, seq INTEGER, free_at REAL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_of_attempt ON parts(attempt, number);
+CREATE UNIQUE INDEX IF NOT EXISTS parts_of_dataset ON parts(path, seq) WHERE state = 'visible';
+CREATE INDEX IF NOT EXISTS parts_to_free ON parts(free_at) WHERE state = 'retired';
+CREATE TABLE IF NOT EXISTS datasets(
+    path TEXT PRIMARY KEY, schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    parts INTEGER NOT NULL, next_seq INTEGER NOT NULL, changed REAL NOT NULL, ticketed REAL NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS stores(name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE VIEW IF NOT EXISTS summaries AS SELECT id AS write, path, mode, state, run, opened, touched, rows, bytes, parts,
+    (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts FROM writes;
+""",
+    3: """
+DROP VIEW summaries;
+DROP INDEX IF EXISTS small_puts;
+ALTER TABLE writes ADD COLUMN brief INTEGER NOT NULL DEFAULT 0;
+UPDATE writes SET brief = 1 WHERE own AND path GLOB 'topic/*'
+    AND (run IS NULL OR run GLOB 'put-????????????????????????????????');
+CREATE INDEX brief_writes ON writes(touched) WHERE brief AND state = 'finished';
+CREATE TABLE ticketed(path TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
+INSERT INTO ticketed(path, until) SELECT path, ticketed FROM datasets WHERE ticketed > 0;
+ALTER TABLE datasets DROP COLUMN ticketed;
+""",
+}
+"""`writes.brief`: remembered for an hour only. `ticketed`: until when read tickets may name the bytes at a path."""
+
+
+class Transaction(View):
+    """One change of the ledger, which happens whole or not at all; `Ledger.change` opens it and ends it."""
+
+    __slots__ = ("_schema_ids", "ledger", "now")
+
+    def __init__(self, sql: sqlite3.Connection, now: float, ledger: Ledger) -> None:
+        super().__init__(sql)
+        self.now = now
+        self.ledger = ledger
+        self._schema_ids: dict[pa.Schema, int] = {}
+
+    def execute(self, statement: str, *arguments: object) -> int:
+        """Carry out a statement and return how many rows it changed."""
+        return self.sql.execute(statement, arguments).rowcount
+
+    def insert(self, table: str, **columns: object) -> None:
+        """Insert one row by its columns' names."""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        self.sql.execute(f"INSERT INTO {table}({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608  # our own names
+
+    def schema_id(self, schema: pa.Schema | None) -> int | None:
+        """Return the id of a schema's row, made if it is new."""
+        if schema is None:
+            return None
+        if schema.metadata is None and schema in self._schema_ids:  # equal schemas may differ in metadata
+            return self._schema_ids[schema]
+        ipc = schema.serialize().to_pybytes()
+        row = self.row("SELECT id FROM schemas WHERE ipc = ?", ipc)
+        if row is None:
+            row = self.rows("INSERT INTO schemas(ipc) VALUES (?) RETURNING id", ipc)[0]
+        self._schema_ids[schema] = int(row["id"])
+        return self._schema_ids[schema]
+
+
+@lru_cache(1_024)
+def to_schema(ipc: bytes) -> pa.Schema:
+    """Return a schema from its row."""
+    return pa.ipc.read_schema(pa.py_buffer(ipc))
+
+
+def paths_below(folder: str) -> tuple[str, str]:
+    """Return the range of the paths below `store/demo/`: '0' is the character after '/'."""
+    start = folder.removesuffix("/")
+    return start + "/", start + "0"

@@ -1,0 +1,104 @@
+"""Rows of text as batches of given types: where nothing is lost, else an error that names row, column and value.
+
+Nothing is guessed about a column that a topic has: "0017" stays text where text is wanted, 12.10 is an exact decimal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from difflib import get_close_matches
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as types
+
+from penstock.errors import SchemaMismatch
+from penstock.rows.exact import Misfit, column_of
+from penstock.rows.json_lines import Lines, parse, read_fast
+from penstock.rows.schemas import check_names
+from penstock.text import cut, printable
+
+
+class Converter:
+    """Makes batches of one schema: the columns of `schema` in their order, then new ones.
+
+    New columns are those of the first batch; with `grows` later batches may bring more. `name` says in errors whose
+    schema it is. Lines of a schema that was `inferred` are left to Arrow's reader as long as it can read them.
+    """
+
+    def __init__(self, name: str, schema: pa.Schema, *, grows: bool = False, inferred: bool = False) -> None:
+        self.schema = schema
+        self._name, self._grows, self._inferred, self._begun = name, grows, inferred, False
+
+    def convert_json(self, lines: Lines) -> pa.RecordBatch:
+        """Convert lines with an object each, whose keys may stand in any order."""
+        batch = read_fast(lines, self.schema, inferred=self._inferred)
+        if batch is None:
+            rows = parse(lines)
+            names = dict.fromkeys(chain.from_iterable(rows.values()))
+            columns = {name: [row.get(name) for row in rows.values()] for name in names}
+            batch = self._convert(columns, "line", [*rows])
+        self._begun = True
+        return batch
+
+    def convert_batches(self, batches: Iterable[pa.RecordBatch], *, is_text: bool) -> Iterator[pa.RecordBatch]:
+        """Convert a CSV file, whose known columns are text, or put the columns of a typed file in order."""
+        rows = 0
+        for batch in batches:
+            check_names(batch.schema)
+            wanted = {field.name: field.type for field in self.schema}
+            for name, kind in () if is_text else zip(batch.schema.names, batch.schema.types, strict=True):
+                if not kind.equals(wanted.get(name, kind)):
+                    difference = f"{name} is {wanted[name]}, got {kind}. Cast the rows, or choose another topic"
+                    raise SchemaMismatch(f"{self._name} has another schema: {difference}")
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield self._convert(columns, "row", range(rows + 1, rows + batch.num_rows + 1))
+            rows += batch.num_rows
+
+    def _convert(self, columns: Mapping[str, Any], noun: str, numbers: Sequence[int]) -> pa.RecordBatch:
+        """Convert columns; errors name a row by the noun and its number."""
+        for name in columns:
+            if name not in self.schema.names:
+                self._add_column(name, columns, noun, numbers)
+        self._begun, arrays = True, []
+        for field in self.schema:
+            try:
+                array = column_of(columns.get(field.name, [None] * len(numbers)), field.type)
+            except Misfit as misfit:
+                where = f"{noun} {numbers[misfit.row]}: {field.name} of {self._name}"
+                raise SchemaMismatch(f"{where} is {field.type}, got {_shown(misfit)}") from misfit
+            if array.null_count and not field.nullable:
+                where = f"{noun} {numbers[pc.index(array.is_null(), True).as_py()]}"
+                raise SchemaMismatch(f"{where} has no value for {field.name!r}, which is never null in {self._name}")
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _add_column(self, name: str, columns: Mapping[str, Any], noun: str, numbers: Sequence[int]) -> None:
+        """Add a new column, unless it has no value yet; refuse one that is a known one misspelt, or comes too late."""
+        values, row = columns[name], 0
+        if isinstance(values, pa.Array):
+            kind = values.type
+        else:  # with floats, not decimals
+            kind = pa.infer_type(json.loads(json.dumps(values, default=float)))
+            row = next((row for row, value in enumerate(values) if value is not None), 0)
+        if types.is_null(kind):
+            return
+        known = {known.casefold(): known for known in self.schema.names}
+        absent = [folded for folded, original in known.items() if original not in columns]
+        folded = name.casefold()
+        similar = [folded] if folded in known else get_close_matches(folded[:100], absent, n=1)
+        column = f"{noun} {numbers[row]} has a column {name[:80]!r}, which"
+        if similar:
+            raise SchemaMismatch(f"{column} {self._name} lacks: did you mean {known[similar[0]]!r}?")
+        if self._begun and not self._grows:
+            raise SchemaMismatch(f"{column} the beginning lacks")
+        self.schema = self.schema.append(pa.field(name, kind))
+
+
+def _shown(misfit: Misfit) -> str:
+    value = misfit.value if isinstance(misfit.value, str | Decimal) else json.dumps(misfit.value, default=str)
+    return f"'{cut(printable(str(value)), 80)}'" + (misfit.why and f" ({misfit.why})")

@@ -1,0 +1,118 @@
+"""Files and stdin become one stream of batches, piece by piece."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.cli.readers import InputFiles
+from penstock.errors import InvalidRequest, SchemaMismatch
+from tests.kit.cli import TRIPS, text_file, write_table
+
+
+def read(*files: str) -> pa.Table:
+    rows = InputFiles(files, None)
+    return pa.Table.from_batches(rows.batches(), rows.schema)
+
+
+@pytest.mark.parametrize(("extension", "other"), [(".arrow", ".arrows"), (".arrows", ".arrow")])
+def test_an_arrow_file_may_be_named_a_stream(tmp_path: Path, extension: str, other: str) -> None:
+    Path(write_table(TRIPS, tmp_path / f"a{extension}")).rename(tmp_path / f"b{other}")
+    assert read(str(tmp_path / f"b{other}")).equals(TRIPS)
+
+
+def test_a_quoted_line_end_may_lie_anywhere_in_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one of the pieces ends in which the file is parsed."""
+    monkeypatch.setattr("penstock.cli.readers._BLOCK", 64)
+    (tmp_path / "a.csv").write_text("n,said\n" + "".join(f'{n},"{n}\n\n,and"\n' for n in range(99)))
+    assert read(str(tmp_path / "a.csv")).to_pydict() == {
+        "n": list(range(99)), "said": [f"{n}\n\n,and" for n in range(99)],
+    }  # fmt: skip
+
+
+def test_json_is_read_in_pieces_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.cli.readers._BLOCK", 64)
+    file = text_file(tmp_path, *(f'{{"n": {n}, "s": "{"é" * (n % 40)}"}}' for n in range(99)))
+    assert read(file).to_pydict() == {"n": list(range(99)), "s": ["é" * (n % 40) for n in range(99)]}
+
+
+@pytest.mark.parametrize(("line", "value"), [
+    (b'{"n": 1, "s": "caf\xe9"}', r"s isn't text in UTF-8, got 'caf\\udce9'"),
+    (b'{"n\xe9": 1}', r"n\\udce9 isn't text in UTF-8"),
+    (b'{"n": 1.5}', r"n of .*a\.jsonl is int64, got '1.5' \(it has a fraction\)"),
+    (b'{"n": 1, "new": 1}', "has a column 'new', which the beginning lacks"),
+    (b'{"n": 1', "isn't JSON"),
+])  # fmt: skip
+def test_a_bad_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, value: str) -> None:
+    monkeypatch.setattr("penstock.cli.readers._BLOCK", 10)
+    (tmp_path / "a.jsonl").write_bytes(b'{"n": 1, "s": "a"}\n' * 5 + line + b"\n")
+    with pytest.raises(InvalidRequest, match=rf"a\.jsonl: line 6\W.*{value}"):
+        read(str(tmp_path / "a.jsonl"))
+
+
+def test_text_is_read_in_the_types_of_the_first_file(tmp_path: Path) -> None:
+    """Alone, the second file's column would be one of integers."""
+    files = [
+        text_file(tmp_path, "x", "1.5", name="a.csv"),
+        text_file(tmp_path, "x", "2", name="b.csv"),
+        text_file(tmp_path, '{"x": 3}', name="c.json"),
+    ]
+    assert read(*files).to_pydict() == {"x": [1.5, 2.0, 3.0]}
+
+
+def test_files_are_of_one_schema(tmp_path: Path) -> None:
+    """But may differ in metadata: pandas, Spark and others note something of their own in each."""
+    files = []
+    for name in ("a", "b"):
+        field = pa.field("x", pa.int64(), metadata={"of": name})
+        files.append(write_table(pa.table({"x": [1]}, pa.schema([field], {"of": name})), tmp_path / f"{name}.parquet"))
+    assert read(*files).to_pydict() == {"x": [1, 1]}
+    files.append(write_table(pa.table({"x": [1], "y": ["s"]}), tmp_path / "c.parquet"))
+    with pytest.raises(SchemaMismatch, match=r"c\.parquet has other columns than .*a\.parquet: y: string, not nothing"):
+        read(*files)
+    with pytest.raises(SchemaMismatch, match=r"b\.parquet has other columns than .*c\.parquet: nothing, not y: string"):
+        read(*reversed(files))
+
+
+class Dribble(io.RawIOBase):
+    """A pipe whose writer sends a byte at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        return self._rest.readinto(memoryview(target)[:1])
+
+
+def test_stdin_is_recognised_however_slowly_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pa.BufferOutputStream()
+    pq.write_table(TRIPS, data)
+    dribble = io.BufferedReader(Dribble(data.getvalue().to_pybytes()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(dribble))
+    assert read("-").equals(TRIPS)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl"])
+def test_progress_is_told_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("penstock.cli.readers._BLOCK", 100_000)
+    if name == "a.parquet":
+        write_table(pa.table({"x": range(300_000)}), tmp_path / name)
+    elif name == "a.arrow":
+        write_table(pa.table({"x": pa.chunked_array([[n] * 999 for n in range(9)])}), tmp_path / name)
+    else:
+        text_file(tmp_path, *[f'{{"x": {10**9}}}'] * 30_000)
+    files = InputFiles([str(tmp_path / name)], None)
+    size, done = float((tmp_path / name).stat().st_size), list[float]()
+    rows = sum(batch.num_rows for batch in files.batches(done.append))
+    assert rows in (300_000, 9 * 999, 30_000)
+    assert 0 < done[0] < size / 2
+    assert (done[-1], files.total) == (size, size)
+    assert done == sorted(done)

@@ -1,0 +1,245 @@
+"""A Spark driver with executors of its own; its arguments are `URL FOLDER SCENARIO,… [MASTER]`.
+
+local[2] would hide the faults: executors die, a slow task gets a second attempt, shuffle files are lost.
+For each scenario a line of JSON is printed: the rows written, or the error. The next one begins with a line of stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from tests.kit.spark import CONFS, row_frame
+from tests.kit.spark_faults import Batches, FaultyGet, FaultyPut, FaultyTask, Marks, Once, kill_executor, widen
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 1_200
+CLUSTER = "local-cluster[2,1,512]"
+EXECUTORS = {
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "512m",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.python.task.killTimeout": "120s",  # for so long the worker of a task that isn't needed any more goes on
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
+    "spark.sql.adaptive.enabled": "false",  # which would read shuffles in other pieces than the scenarios name
+}
+
+_JAVA = """#!/usr/bin/env bash
+given=("$@") host= number=
+for at in "${!given[@]}"; do
+    case "${given[at]}" in
+        --executor-id) number=${given[at + 1]} ;;
+        --hostname) host=$((at + 1)) ;;
+    esac
+done
+[ -z "$host" ] || given[host]=127.0.1.$((number + 1))
+exec JAVA "${given[@]}"
+"""
+"""Gives each executor an address of its own: Spark runs a second attempt of a task on another host, or not at all."""
+
+
+def killed_executor(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """An executor dies in the middle of a put, another when a put is whole and its receipt hasn't left."""
+    put = penstock.do_put("store/killed")
+    task = FaultyPut(put, Once(marks, {("half", 1): kill_executor, ("put", 4): kill_executor}))
+    receipts = widen(row_frame(spark, ROWS, 6)).mapInArrow(task, put.schema).collect()
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("half-1"), marks.seen("put-4")]}
+
+
+def killed_executor_reading(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """An executor dies with rows of a ticket delivered and others at the server, of 30 MB, another before it reads."""
+    penstock.write(widen(row_frame(spark, ROWS, 6), 75_000), "store/read", progress=False)
+    get = penstock.do_get("store/read")
+
+    def kill_while_it_is_open() -> None:
+        marks.ask_and_wait()
+        kill_executor()
+
+    task = FaultyGet(get, Once(marks, {("half", 1): kill_while_it_is_open, ("begun", 2): kill_executor}))
+    rows = get.tickets(spark).mapInArrow(task, get.schema).select("id", "text").collect()
+    return {"found": sorted(map(tuple, rows)), "happened": [marks.seen("done"), marks.seen("begun-2")]}
+
+
+def speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A slow task gets a second attempt; both put all of it, and both are whole."""
+    put = penstock.do_put("store/speculated")
+
+    def slow(step: str, partition: int) -> None:
+        if (step, partition) == ("half", 3) and marks.first("slow"):
+            marks.await_mark("overtaken", 120)
+        elif (step, partition) == ("put", 3):
+            if marks.first("overtaken"):
+                marks.await_mark("both", 120)
+            marks.first("both")
+
+    receipts = widen(row_frame(spark, ROWS, 6)).mapInArrow(FaultyPut(put, slow), put.schema).collect()
+    attempts = put.progress().attempts
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("both"), attempts > 6]}
+
+
+def zombie(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A slow attempt that a second one has made needless goes on, and its put is whole after finish has returned."""
+    put, folder = penstock.do_put("store/zombie"), marks.folder
+
+    def slow(step: str, partition: int) -> None:
+        if (step, partition) == ("all", 3) and marks.first("slow"):
+            marks.await_mark("finished", 120)
+
+    task = FaultyPut(put, slow)
+
+    def watched(batches: Batches) -> Batches:
+        try:
+            yield from task(batches)
+        except Exception as error:
+            Path(folder, f"ended by {type(error).__name__}").touch()
+            raise
+
+    written = put.finish(widen(row_frame(spark, ROWS, 6)).mapInArrow(watched, put.schema).collect())
+    with penstock.connect() as client:
+        before = client.info("store/zombie").changed
+        marks.first("finished")
+        marks.await_mark("ended by WriteEnded")
+        return {"rows": written.rows, "happened": [client.info("store/zombie").changed == before]}
+
+
+def lost_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """Shuffle files are lost when a partition is put: Spark makes them again in a second attempt of the stage."""
+    put = penstock.do_put("store/shuffled")
+    shuffled = row_frame(spark, ROWS, 6).repartition(6, "id")
+    receipts = shuffled.mapInArrow(_losing(put, marks), put.schema).collect()
+    written = put.finish(receipts)
+    return {"rows": written.rows, "happened": [marks.seen("lost"), _stage_again(spark, "lost_shuffle")]}
+
+
+def random_key(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """The same with a key that is another one each time, so that the rows fall otherwise: all again, or an error."""
+    put = penstock.do_put("store/random")
+    receipts = _by_random_key(spark).mapInArrow(_losing(put, marks), put.schema).collect()
+    return {"rows": put.finish(receipts).rows, "happened": [marks.seen("lost"), _stage_again(spark, "random_key")]}
+
+
+def random_key_then_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """And with a shuffle after the put, which Spark can take back: the put's stage is run anew."""
+    put = penstock.do_put("store/then")
+    receipts = _by_random_key(spark).mapInArrow(_losing(put, marks), put.schema).repartition(3, "attempt").collect()
+    return {
+        "rows": put.finish(receipts).rows,
+        "happened": [marks.seen("lost"), _stage_again(spark, "random_key_then_shuffle")],
+    }
+
+
+def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A driver to be killed: half of its partitions are whole, the others are in the middle."""
+    put = penstock.do_put("store/new", run="orphan")
+
+    def wait(step: str, partition: int) -> None:
+        if step == "half" and partition >= 2:
+            marks.first(f"waits-{partition}")
+            time.sleep(600)
+
+    put.finish(widen(row_frame(spark, ROWS, 4)).mapInArrow(FaultyPut(put, wait), put.schema).collect())
+    return {}
+
+
+def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A driver to be killed while its tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
+    penstock.write(widen(row_frame(spark, ROWS, 4), 100_000), "store/padded", progress=False)
+    get = penstock.do_get("store/padded")
+    folder = marks.folder
+
+    def dawdle(batches: Batches) -> Batches:
+        for batch in get(batches):
+            Path(folder, f"reads-{os.getpid()}").touch()
+            time.sleep(600)
+            yield batch
+
+    get.tickets(spark).mapInArrow(dawdle, get.schema).collect()
+    return {}
+
+
+SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
+    each.__name__: each
+    for each in (
+        killed_executor, killed_executor_reading, speculation, zombie, lost_shuffle, random_key,
+        random_key_then_shuffle, never_ends, never_reads,
+    )
+}  # fmt: skip
+
+
+def _by_random_key(spark: SparkSession) -> DataFrame:
+    def keyed(batches: Batches) -> Batches:
+        import random
+
+        import pyarrow as pa
+
+        for batch in batches:
+            keys = pa.array([random.randrange(6) for _ in range(batch.num_rows)], pa.int64())
+            yield batch.append_column("key", keys)
+
+    frame = row_frame(spark, ROWS, 6).mapInArrow(keyed, "id long, text string, key long")
+    return frame.repartition(6, "key").drop("key")
+
+
+def _losing(put: Any, marks: Marks) -> FaultyTask:
+    """When the first partition is put, the shuffle files of all executors are deleted, which four others still want."""
+    blocks = os.environ["SPARK_LOCAL_DIRS"]
+
+    def lose(step: str, partition: int) -> None:
+        if step == "put" and marks.first("lost"):
+            for file in Path(blocks).rglob("shuffle_*"):
+                file.unlink(missing_ok=True)
+
+    return FaultyTask(put, lose)
+
+
+def _stage_again(spark: SparkSession, scenario: str) -> bool:
+    """Whether Spark began a stage of this scenario's jobs a second time."""
+    status = spark.sparkContext.statusTracker()
+    jobs = [status.getJobInfo(job) for job in status.getJobIdsForGroup(scenario)]
+    stages = [status.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return any(stage is not None and stage.currentAttemptId > 0 for stage in stages)
+
+
+def _on_hosts_of_their_own(folder: str) -> None:
+    home = os.environ.get("JAVA_HOME")
+    program = Path(folder, "java", "bin", "java")
+    program.parent.mkdir(parents=True)
+    program.write_text(_JAVA.replace("JAVA", f"{home}/bin/java" if home else shutil.which("java") or "java"))
+    program.chmod(0o755)
+    os.environ["JAVA_HOME"] = f"{folder}/java"
+
+
+def main() -> None:
+    url, folder, names, *master = sys.argv[1:]
+    os.environ.update(PENSTOCK_URL=url, SPARK_LOCAL_DIRS=f"{folder}/blocks", SPARK_WORKER_DIR=f"{folder}/work")
+    _on_hosts_of_their_own(folder)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master[0] if master else CLUSTER)
+    for key, value in {**CONFS, **EXECUTORS}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    for name in names.split(","):
+        marks = Path(folder) / f"marks-{name}"
+        marks.mkdir()
+        spark.sparkContext.setJobGroup(name, name)
+        try:
+            told = SCENARIOS[name](spark, Marks(marks))
+        except Exception as error:
+            told = {"error": str(error)[:5000], "happened": [Marks(marks).seen("lost")]}
+        print(json.dumps({"scenario": name, **told}), flush=True)  # noqa: T201  # read by the test
+        sys.stdin.readline()
+    spark.stop()

@@ -1,0 +1,110 @@
+"""Lines of JSON: parsed exactly, or by Arrow's reader with the same result; a bad line is named."""
+
+from __future__ import annotations
+
+import base64
+import json
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidRequest
+from penstock.rows.exact import Misfit, column_of
+from penstock.rows.json_lines import Lines, infer_schema, parse, read_fast
+
+PLAIN = pa.schema([("n", pa.int64()), ("f", pa.float64()), ("s", pa.string())])
+NO_ROWS = {
+    b'{"n": 1} {"n": 2}': "isn't JSON: Extra data",
+    b'{"n": 1, "n": 2}': "isn't JSON: a key is there twice",
+    b'{"n": {"a": 1, "a": 2}}': "isn't JSON: a key is there twice",
+    b'{"f": NaN}': "isn't JSON: NaN is no number",
+    b'{"f": -Infinity}': "isn't JSON: -Infinity is no number",
+    b'{"n": 1': "isn't JSON",
+    b'{"n": 01}': "isn't JSON",
+    b"[]": "no object: []",
+    b"7": "no object: 7",
+    b'{"s": "caf\xe9"}': r"s isn't text in UTF-8, got 'caf\udce9'",
+    b'{"s": "\xed\xa0\x80"}': "s isn't text in UTF-8",
+    b'{"s": "\\ud800"}': r"s isn't text in UTF-8, got '\ud800'",
+    b'{"n": 7, "new": ["\xff"]}': "new isn't text in UTF-8",
+    b'{"n": 1, "caf\xe9": 7}': r"caf\udce9 isn't text in UTF-8, got '7'",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), NO_ROWS.items(), ids=ascii)
+def test_a_line_that_is_no_row_is_named(line: bytes, reason: str) -> None:
+    """Arrow's own reader accepts some of these, and would read a wrong number of rows."""
+    lines = Lines(b'{"n": 1}\n\n' + line + b'\n{"n": 2}', number=5)
+    assert read_fast(lines, PLAIN) is None
+    with pytest.raises(InvalidRequest) as refused:
+        parse(lines)
+    assert str(refused.value).startswith("line 7")
+    assert reason in str(refused.value)
+
+
+def test_an_array_is_refused_with_the_cure() -> None:
+    for text in (b'[{"x": 1}]', b'[\n{"x": 1},\n{"x": 2}]'):
+        for read in (parse, infer_schema):
+            with pytest.raises(InvalidRequest, match="one JSON array: expected an object per line"):
+                read(Lines(text))
+
+
+def test_rows_have_the_numbers_of_their_lines() -> None:
+    text = b'\xef\xbb\xbf{"x": 1.10}\r\n \n{"x": "\xc3\xa9"}\n\n{}'
+    assert parse(Lines(text)) == {1: {"x": Decimal("1.10")}, 3: {"x": "é"}, 5: {}}
+
+
+def test_types_are_inferred_from_all_lines() -> None:
+    schema = infer_schema(Lines(b'{"a": 1}\n{"b": "x", "a": 1.5}\n{"c": null}'))
+    assert schema == pa.schema([("a", pa.float64()), ("b", pa.string()), ("c", pa.null())])
+
+
+@pytest.mark.parametrize("text", [b"", b" \n\n", b"{}\n{}", b'{"a": 1}\n{"a": "x"}', b'{"n\xe9": 1}'])
+def test_lines_that_are_no_table_have_no_types(text: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        infer_schema(Lines(text))
+
+
+def test_inferred_types_are_left_to_arrows_reader() -> None:
+    """A dataset takes what the reader takes, such as NaN and a missing end of line."""
+    lines = Lines(b'{"f": NaN, "at": "2026-11-18T20:00:00Z"} {"f": 1}\n')
+    batch = read_fast(lines, infer_schema(lines), inferred=True)
+    assert batch is not None
+    assert batch.num_rows == 2
+    assert read_fast(lines, PLAIN) is None
+
+
+def test_text_that_is_not_utf8_is_never_read() -> None:
+    for line in (b'{"s": "\xff"}', b'{"s": "\\ud800"}'):
+        assert read_fast(Lines(line), pa.schema([("s", pa.string())]), inferred=True) is None
+
+
+KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-129, 128) | st.floats(allow_nan=False, allow_infinity=False),
+    pa.float64(): st.floats() | st.integers() | st.text(max_size=3),
+    pa.string(): st.text(max_size=5) | st.integers() | st.booleans(),
+    pa.bool_(): st.booleans() | st.integers(0, 1),
+    pa.decimal128(6, 2): st.decimals(-9999, 9999, places=2).map(str) | st.integers(-99_999, 99_999) | st.floats(0, 9),
+    pa.timestamp("us", "UTC"): st.datetimes().map(lambda moment: f"{moment.isoformat()}Z") | st.text(max_size=3),
+    pa.timestamp("s"): st.datetimes().map(lambda moment: moment.isoformat()),
+    pa.binary(): st.binary(max_size=5).map(lambda data: base64.b64encode(data).decode()) | st.text(),
+    pa.list_(pa.float64()): st.lists(st.none() | st.floats()),
+    pa.struct([("a", pa.int64()), ("b", pa.string())]): st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)),
+}
+
+
+@given(st.data())
+def test_arrows_reader_makes_the_same_or_nothing(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(list(KINDS)))
+    rows = data.draw(st.lists(st.dictionaries(st.just("x"), st.none() | KINDS[kind], max_size=1), min_size=1))
+    lines = Lines("\n".join(json.dumps(row) for row in rows).encode())
+    fast = read_fast(lines, pa.schema([("x", kind)]))
+    if fast is not None:
+        try:
+            assert fast["x"].equals(column_of([row.get("x") for row in parse(lines).values()], kind))
+        except (Misfit, InvalidRequest) as refused:
+            raise AssertionError(f"{refused!r} isn't told of {fast['x']}") from refused

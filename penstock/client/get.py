@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -54,7 +54,7 @@ def read_tickets(
     `local`; elsewhere up to `parallel` tickets are fetched at a time.
     """
     with ExitStack() as stack:
-        parts = stack.enter_context(LocalParts(local)) if local else None
+        parts = stack.enter_context(closing(LocalParts(local))) if local else None
 
         def batches_of(ticket: bytes, rows: int) -> Iterable[pa.RecordBatch]:
             mapped = parts.batches(ticket, columns, rows) if parts else None

@@ -9,7 +9,6 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Self
 
 import pyarrow as pa
 
@@ -75,12 +74,6 @@ class LocalParts:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _map(descriptor: int, size: int) -> pa.Buffer:

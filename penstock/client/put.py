@@ -139,23 +139,23 @@ def put(
     Each put is a run, so that one whose answer was lost can be sent again. A one-shot source is not consumed before the
     server accepts the put (`ready`), and not sent again afterwards: a retry would send only the rest.
     """
-    source = to_source(data, schema)
+    rows = rows_to_put(data, schema)
     run = run or f"put-{uuid.uuid4().hex}"
-    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not source.repeatable)
+    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not rows.repeatable)
     begun = False
 
     def once() -> Receipt:
         nonlocal begun
-        with Writer(connection, command, source.schema) as writer:
-            for batch in source.batches:
+        with Writer(connection, command, rows.schema) as writer:
+            for batch in rows.batches:
                 begun = True
                 writer.write(batch)
         return writer.close()
 
-    return connection.retry(once, safe=lambda refused: source.repeatable or not begun)
+    return connection.retry(once, safe=lambda refused: rows.repeatable or not begun)
 
 
-class Source(NamedTuple):
+class PutRows(NamedTuple):
     """The rows of a put."""
 
     schema: pa.Schema
@@ -164,13 +164,13 @@ class Source(NamedTuple):
     """Whether the batches can be read more than once."""
 
 
-def to_source(data: Any, schema: pa.Schema | None) -> Source:
+def rows_to_put(data: Any, schema: pa.Schema | None) -> PutRows:
     """Return the rows of anything that holds Arrow data; `schema` is for an iterator without batches."""
     if isinstance(data, pa.RecordBatch | pa.Table):
-        return Source(data.schema, [data], repeatable=True)
+        return PutRows(data.schema, [data], repeatable=True)
     if hasattr(data, "__arrow_c_stream__"):  # a RecordBatchReader's, too
         reader = pa.RecordBatchReader.from_stream(data)
-        return Source(reader.schema, reader, repeatable=False)
+        return PutRows(reader.schema, reader, repeatable=False)
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | dict):
         raise InvalidRequest(
             f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, or "
@@ -182,5 +182,5 @@ def to_source(data: Any, schema: pa.Schema | None) -> Source:
         raise InvalidRequest("an iterator without batches has no schema: pass schema=")
     if first is not None and not isinstance(first, pa.RecordBatch):
         raise InvalidRequest(f"an iterator of {type(first).__name__} can't be put: expected pyarrow.RecordBatch")
-    rows = batches if first is None else chain((first,), batches)
-    return Source(schema or first.schema, rows, repeatable=False)  # type: ignore[union-attr]  # one of them is there
+    batches = batches if first is None else chain((first,), batches)
+    return PutRows(schema or first.schema, batches, repeatable=False)  # type: ignore[union-attr]  # one of them is there

@@ -12,7 +12,7 @@ from penstock.client.client import Client
 from penstock.errors import Internal, InvalidRequest, PenstockError
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.spark_types import to_arrow
-from penstock.spark_plugin.worker import writes
+from penstock.spark_plugin.worker.open_put import abort_put, finish_put
 from penstock.spark_plugin.worker.pieces import TAKES_ARROW, EpochPartitionWriter, StreamWriter
 from penstock.spark_plugin.write import open_put, task_of
 from penstock.wire.paths import is_topic
@@ -43,7 +43,7 @@ class EpochWriter(StreamWriter):
         sent = [message for message in messages if message is not None]
         receipts = [receipt for message in sent for receipt in message.receipts]
         if receipts or (sent and self._mode == "overwrite"):  # an epoch without rows replaces all rows, too
-            writes.finish(self._client.connection, sent[0].put, receipts, run=(sent[0].query, batchId))
+            finish_put(self._client.connection, sent[0].put, receipts, run=(sent[0].query, batchId))
         elif sent:
             self.abort(messages, batchId)
 
@@ -52,7 +52,7 @@ class EpochWriter(StreamWriter):
         for message in messages:
             if message is not None:
                 with contextlib.suppress(PenstockError):
-                    writes.abort(self._client.connection, message.put)
+                    abort_put(self._client.connection, message.put)
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:

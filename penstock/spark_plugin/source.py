@@ -89,7 +89,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     def reader(self, schema: StructType) -> sql.DataSourceReader:
         values = options.checked(self.options, "read")
         pushing = options.switch(values, "pushdown", False) and _PUSHING in sys.modules
-        reader = (PushingReader if pushing else Reader)(self._client(values), values, schema)
+        reader = (PushingReader if pushing else BatchReader)(self._client(values), values, schema)
         self._planned = True
         return reader
 
@@ -100,7 +100,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         client, arrow = self._client(values), to_arrow(schema)
         put = open_put(client, values["path"], mode, values.get("run"), arrow)
         self._planned = True
-        return Writer(put, task_of(put, client, arrow), client.settings.retry_for)
+        return BatchWriter(put, task_of(put, client, arrow), client.settings.retry_for)
 
     @without_traceback
     def streamReader(self, schema: StructType) -> sql.DataSourceStreamReader:  # noqa: N802  # Spark's name
@@ -150,7 +150,7 @@ def _settings_here() -> ConnectSettings:
         return replace(client.settings, ca=client.settings.for_tasks(None).ca)
 
 
-class Reader(PartitionReader):
+class BatchReader(PartitionReader):
     """Plans a read: partitions of tickets, about the same bytes each."""
 
     def __init__(self, client: clients.Client, values: Mapping[str, str], schema: StructType) -> None:
@@ -193,7 +193,7 @@ class Reader(PartitionReader):
         return carry.pack(PartitionReader())
 
 
-class PushingReader(Reader):
+class PushingReader(BatchReader):
     """A reader for the process that has filters to push; what the server can't do exactly goes back to Spark."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
@@ -203,7 +203,7 @@ class PushingReader(Reader):
         return left
 
 
-class Writer(PartitionWriter):
+class BatchWriter(PartitionWriter):
     """A planned write; in tasks and at the commit it is a PartitionWriter."""
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -20,9 +20,8 @@ from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning
 from penstock.spark_plugin.progress import show_progress
 from penstock.spark_plugin.spark_types import to_arrow
-from penstock.spark_plugin.worker import writes
+from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, describe_put, finish_put, run_name
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
-from penstock.spark_plugin.worker.writes import OpenPut, Run, run_name
 from penstock.wire.actions import OPEN_WRITE, OpenWrite, Summary
 from penstock.wire.put import Mode
 
@@ -50,7 +49,7 @@ def open_put(
             return replace(put, schema_attempt=client.attempt(put.ticket, schema).close().attempt)
         except BaseException:
             with contextlib.suppress(PenstockError):  # the first error is the cause
-                writes.abort(client.connection, put)
+                abort_put(client.connection, put)
             raise
     return put
 
@@ -94,7 +93,7 @@ class DoPut:
         with the same receipts: the same answer.
         """
         if self.finished is None or receipts is not self._receipts:
-            self._put = writes.finish(self._client.connection, self._put, self._rows(receipts))
+            self._put = finish_put(self._client.connection, self._put, self._rows(receipts))
             self._receipts = receipts
             assert self._put.summary is not None
             seconds = None if self._put.repeated else time.monotonic() - self._began
@@ -103,11 +102,11 @@ class DoPut:
 
     def abort(self) -> None:
         """Abort the write: nothing of it becomes visible. A finished one stays, and this is rejected."""
-        writes.abort(self._client.connection, self._put)
+        abort_put(self._client.connection, self._put)
 
     def progress(self) -> Summary:
         """Return what the server has of the tasks' part so far."""
-        return self._put.tasks_part(writes.describe(self._client.connection, self._put))
+        return self._put.tasks_part(describe_put(self._client.connection, self._put))
 
     def _rows(self, receipts: Any) -> Iterable[Any]:
         if self._put.repeated:

@@ -21,7 +21,7 @@ from penstock.errors import Expired
 from penstock.flight_server.server import PenstockServer
 from penstock.spark_plugin.read import split_tickets
 from penstock.spark_plugin.worker import tasks
-from penstock.spark_plugin.worker.connections import ConnectionCache
+from penstock.spark_plugin.worker.connection_cache import ConnectionCache
 from penstock.spark_plugin.worker.tasks import GetTickets, PutPartition
 from penstock.wire.actions import OPEN_WRITE, OpenWrite
 from tests.kit.clock import Clock
@@ -170,7 +170,7 @@ def test_a_failure_drops_only_its_own_connection() -> None:
 FORK = """
     import os, signal, sys
 
-    from penstock.spark_plugin.worker.connections import CONNECTIONS
+    from penstock.spark_plugin.worker.connection_cache import CONNECTIONS
     from penstock.client.get import fetch
     from penstock.client.client import connect
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.client.connection import Connection
 from penstock.client.settings import ConnectSettings
 from penstock.errors import Denied, InvalidRequest, PenstockError, TimedOut, WriteEnded
-from penstock.spark_plugin.worker.writes import OpenPut, finish, run_name
+from penstock.spark_plugin.worker.open_put import OpenPut, finish_put, run_name
 from penstock.wire.actions import Description, OpenedWrite, Summary
 from penstock.wire.body import Body
 
@@ -91,7 +91,7 @@ def test_rows_that_an_earlier_write_of_the_run_leaves_out(rows: int, write: str,
 
 
 def test_receipts_without_rows_are_enough_for_a_finish() -> None:
-    finish(Answers(SUMMARY), OPEN, [{"write": "w", "attempt": "a"}])
+    finish_put(Answers(SUMMARY), OPEN, [{"write": "w", "attempt": "a"}])
 
 
 @pytest.mark.parametrize("run", ["", (), ("orders", None), ("orders", ""), 1.5, ("orders", 1.5)])
@@ -110,18 +110,18 @@ def test_a_slash_in_a_part_makes_no_other_run() -> None:
 
 def test_a_finish_makes_the_answer_the_writes() -> None:
     server = Answers(SUMMARY)
-    assert finish(server, OPEN, iter(RECEIPTS)).summary == SUMMARY
+    assert finish_put(server, OPEN, iter(RECEIPTS)).summary == SUMMARY
     assert server.requests == [OPEN.finish_request(RECEIPTS)]
 
 
 def test_a_repeated_run_asks_for_nothing() -> None:
     put = OPEN.done_elsewhere(SUMMARY)
-    assert finish(Answers(), put, [{"nonsense": 1}]) == put
+    assert finish_put(Answers(), put, [{"nonsense": 1}]) == put
 
 
 def test_a_late_answer_is_asked_for_again() -> None:
     server = Answers(TimedOut("late"), TimedOut("late"), SUMMARY)
-    assert finish(server, OPEN, RECEIPTS).summary == SUMMARY
+    assert finish_put(server, OPEN, RECEIPTS).summary == SUMMARY
     assert server.requests == [OPEN.finish_request(RECEIPTS)] * 3
 
 
@@ -140,9 +140,9 @@ ENDED = WriteEnded("finished with another list")
 )
 def test_a_write_that_ended_otherwise_is_an_error(put: OpenPut, then: list[Any]) -> None:
     with pytest.raises(WriteEnded, match="another list"):
-        finish(Answers(ENDED, *then), put, RECEIPTS)
+        finish_put(Answers(ENDED, *then), put, RECEIPTS)
 
 
 def test_a_run_that_another_driver_finished_is_repeated() -> None:
-    put = finish(Answers(ENDED, description("finished")), replace(OPEN, named=True), RECEIPTS)
+    put = finish_put(Answers(ENDED, description("finished")), replace(OPEN, named=True), RECEIPTS)
     assert (put.repeated, put.summary) == (True, SUMMARY)

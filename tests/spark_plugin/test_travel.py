@@ -163,7 +163,7 @@ def test_planning_pushes_only_where_spark_can_take_it(guarded: Client, monkeypat
     import sys
 
     options = {"path": "store/x", "pushdown": "true"}
-    assert type(sources.DataSource(options).reader(SCHEMA)) is sources.Reader
+    assert type(sources.DataSource(options).reader(SCHEMA)) is sources.BatchReader
     monkeypatch.setitem(sys.modules, sources._PUSHING, sys)
     assert type(sources.DataSource(options).reader(SCHEMA)) is sources.PushingReader
-    assert type(sources.DataSource({"path": "store/x"}).reader(SCHEMA)) is sources.Reader
+    assert type(sources.DataSource({"path": "store/x"}).reader(SCHEMA)) is sources.BatchReader

@@ -13,8 +13,8 @@ from pyspark.sql import datasource as sql
 
 from penstock.client.connection import Connection
 from penstock.errors import Internal, PenstockError
+from penstock.spark_plugin.worker.open_put import OpenPut, abort_put, finish_put
 from penstock.spark_plugin.worker.tasks import PutPartition
-from penstock.spark_plugin.worker.writes import OpenPut, abort, finish
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -81,7 +81,7 @@ class PartitionWriter(sql.DataSourceArrowWriter):
     @without_traceback
     def commit(self, messages: list[Any]) -> None:
         with Connection(self._task.settings) as connection:
-            finish(connection, self._put, (receipt for message in messages for receipt in message.receipts))
+            finish_put(connection, self._put, (receipt for message in messages for receipt in message.receipts))
 
     def abort(self, messages: list[Any]) -> None:
         """Abort the write. Spark calls this after a failed commit, too; a write that is finished by then stays so.
@@ -90,7 +90,7 @@ class PartitionWriter(sql.DataSourceArrowWriter):
         """
         if not self._put.repeated:
             with contextlib.suppress(PenstockError), Connection(self._task.settings) as connection:
-                abort(connection, self._put, retry_for=self._retry_for)
+                abort_put(connection, self._put, retry_for=self._retry_for)
 
 
 class EpochPartitionWriter(StreamWriter):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.client.get import read_tickets
 from penstock.client.put import open_attempt
 from penstock.client.settings import ConnectSettings
-from penstock.spark_plugin.worker.connections import CONNECTIONS
+from penstock.spark_plugin.worker.connection_cache import CONNECTIONS
 from penstock.spark_plugin.worker.fitting import fit_batches
 from penstock.spark_plugin.worker.types import widen_schema
 

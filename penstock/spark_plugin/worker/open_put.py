@@ -99,7 +99,7 @@ def run_name(run: Run) -> str:
     return "/".join(map(str, parts))
 
 
-def finish(connection: Connection, put: OpenPut, receipts: Iterable[Any], run: Run | None = None) -> OpenPut:
+def finish_put(connection: Connection, put: OpenPut, receipts: Iterable[Any], run: Run | None = None) -> OpenPut:
     """Make the attempts of these receipts the dataset, all or nothing; again with the same ones: the same answer.
 
     With other receipts the server rejects it, but where another driver has finished this run: then the write is the
@@ -113,7 +113,7 @@ def finish(connection: Connection, put: OpenPut, receipts: Iterable[Any], run: R
         answer = _finish(connection, put, request)
     except WriteEnded:
         with contextlib.suppress(PenstockError):  # at Spark's commit there is no token to ask with
-            if put.named and put.summary is None and (summary := describe(connection, put)).state == "finished":
+            if put.named and put.summary is None and (summary := describe_put(connection, put)).state == "finished":
                 return put.done_elsewhere(summary)
         raise
     if warning := put.left_out(receipts, answer):
@@ -136,12 +136,12 @@ def _finish(connection: Connection, put: OpenPut, request: FinishWrite) -> Summa
                 ) from late
 
 
-def describe(connection: Connection, put: OpenPut) -> Summary:
+def describe_put(connection: Connection, put: OpenPut) -> Summary:
     """Return what the server has of a write so far."""
     write = connection.call(actions.DESCRIBE, actions.Target(f"write/{put.write}"))
     return Summary(**{field.name: getattr(write, field.name) for field in fields(Summary)})
 
 
-def abort(connection: Connection, put: OpenPut, *, retry_for: float | None = None) -> None:
+def abort_put(connection: Connection, put: OpenPut, *, retry_for: float | None = None) -> None:
     """Abort the write: nothing of it becomes visible. A finished one stays, and the server rejects this."""
     connection.call(actions.ABORT_WRITE, actions.AbortWrite(put.ticket), retry_for=retry_for)

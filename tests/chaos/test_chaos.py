@@ -86,9 +86,7 @@ def test_what_is_sent_into_a_half_open_connection_never_comes(ends: tuple[Proxy,
         far.recv(9)
 
 
-def test_a_cut_ends_both_ends_and_the_next_connection_passes(
-    ends: tuple[Proxy, socket.socket, socket.socket],
-) -> None:
+def test_a_cut_ends_both_ends_and_the_next_connection_passes(ends: tuple[Proxy, socket.socket, socket.socket]) -> None:
     proxy, near, far = ends
     proxy.cut()
     assert near.recv(9) == far.recv(9) == b""

@@ -49,16 +49,6 @@ def test_a_put_that_fails_leaves_the_other_of_its_run_alone(client: Client) -> N
     assert client.get("store/t").read_all() == TABLE
 
 
-def test_a_replayed_batch_is_written_once_until_a_delete(client: Client) -> None:
-    for _ in range(2):
-        client.put("store/t", TABLE, mode="append", run="query/7")
-    assert client.info("store/t").rows == 3
-    client.delete("store/t")
-    for _ in range(2):
-        client.put("store/t", TABLE, mode="append", run="query/7")
-    assert client.get("store/t").read_all() == TABLE
-
-
 def test_a_full_store_says_when_what_tickets_hold_is_free(make_server: Callable[..., PenstockServer]) -> None:
     table = pa.table({"n": range(10_000)})
     with connect(make_server(quota=100_000, ticket_life=3 * 3_600.0).url) as client:

@@ -32,11 +32,7 @@ TOPIC = "topic/x"
 
 
 def small_put(
-    *ids: int,
-    path: str = TOPIC,
-    run: str | None = None,
-    attempt: str | None = None,
-    rows: pa.RecordBatch | None = None,
+    *ids: int, path: str = TOPIC, run: str | None = None, attempt: str | None = None, rows: pa.RecordBatch | None = None
 ) -> SmallPut:
     """Return a put of some trips, or of other rows."""
     batch = trips(*ids) if rows is None else rows

@@ -7,13 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.errors import (
-    AlreadyExists,
-    LimitExceeded,
-    NotFound,
-    SchemaMismatch,
-    StoreFull,
-)
+from penstock.errors import AlreadyExists, LimitExceeded, NotFound, SchemaMismatch, StoreFull
 from penstock.ledger import writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
@@ -124,18 +118,6 @@ def test_the_schema_is_checked_again_at_finish(ledger: Ledger) -> None:
 
 
 # --- delete, and parts that tickets name -----------------------------------------------------
-
-
-def test_a_deleted_dataset_is_gone_and_its_path_free(ledger: Ledger) -> None:
-    one, two = make_attempt(1, 2), make_attempt(3)
-    finish_write(ledger, one)
-    assert ledger.delete(PATH).rows == 3
-    assert visible_parts(ledger) == []
-    with pytest.raises(NotFound, match=f"no dataset at {PATH}"):
-        ledger.delete(PATH)
-    assert sorted(ledger.freeable()) == sorted(part_names(one))
-    finish_write(ledger, two)
-    assert visible_parts(ledger) == part_names(two)
 
 
 @pytest.mark.parametrize("end", ["delete", "overwrite"])

@@ -215,21 +215,6 @@ def test_a_crash_within_finish_changes_nothing(
     assert visible_parts(reader) == (part_names(one, two) if mode == "append" else part_names(two))
 
 
-def test_writes_and_datasets_are_known_after_a_restart(reopen: Callable[..., Ledger]) -> None:
-    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
-    finish_write(ledger, one)
-    write = ledger.open_write(PATH, mode="append", run="r", schema=SCHEMA)
-    ledger.record(write.id, two)
-    before = ledger.open_writes()
-    ledger.close()
-    again = reopen()
-    assert again.open_writes() == before
-    assert again.write(write.id) == write
-    assert again.open_write(PATH, mode="append", run="r").id == write.id
-    again.finish(write.id, [two.id])
-    assert visible_parts(again) == part_names(one, two)
-
-
 def test_rows_in_the_memory_of_an_earlier_server_are_lost(reopen: Callable[..., Ledger]) -> None:
     """The dataset is listed as lost, until it is overwritten."""
     ledger = reopen("first-life")
@@ -245,9 +230,7 @@ def test_rows_in_the_memory_of_an_earlier_server_are_lost(reopen: Callable[..., 
     assert not again.dataset(PATH).lost
 
 
-def test_a_run_whose_rows_are_lost_may_be_written_again(
-    reopen: Callable[..., Ledger],
-) -> None:
+def test_a_run_whose_rows_are_lost_may_be_written_again(reopen: Callable[..., Ledger]) -> None:
     """So may the other runs of its dataset."""
     ledger = reopen("first-life")
     before = {run: finish_run(ledger, run)[0] for run in ("batch 1", "batch 2")}

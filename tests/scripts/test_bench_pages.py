@@ -23,8 +23,7 @@ FIGURES = {"flight": 21, "spark": 17, "topics": 48}
 @pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "page",
-    ["flight", pytest.param("spark", marks=pytest.mark.spark), pytest.param("topics", marks=pytest.mark.spark)],
+    "page", ["flight", pytest.param("spark", marks=pytest.mark.spark), pytest.param("topics", marks=pytest.mark.spark)]
 )
 def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path: Path) -> None:
     if page != "flight":

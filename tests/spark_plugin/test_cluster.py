@@ -18,14 +18,7 @@ from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
 from tests.kit.programs.batch_driver import ROWS
 from tests.kit.server import ANY_PORT, Puts, leftover_files, watch_puts
-from tests.kit.spark import (
-    driver_reports,
-    end_driver,
-    expected_rows,
-    server_paths,
-    start_driver,
-    stored_rows,
-)
+from tests.kit.spark import driver_reports, end_driver, expected_rows, server_paths, start_driver, stored_rows
 from tests.kit.spark_faults import Marks
 from tests.kit.wait import eventually, files
 

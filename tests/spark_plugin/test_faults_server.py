@@ -17,13 +17,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.tickets import ReadTicket, Signer
 from tests.kit.faults import files_at_most
 from tests.kit.proxy import Proxy, open_proxy
-from tests.kit.server import (
-    NO_LOCAL_READS,
-    RestartingServer,
-    leftover_files,
-    named_parts,
-    process_server,
-)
+from tests.kit.server import NO_LOCAL_READS, RestartingServer, leftover_files, named_parts, process_server
 from tests.kit.spark import collected_rows, expected_rows, row_batch, row_frame, server_paths, stored_rows
 from tests.kit.spark_faults import FaultyGet, FaultyPut, Marks, Once, widen
 from tests.kit.wait import eventually, files
@@ -31,12 +25,7 @@ from tests.kit.wait import eventually, files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.faults,
-    pytest.mark.process,
-    pytest.mark.usefixtures("nothing_stays"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process, pytest.mark.usefixtures("nothing_stays")]
 
 
 # --- the server dies ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ def test_a_range_is_read_and_never_more_or_fewer_rows(spark: SparkSession, clien
     put(client, 10, 10)
     assert [row.id for row in frame.collect()] == [3, 4]
     assert penstock.read(spark, IN, start={0: 18}).count() == 2
+    get = penstock.do_get(IN, start=datetime(2001, 1, 1, tzinfo=UTC), columns=["id", "_offset"])
+    assert [tuple(row) for row in get.rows(spark).collect()] == [(n, n) for n in range(20)]
     with pytest.raises(InvalidRequest, match="has no offsets 0 to 21"):
         penstock.read(spark, IN, end={0: 21})
 

@@ -143,9 +143,7 @@ def test_our_sink_replays_an_older_checkpoint_or_says_why_not(streams: Streams) 
 # --- the topic is another one -------------------------------------------------------------------
 
 
-def test_a_topic_made_anew_ends_the_query_or_is_read_anew(
-    streams: Streams,
-) -> None:
+def test_a_topic_made_anew_ends_the_query_or_is_read_anew(streams: Streams) -> None:
     """As the query says; the error names the cure."""
     streams.put(0, 10)
     streams.run(streams.stream(), OUT)
@@ -195,9 +193,7 @@ def on(
     return streams
 
 
-def test_an_empty_data_folder_ends_the_query(
-    on: Callable[[str], AbstractContextManager[Streams]],
-) -> None:
+def test_an_empty_data_folder_ends_the_query(on: Callable[[str], AbstractContextManager[Streams]]) -> None:
     with on("data") as streams:
         streams.put(0, 10)
         streams.run(streams.stream(), OUT)

@@ -14,7 +14,6 @@ import pytest
 
 import penstock
 from penstock.client.client import Client
-from penstock.client.connection import Connection
 from penstock.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -144,28 +143,6 @@ def test_a_put_is_for_one_frame_and_refuses_a_second_ones_rows(spark: SparkSessi
     with pytest.raises(Exception, match="WriteEnded"):
         put.finish(spark.range(10, 20, 1, 2).mapInArrow(put, put.schema))
 
-    assert ids(client, "store/x") == list(range(10))
-
-
-def test_a_finish_whose_answer_is_late_is_repeated(
-    spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-    call = Connection.call_raw
-
-    def late(self: Connection, name: str, fields: Any, **options: Any) -> dict[str, Any]:
-        answer = call(self, name, fields, **options)
-        called.append(name)
-        if called.count("write.finish") == 1 and name == "write.finish":
-            raise TimedOut("planted: the answer is late")
-        return answer
-
-    monkeypatch.setattr(Connection, "call_raw", late)
-    written = penstock.write(spark.range(10), "store/x", mode="append")
-
-    assert called.count("write.finish") == 2
-    assert "write.abort" not in called
-    assert written.rows == 10
     assert ids(client, "store/x") == list(range(10))
 
 

@@ -240,9 +240,7 @@ def test_columns_of_every_layout_share_a_part(reach: Reach) -> None:
     assert table.to_pylist() == [row for batch in batches * 2 for row in batch.to_pylist()]
 
 
-def test_a_key_set_while_the_first_put_runs_is_kept(
-    reach: Reach,
-) -> None:
+def test_a_key_set_while_the_first_put_runs_is_kept(reach: Reach) -> None:
     """The rows were written for a topic with one shard; they are written anew, each key in one shard."""
     rows = trips(*range(40))
     once = iter([True])

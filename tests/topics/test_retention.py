@@ -6,8 +6,8 @@ import contextlib
 import logging
 import shutil
 import sqlite3
+import time
 import uuid
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock import steps
-from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
+from penstock.client.client import Client
+from penstock.errors import Lost, NotFound, StoreFull
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
+from penstock.flight_server.server import PenstockServer
 from penstock.ledger import ledger
-from penstock.ledger.sweep import Sweeper
+from penstock.ledger.sweep import TEND_EVERY
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
@@ -111,20 +113,6 @@ def test_an_empty_shard_continues_at_its_end(reach: Reach) -> None:
     assert [row[:3] for row in reach.read()] == [(0, 3, 4)]
 
 
-def test_the_error_names_removed_rows_and_those_left(reach: Reach) -> None:
-    reach.put(1, 2, 3)
-    reach.clock.advance(25 * HOUR)
-    reach.put(4, 5)
-    retain(reach.ledger)
-    gone = r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
-    for end in ({}, {0: 5}, {0: 3}):
-        with pytest.raises(Lost, match=gone):
-            reach.read(start={0: 1}, end=end)
-    with pytest.raises(Lost, match="1 rows from offset 1 on"):
-        reach.read(start={0: 1}, end={0: 2})
-    assert reach.read(start={0: 3}, end={0: 3}) == []
-
-
 def test_removed_parts_keep_their_bytes_for_tickets(reach: Reach) -> None:
     reach.put(1)
     (part,) = reach.parts()
@@ -195,30 +183,6 @@ def test_the_slowest_consumer_of_each_shard_counts(reach: Reach) -> None:
     reach.clock.advance(30 * HOUR)
     retain(reach.ledger)
     assert reach.topic().earliest() == {0: 1, 1: 2}
-
-
-def test_detached_consumers_hold_no_rows(reach: Reach) -> None:
-    """Nor does a consumer of an earlier topic at the path."""
-    reach.put(1)
-    consumer_at(reach, {0: 0})
-    reach.topics.remove(TOPIC)
-    reach.put(2)
-    consumers = Consumers(reach.ledger, reach.topics)
-    consumers.attach(reach.topic(), "left", "session", initial={}, position={0: 0})
-    consumers.detach(reach.topic(), "left", "session")
-    reach.clock.advance(30 * HOUR)
-    assert retain(reach.ledger) == 1
-
-
-def test_a_consumer_unseen_for_a_week_holds_no_rows(reach: Reach) -> None:
-    reach.put(1)
-    consumers = consumer_at(reach, {0: 0})
-    reach.clock.advance(UNSEEN)
-    consumers.expire()
-    assert retain(reach.ledger) == 0
-    reach.clock.advance(1)
-    consumers.expire()
-    assert retain(reach.ledger) == 1
 
 
 # --- lost with a server's memory -------------------------------------------------------------
@@ -574,25 +538,22 @@ def test_a_filter_by_time_sees_each_rows_own_time(tmp_path: Path) -> None:
         assert since.to_pylist() == [{"id": number, "_offset": number} for number in range(11, 20)]
 
 
-def test_the_sweeper_tends_the_topics(reach: Reach) -> None:
+def test_a_sweep_of_the_server_tends_its_topics(server: PenstockServer, client: Client) -> None:
     """It expires consumers, removes old rows and compacts parts."""
-    reach.create(keep_seconds=600)
-    reach.put(0)
-    consumers = consumer_at(reach, {0: 1})
-    reach.clock.advance(UNSEEN + 1)
-    put_parts(reach, 20, start=1)
-    before = reach.read()[1:]
+    client.put(TOPIC, trips(0))
+    journal = client.call("describe", {"path": TOPIC})["journal"]
+    client.call("consumer.attach", {"path": TOPIC, "journal": journal, "consumer": "c", "session": "s"})
+    server.state.ledger.now = lambda: time.time() + UNSEEN + 1
+    for number in range(1, 21):
+        client.put(TOPIC, trips(number))
 
-    def tend(stop: Callable[[], bool]) -> None:
-        consumers.expire()
-        retain(reach.ledger)
-        Compactor(reach.ledger, reach.store).compact(stop)
+    server.state.sweeper._tended = -TEND_EVERY  # as if a minute had passed
+    server.state.sweeper.soon()
 
-    sweeper = Sweeper(reach.ledger, reach.store, tend, every=3_600)
-    sweeper.start()
-    eventually(lambda: reach.read() == before and len(reach.parts()) == 1)
-    sweeper.close()
-    assert [each.state for each in consumers.of(reach.topic())] == ["expired"]
+    eventually(lambda: client.call("describe", {"path": TOPIC})["parts"] == 1)
+    topic = client.call("describe", {"path": TOPIC})
+    assert (topic["shards"][0]["first"], topic["rows"]) == (1, 20)
+    assert [consumer["state"] for consumer in topic["consumers"]] == ["expired"]
 
 
 # --- the ledger stays small ------------------------------------------------------------------
@@ -641,9 +602,3 @@ def test_a_delete_removes_all_parts_and_frees_the_path(reach: Reach) -> None:
     reach.put(1)
     assert reach.topic().journal != first.journal
     assert [row[:3] for row in reach.read()] == [(0, 0, 1)]
-
-
-def test_offsets_past_the_end_are_refused_with_those_left(reach: Reach) -> None:
-    reach.put(1, 2)
-    with pytest.raises(InvalidRequest, match=r"has no offsets 1 to 9: of shard 0 the offsets 0 to 2 are left"):
-        reach.read(start={0: 1}, end={0: 9})

@@ -35,7 +35,7 @@ from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
-from tests.kit.proxy import open_proxy
+from tests.kit.proxy import Proxy
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually
 
@@ -420,13 +420,11 @@ def test_the_advertised_address_is_what_tasks_are_told(make_server: Callable[...
 
 
 def test_a_stream_whose_other_end_vanishes_without_a_word_breaks(
-    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+    proxied: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.client.connection._KEEPALIVE", [(name, 500) for name, _ in _KEEPALIVE])
-    with open_proxy() as proxy:
-        proxy.target = make_server(advertise=proxy.url).port
-        with connect(proxy.url, retry_for=0) as client:
-            writer = client.writer("store/x", TABLE.schema)
-            writer.write(TABLE)
-            with proxy.half_open(), pytest.raises(Unavailable):
-                writer.close()
+    with connect(proxied.url, retry_for=0) as client:
+        writer = client.writer("store/x", TABLE.schema)
+        writer.write(TABLE)
+        with proxied.half_open(), pytest.raises(Unavailable):
+            writer.close()

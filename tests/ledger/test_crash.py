@@ -17,9 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
-from tests.kit.server import ANY_PORT, named_parts, process_server
+from tests.kit.server import named_parts, process_server, served
 from tests.kit.wait import eventually, files
 from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
 
@@ -39,7 +37,7 @@ def wide(*numbers: int) -> list[pa.RecordBatch]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a data folder with two datasets, one of them in two parts."""
     data = tmp_path_factory.mktemp("filled") / "d"
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(data) as server, flight.connect(server.url) as bare:
         put(bare, at("store/kept"), [trips(1, 2)])
         put(bare, at("store/kept", attempt=new_attempt(), mode="append"), [trips(3)])
         put(bare, at("store/there"), [trips(7, 8)])
@@ -136,7 +134,7 @@ def test_a_kill_at_a_step_leaves_the_state_before_or_after(
 @contextlib.contextmanager
 def restarted(data: Path) -> Iterator[flight.FlightClient]:
     """Serve the folder again: bytes and rows must agree from the first answer on."""
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(data) as server, flight.connect(server.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert files(data / "tmp") == files(data / "quarantine") == set()
         yield bare
@@ -234,7 +232,7 @@ def test_random_kills_under_load_lose_and_double_nothing(tmp_path: Path, kills: 
     """An answered put is visible exactly once, another one at most once, and once when it is repeated."""
     data, puts = tmp_path / "d", Puts()
     random.seed(20)
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(data) as server, flight.connect(server.url) as bare:
         puts.sent.append(0)
         append_run(bare, 0)
         replace_all(bare, 0)

@@ -22,12 +22,7 @@ from tests.kit.wait import eventually, files
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("nothing_stays")]
-
-
-@pytest.fixture(autouse=True)
-def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("url_variable", "nothing_stays")]
 
 
 # --- evaluated twice, or in part -----------------------------------------------------------------

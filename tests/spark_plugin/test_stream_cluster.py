@@ -15,10 +15,8 @@ import pytest
 from penstock.client.client import connect
 from penstock.errors import NotFound
 from penstock.flight_server import put
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from tests.kit.programs.stream_driver import TASKS
-from tests.kit.server import ANY_PORT, leftover_files
+from tests.kit.server import leftover_files, served
 from tests.kit.spark import (
     driver_reports,
     end_driver,
@@ -89,7 +87,7 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     left: dict[str, set[str]] = {}
     with (
         overtaken_in_time(Marks(folder / "spark" / "marks-speculation")) as speculated,
-        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        served(folder / "data") as server,
     ):
         url = str(server.url)
         fill(url)
@@ -124,7 +122,7 @@ def test_both_attempts_were_whole_before_the_commit(cluster: Cluster) -> None:
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_path: Path) -> None:
     """kill -9 for the driver, its JVM and its workers, in the middle of small batches."""
-    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with served(tmp_path / "data") as server:
         url = str(server.url)
         fill(url)
         with connect(url) as client:

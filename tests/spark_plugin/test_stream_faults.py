@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 
 import penstock
 from penstock.client.client import connect
 from penstock.errors import NotFound
-from penstock.flight_server.server import PenstockServer
-from tests.kit.proxy import open_proxy
+from tests.kit.proxy import Proxy
 from tests.kit.server import RestartingServer, process_server
 from tests.kit.spark_faults import Batches, FaultyTask, Marks, Once, parent_of
 from tests.kit.streams import IN, Streams, ended
 from tests.kit.wait import eventually
-from tests.kit.wire import read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,13 +48,6 @@ def at(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield streams
     for query in spark.streams.active:
         query.stop()
-
-
-def landed(streams: Streams, path: str = OUT) -> Counter[int]:
-    """What is there, each with how many times, by a client without our code."""
-    url = streams.client.settings.url
-    with flight.connect(url) as bare:
-        return Counter(read(bare, path)["id"].to_pylist())
 
 
 def rows(streams: Streams, path: str = OUT) -> int:
@@ -113,8 +103,8 @@ def test_a_server_killed_at_a_step_costs_a_stream_no_rows(
         goes_on(query, streams, 80, out)
         query.stop()
         eventually(lambda: server.lives == 2, what="the step is passed, and it is back")
-        assert landed(streams, out) == once(80)
-        assert landed(streams, IN) == once(80)
+        assert streams.landed(out) == once(80)
+        assert streams.landed(IN) == once(80)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
@@ -133,7 +123,7 @@ def test_a_server_killed_again_and_again_at_any_moment(
             eventually(lambda life=life: server.lives > life, within=60, what="it is back")  # type: ignore[misc]
         goes_on(query, streams, kills * 100 + 10)
         query.stop()
-        assert landed(streams) == once(kills * 100 + 10)
+        assert streams.landed(OUT) == once(kills * 100 + 10)
 
 
 def test_a_stopped_server_costs_a_stream_no_rows(at: Callable[[str], Streams], tmp_path: Path) -> None:
@@ -153,25 +143,20 @@ def test_a_stopped_server_costs_a_stream_no_rows(at: Callable[[str], Streams], t
             producer.join(60)
         goes_on(query, streams, 160)
         query.stop()
-        assert landed(streams) == once(160)
+        assert streams.landed(OUT) == once(160)
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [300_000, pytest.param(2_500_000, marks=pytest.mark.soak), 6_000_000])
-def test_a_cut_connection_costs_a_stream_no_rows(
-    at: Callable[[str], Streams], make_server: Callable[..., PenstockServer], after: int
-) -> None:
+def test_a_cut_connection_costs_a_stream_no_rows(at: Callable[[str], Streams], proxied: Proxy, after: int) -> None:
     """4 MB go through it into Spark, and as many out."""
-    with open_proxy() as cut:
-        cut.target = make_server(advertise=cut.url).port
-        streams = at(cut.url)
-        text = ["x" * 10_000] * 40
-        for first in range(0, 400, 40):
-            streams.client.put(IN, pa.table({"id": range(first, first + 40), "city": text}))
-        cut.cut_after(after)
-        assert sum(streams.run(streams.stream(), OUT)) == 400
-        assert cut.cuts == 1
-        assert landed(streams) == once(400)
+    streams, text = at(proxied.url), ["x" * 10_000] * 40
+    for first in range(0, 400, 40):
+        streams.client.put(IN, pa.table({"id": range(first, first + 40), "city": text}))
+    proxied.cut_after(after)
+    assert sum(streams.run(streams.stream(), OUT)) == 400
+    assert proxied.cuts == 1
+    assert streams.landed(OUT) == once(400)
 
 
 # --- Spark's processes ------------------------------------------------------------------------
@@ -238,7 +223,7 @@ def test_killed_python_workers_cost_a_stream_no_rows(streams: Streams, marks: Ma
     assert streams.run(frame, OUT) == [400]
     assert marks.seen(f"{step}-0")
     assert marks.seen(f"{step}-1")
-    assert landed(streams) == once(400)
+    assert streams.landed(OUT) == once(400)
     assert len(streams.client.list("write/")) == 0
 
 
@@ -254,4 +239,4 @@ def test_a_query_starts_again_after_its_source_is_killed(streams: Streams) -> No
     with pytest.raises(Exception, match="STREAM_FAILED"):
         ended(query)
     streams.run(streams.stream(), OUT)
-    assert landed(streams) == once(20)
+    assert streams.landed(OUT) == once(20)

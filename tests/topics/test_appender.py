@@ -15,15 +15,13 @@ import pytest
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, Unavailable, WriteEnded
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from penstock.ledger.attempts import Attempt
 from penstock.queue.topics import append, keys
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.store.database import Unsettled
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import Crash, crash_at, varied
-from tests.kit.server import ANY_PORT, named_parts, process_server
+from tests.kit.server import named_parts, process_server, served
 from tests.kit.topics import TOPIC, Reach, small_put
 from tests.kit.wait import eventually, files
 from tests.kit.wire import TRIPS, at, ids, new_attempt, put, trips
@@ -318,7 +316,7 @@ def test_a_kill_at_a_step_of_an_append_keeps_answered_rows(tmp_path: Path, step:
             put(bare, killed, [trips(3, 4)])
         assert server.process.wait(20) == -9, "the server never came to the step"
 
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with served(data) as restarted, flight.connect(restarted.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert ids(bare, TOPIC) == ([1, 2, 3, 4] if is_there else [1, 2])
         put(bare, killed, [trips(3, 4)])
@@ -342,7 +340,7 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path: Path, kills: int) ->
             server.kill()
             for client in clients:
                 client.result(30)
-        with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+        with served(data) as restarted, flight.connect(restarted.url) as bare:
             eventually(
                 lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part"
             )

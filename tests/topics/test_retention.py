@@ -20,8 +20,6 @@ import pytest
 from penstock import steps
 from penstock.client.client import Client
 from penstock.errors import Lost, NotFound, StoreFull
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import ledger
 from penstock.ledger.sweep import TEND_EVERY
@@ -33,7 +31,7 @@ from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
 from tests.kit.faults import Crash, crash_at, varied
-from tests.kit.server import ANY_PORT, named_parts, process_server
+from tests.kit.server import named_parts, process_server, served
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
 from tests.kit.wire import TRIPS, at, fetch, ids, info, new_attempt, put, read, trips
@@ -468,7 +466,7 @@ def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> No
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown", "sweep.deleted"])
 def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> None:
     data, kept = tmp_path / "d", Path(tmp_path / "kept")
-    with serving(ServerConfig(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(kept) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         before = read(bare, TOPIC, columns=["id", "city", "_shard", "_offset", "_time"])
@@ -488,7 +486,7 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
                 put(bare, at("store/wakes", attempt=new_attempt(), mode="append"), [trips(1)])
         assert killed.process.wait(20) == -9
 
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with served(data) as restarted, flight.connect(restarted.url) as bare:
         eventually(lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
         eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="the parts are compacted")
@@ -504,7 +502,7 @@ def parts_of(data: Path) -> list[str]:
 
 
 def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
-    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(tmp_path / "d") as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         requests: list[dict[str, Any]] = [
@@ -528,7 +526,7 @@ def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
 
 
 def test_a_filter_by_time_sees_each_rows_own_time(tmp_path: Path) -> None:
-    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(tmp_path / "d") as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number)])
         times = read(bare, TOPIC, columns=["_time"])["_time"].cast(pa.int64()).to_pylist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ from tests.kit.clock import Clock
 from tests.kit.wire import TRIPS, trips
 
 TOPIC = "topic/x"
+SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A folder in memory, where an fsync costs nothing."""
 
 
 def small_put(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import threading
@@ -19,18 +18,11 @@ import pytest
 
 from tests.kit.server import named_parts, process_server, served
 from tests.kit.wait import eventually, files
-from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
+from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips, wide_trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
 BEFORE = {"store/kept": [1, 2, 3], "store/there": [7, 8]}
-PADDING = 1 << 20
-
-
-def wide(*numbers: int) -> list[pa.RecordBatch]:
-    """Return rows of 1 MiB each: a dozen of them make two parts."""
-    schema = pa.schema([("id", pa.int64()), ("city", pa.string())])
-    return [pa.RecordBatch.from_pydict({"id": [n], "city": [os.urandom(PADDING // 2).hex()]}, schema) for n in numbers]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +58,7 @@ def rows_by_path(client: flight.FlightClient) -> dict[str, list[int]]:
 
 
 def new(client: flight.FlightClient) -> None:
-    put(client, at("store/new"), wide(*range(20, 32)))
+    put(client, at("store/new"), wide_trips(*range(20, 32)))
 
 
 def append(client: flight.FlightClient) -> None:

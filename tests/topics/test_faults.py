@@ -6,12 +6,10 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
@@ -19,22 +17,16 @@ from penstock.client.client import connect
 from penstock.errors import Lost
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
-from tests.kit.faults import failing_server, files_at_most
+from tests.kit.faults import Damage, blank, cut, failing_server, files_at_most, flip, lengthen
 from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.topics import Reach
 from tests.kit.wait import eventually, files
-from tests.kit.wire import TRIPS, at, ids, new_attempt, put, read, refused, trips
+from tests.kit.wire import at, ids, new_attempt, put, read, refused, trips, wide_trips
 
 pytestmark = pytest.mark.faults
 
 TOPIC = "topic/x"
 MIB = 1 << 20
-
-
-def large(first: int, rows: int) -> list[pa.RecordBatch]:
-    """Return rows of 1 MiB each: a dozen make two parts."""
-    text = os.urandom(MIB // 2).hex()
-    return [pa.RecordBatch.from_pydict({"id": [n], "city": [text]}, TRIPS) for n in range(first, first + rows)]
 
 
 def assert_rows(server: ProcessServer, bare: flight.FlightClient, *expected: int) -> None:
@@ -61,14 +53,14 @@ def test_an_append_to_a_failing_disk_takes_no_offset(tmp_path: Path, system_call
     with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
         put(bare, at(TOPIC), [trips(0, 1)])
         flag.touch()
-        for descriptor, rows in ((run, [trips(2)]), (at(TOPIC), large(90, 12)), (run, [trips(2)])):
+        for descriptor, rows in ((run, [trips(2)]), (at(TOPIC), wide_trips(*range(90, 102))), (run, [trips(2)])):
             with refused("full" if "room" in words else "unavailable", words):
                 put(bare, descriptor, rows)
         assert ids(bare, TOPIC) == [0, 1]
         flag.unlink()
 
         put(bare, run, [trips(2)])
-        put(bare, at(TOPIC), large(3, 12))
+        put(bare, at(TOPIC), wide_trips(*range(3, 15)))
         put(bare, run, [trips(2)])
         assert_rows(server, bare, *range(15))
 
@@ -80,9 +72,9 @@ def test_rows_are_refused_while_the_disk_has_no_room(tmp_path: Path) -> None:
         with files_at_most(server, 3 * MIB):
             for _ in range(3):
                 with refused("full", "no room on the disk"):
-                    put(bare, at(TOPIC), large(90, 12))
+                    put(bare, at(TOPIC), wide_trips(*range(90, 102)))
             put(bare, at(TOPIC), [trips(1)])
-        put(bare, at(TOPIC), large(2, 12))
+        put(bare, at(TOPIC), wide_trips(*range(2, 14)))
         assert_rows(server, bare, *range(14))
 
 
@@ -181,31 +173,9 @@ def test_a_stopped_server_resumes_every_put_and_follower(tmp_path: Path) -> None
 PUTS = [(0, 1, 2), (3,), (4, 5, 6, 7), (8, 9), (10,), (11, 12, 13)]
 
 
-def flip(raw: bytes, dice: random.Random) -> bytes:
-    changed = bytearray(raw)
-    changed[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
-    return bytes(changed)
-
-
-def cut(raw: bytes, dice: random.Random) -> bytes:
-    return raw[: dice.randrange(len(raw))]
-
-
-def blank(raw: bytes, dice: random.Random) -> bytes:
-    """Blank a sector, as if it had never been written."""
-    start = dice.randrange(len(raw))
-    return raw[:start] + bytes(min(512, len(raw) - start)) + raw[start + 512 :]
-
-
-def longer(raw: bytes, dice: random.Random) -> bytes:
-    return raw + dice.randbytes(dice.randrange(1, 100))
-
-
-@pytest.mark.parametrize("damage", [flip, cut, blank, longer])
+@pytest.mark.parametrize("damage", [flip, cut, blank, lengthen])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_damaged_segment_costs_only_its_own_rows(
-    reach: Reach, seed: int, damage: Callable[[bytes, random.Random], bytes]
-) -> None:
+def test_a_damaged_segment_costs_only_its_own_rows(reach: Reach, seed: int, damage: Damage) -> None:
     """Reads of them name the segment, before and after a restart; others succeed, and new rows are taken."""
     dice = random.Random(f"{seed} {damage.__name__}")
     for numbers in PUTS:

@@ -14,14 +14,6 @@ from tests.kit.ledger import OTHER, PATH, SCHEMA, finish_write, make_attempt, pa
 # --- open, record, finish --------------------------------------------------------------------
 
 
-def test_nothing_is_visible_before_finish(ledger: Ledger) -> None:
-    write = ledger.open_write(PATH)
-    ledger.record(write.id, make_attempt(5))
-    assert visible_parts(ledger) == []
-    assert ledger.datasets("store/") == []
-    assert ledger.summary(write.id).state == "open"
-
-
 def test_finish_shows_the_listed_attempts_in_their_order(ledger: Ledger) -> None:
     """It shows no other attempt, and counts theirs alone."""
     write = ledger.open_write(PATH)
@@ -97,17 +89,6 @@ def test_a_repeated_finish_gets_the_first_answer(ledger: Ledger) -> None:
         with pytest.raises(WriteEnded, match="finished with another list"):
             ledger.finish(write, other)
     assert visible_parts(ledger) == part_names(one, two)
-
-
-def test_attempts_that_are_not_listed_are_retired_at_once(ledger: Ledger) -> None:
-    write, one, two = ledger.open_write(PATH).id, make_attempt(5), make_attempt(6, 7)
-    ledger.record(write, one)
-    ledger.record(write, two)
-    assert ledger.freeable() == []
-    ledger.finish(write, [one.id])
-    assert sorted(ledger.freeable()) == sorted(part_names(two))
-    ledger.forget(ledger.freeable())
-    assert ledger.part_names() == part_names(one)
 
 
 def test_a_write_that_has_ended_records_nothing(ledger: Ledger) -> None:

@@ -76,6 +76,7 @@ def test_puts_that_wait_form_one_group(reach: Reach, monkeypatch: pytest.MonkeyP
 
 
 def test_a_group_ends_at_its_size_limit(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts that wait at close are committed, too."""
     monkeypatch.setattr(append, "GROUP_BYTES", 3 * small_put(1).bytes)
     appender = Appender(reach.ledger, reach.store)
     for number in range(7):
@@ -85,15 +86,6 @@ def test_a_group_ends_at_its_size_limit(reach: Reach, monkeypatch: pytest.Monkey
 
     assert reach.ids() == list(range(7))
     assert len(reach.parts()) == 3
-
-
-def test_close_commits_the_puts_that_wait(reach: Reach) -> None:
-    appender = Appender(reach.ledger, reach.store)
-    for number in range(5):
-        appender._waiting.put(small_put(number))
-    appender.start()
-    appender.close()
-    assert reach.ids() == list(range(5))
     Appender(reach.ledger, reach.store).close()  # one that was never started closes, too
 
 

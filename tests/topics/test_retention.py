@@ -30,7 +30,7 @@ from penstock.queue.topics.retention import retain
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
-from tests.kit.faults import Crash, crash_at, varied
+from tests.kit.faults import varied
 from tests.kit.server import named_parts, process_server, served
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
@@ -170,19 +170,6 @@ def test_rows_stay_until_a_live_consumer_has_committed_them(reach: Reach, option
     assert reach.ids() == [8, 9]
 
 
-def test_the_slowest_consumer_of_each_shard_counts(reach: Reach) -> None:
-    reach.create(shards=2)
-    for number in range(4):
-        for shard in (0, 1):
-            reach.put(number, attempt=attempt_for(shard))
-    consumers = Consumers(reach.ledger, reach.topics)
-    for name, position in {"a": {0: 1, 1: 4}, "b": {0: 3, 1: 2}, "c": {0: 4, 1: 4}}.items():
-        consumers.attach(reach.topic(), name, "session", initial={}, position=position)
-    reach.clock.advance(30 * HOUR)
-    retain(reach.ledger)
-    assert reach.topic().earliest() == {0: 1, 1: 2}
-
-
 # --- lost with a server's memory -------------------------------------------------------------
 
 
@@ -283,17 +270,6 @@ def test_compaction_keeps_the_same_rows_in_order(reach: Reach) -> None:
     topic = reach.topic()
     assert (topic.rows, topic.part_count, topic.latest()) == (len(before), 1, {0: len(before)})
     assert topic.schema.equals(TRIPS, check_metadata=True)
-
-
-def test_compacted_parts_are_compacted_again_with_new_ones(reach: Reach) -> None:
-    compactor = Compactor(reach.ledger, reach.store)
-    put_parts(reach, 16)
-    compactor.compact()
-    put_parts(reach, 15, start=16)
-    before = reach.read()
-    assert compactor.compact() == 16
-    assert reach.read() == before
-    assert len(reach.parts()) == 1
 
 
 def test_few_parts_stay_as_they_are(reach: Reach) -> None:
@@ -443,22 +419,6 @@ def test_compaction_opens_a_bounded_number_of_parts(reach: Reach, monkeypatch: p
     assert Compactor(reach.ledger, reach.store).compact() == 40
     assert reach.topic().part_count == 12
     assert reach.read() == before
-
-
-@pytest.mark.parametrize("step", ["compact.durable", "compact.shown"])
-def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> None:
-    put_parts(reach, 20)
-    before, parts = reach.read(), reach.parts()
-    with (
-        mock.patch.object(steps, "passed", crash_at(step)),
-        mock.patch.object(type(reach.store), "discard"),  # a dead process cleans nothing up
-        pytest.raises(Crash),
-    ):
-        Compactor(reach.ledger, reach.store).compact()
-    assert len(reach.kept()) == 21
-    reach.restart()
-    assert (reach.read(), reach.parts()) == (before, parts)
-    assert reach.kept() == set(parts)
 
 
 @pytest.mark.process

@@ -316,19 +316,6 @@ def test_a_time_has_the_shard_of_its_number(kind: pa.DataType) -> None:
     assert shards_of(keyed(numbers.cast(kind).dictionary_encode())) == shards_of(keyed(numbers))
 
 
-def test_without_a_key_a_put_keeps_its_order_in_one_shard(bare: flight.FlightClient) -> None:
-    create(bare, shards=4)
-    for number in range(40):
-        put(bare, at(TOPIC, attempt=new_attempt()), [trips(number, number + 100), trips(number + 200)])
-    by_shard: dict[int, list[int]] = {}
-    for row in read(bare, TOPIC, columns=["id", "_shard"]).to_pylist():
-        by_shard.setdefault(row["_shard"], []).append(row["id"])
-    for numbers in by_shard.values():
-        assert [number % 100 for number in numbers[::3]] == sorted(number % 100 for number in numbers[::3])
-        assert all(numbers[at_ : at_ + 3] == [n := numbers[at_], n + 100, n + 200] for at_ in range(0, len(numbers), 3))
-    assert len(by_shard) > 1
-
-
 # --- the schema ------------------------------------------------------------------------------
 
 

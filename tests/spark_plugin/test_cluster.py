@@ -14,7 +14,7 @@ import pytest
 
 from penstock.client.client import connect
 from penstock.flight_server.local import LocalDoor
-from tests.kit.programs.batch_driver import ROWS
+from tests.kit.programs.driver import ROWS
 from tests.kit.server import Puts, leftover_files, served, watch_puts
 from tests.kit.spark import driver_reports, end_driver, expected_rows, server_paths, start_driver, stored_rows
 from tests.kit.spark_faults import Marks

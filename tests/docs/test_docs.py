@@ -200,7 +200,7 @@ def test_every_promise_names_existing_tests_and_bugs() -> None:
 
 @pytest.mark.process
 def test_every_planted_bug_is_looked_for_by_some_test() -> None:
-    """A name that no test has any more would select none, and find nothing. One collection for all, as it takes long."""
+    """A name that no test has any more would select none, and find nothing."""
     pytest.importorskip("pyspark.sql.datasource", reason="without Spark its tests are not collected")
     bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}
     files = {argument.partition("::")[0] for tests in bugs.values() for argument in tests if ".py" in argument}

@@ -108,10 +108,6 @@ class TestHowMuchABatchHas:
         assert all(size == rows for size in sizes[:-1])
         assert 1 <= sizes[-1] <= rows
 
-    def test_both_shards_go_on_together(self, topic: Reading) -> None:
-        query = topic.query(max_rows=6)
-        assert query.latest(query.initial()).position == {0: 4, 1: 2}
-
     def test_bytes_are_a_limit_too_but_a_row_is_always_taken(self, topic: Reading) -> None:
         size = call(topic.bare, "describe", path=X)["bytes"]
         third = topic.query(max_bytes=size // 3)
@@ -227,12 +223,6 @@ class TestWhatIsDone:
         assert topic.position() == end.position
         restarted.latest()
         assert topic.position() == further.position
-
-    def test_a_repeated_batch_isnt_done(self, topic: Reading) -> None:
-        _, start, end = topic.begun(max_rows=6)
-        restarted = topic.query()
-        assert restarted.planned(again(start), again(end)) == (start, end)
-        assert topic.position() == start.position
 
     def test_a_batch_that_is_planned_twice_is_one_batch(self, topic: Reading) -> None:
         """As of a union of a stream with itself: Spark scans the one source twice."""
@@ -350,11 +340,6 @@ class TestAsyncProgressTracking:
         restarted.planned(offsets[2], offsets[3])
         restarted.latest(offsets[3])
         assert topic.position() == offsets[1].position
-
-    def test_an_ordinary_query_is_believed_for_as_long_as_it_runs(self, topic: Reading) -> None:
-        query = topic.query(max_rows=2)
-        sizes_of(query, query.initial())
-        assert topic.position() == {0: 10, 1: 5}
 
 
 class TestTwoQueriesOnOneCheckpoint:

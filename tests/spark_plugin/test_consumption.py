@@ -381,9 +381,7 @@ class TestTwoQueriesOnOneCheckpoint:
 
     def test_a_batch_between_two_consumers_is_refused_with_the_cure(self, topic: Reading) -> None:
         """4.0 and 4.1 with their wrapper for AvailableNow ask for the end first, and get one of a new consumer."""
-        query = topic.query(max_rows=3)
-        place = query.latest(query.initial())
-        query.planned(query.initial(), place)
+        query, _, place = topic.begun(max_rows=3)
         restarted = topic.query()
         end = restarted.latest()
         with pytest.raises(InvalidRequest, match=r"triggerAvailableNowWrapper\.enabled to false"):
@@ -446,10 +444,7 @@ class TestRowsThatAreGone:
     @pytest.fixture
     def purged(self, topic: Reading) -> StreamOffset:
         """A query was to read shard 0 from 2 on and shard 1 from 1 on; of them 10 and 5 rows are gone, and 3 came."""
-        query = topic.query(max_rows=3)
-        start = query.initial()
-        place = query.latest(start)
-        query.planned(start, place)
+        query, _, place = topic.begun(max_rows=3)
         query.committed(place)
         topic.purge()
         topic.put(0, 3)
@@ -502,9 +497,7 @@ class TestATopicThatWasMadeAgain:
     @pytest.fixture
     def old(self, topic: Reading) -> StreamOffset:
         """A place in the topic that was. Now it has one shard, and six rows."""
-        query = topic.query(max_rows=3)
-        place = query.latest(query.initial())
-        query.planned(query.initial(), place)
+        query, _, place = topic.begun(max_rows=3)
         query.committed(place)
         topic.client.delete(X)
         topic.create(shards=1)
@@ -574,9 +567,7 @@ class TestAConsumerThatIsAway:
     def test_it_expires_loudly_holds_nothing_and_comes_back(
         self, topic: Reading, caplog: pytest.LogCaptureFixture
     ) -> None:
-        query = topic.query(max_rows=3)
-        place = query.latest(query.initial())
-        query.planned(query.initial(), place)
+        query, _, place = topic.begun(max_rows=3)
         query.committed(place)
         topic.later(7 * DAY - 60)
         assert topic.desk.expire() == []

@@ -381,7 +381,7 @@ class TestTwoQueriesOnOneCheckpoint:
 
     def test_a_batch_between_two_consumers_is_refused_with_the_cure(self, topic: Reading) -> None:
         """4.0 and 4.1 with their wrapper for AvailableNow ask for the end first, and get one of a new consumer."""
-        query, _, place = topic.begun(max_rows=3)
+        _, _, place = topic.begun(max_rows=3)
         restarted = topic.query()
         end = restarted.latest()
         with pytest.raises(InvalidRequest, match=r"triggerAvailableNowWrapper\.enabled to false"):

@@ -179,8 +179,8 @@ def main() -> None:
         for script in (SPARK, STREAM):
             if code := subprocess.run([sys.executable, script], check=False).returncode:
                 raise SystemExit(code)
-        if code := server.end(signal.SIGTERM):
-            raise SystemExit(f"the server ended with {code}: {(folder / 'log').read_text()}")
+        if ended := server.end(signal.SIGTERM):
+            raise SystemExit(f"the server ended with {ended}: {(folder / 'log').read_text()}")
     finally:
         server.end(signal.SIGKILL)
         out.unlink(missing_ok=True)

@@ -210,7 +210,7 @@ def test_every_planted_bug_is_looked_for_by_some_test() -> None:
         places = tuple(argument for argument in tests if ".py" in argument)
         word = tests[-1].lower() if "-k" in tests else ""
         selected = [line for line in collected.splitlines() if line.startswith(places)]
-        assert [line for line in selected if word in line.rpartition("/")[2].lower()], f"{bug}: {tests}"
+        assert [line for line in selected if word in line.partition("::")[2].lower()], f"{bug}: {tests}"
 
 
 def test_every_planted_bug_is_found_by_its_promises_tests() -> None:

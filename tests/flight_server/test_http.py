@@ -41,7 +41,7 @@ def ask(url: str) -> tuple[int, str]:
 def metrics(door: str) -> dict[str, float]:
     """Return every sample of the page, as Prometheus reads it."""
     page: dict[str, float] = {}
-    for family in text_string_to_metric_families(ask(f"{door}/metrics")[1]):  # type: ignore[no-untyped-call]
+    for family in text_string_to_metric_families(ask(f"{door}/metrics")[1]):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
             name = f"{sample.name}{{{labels}}}" if labels else sample.name

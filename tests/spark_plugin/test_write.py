@@ -279,7 +279,7 @@ def test_progress_is_told_while_spark_works(
 
 
 @pytest.fixture
-def people(spark: SparkSession, client: Client) -> DataFrame:
+def people(spark: SparkSession, client: Client, url_variable: None) -> DataFrame:
     client.put("store/people", pa.table({"id": range(100), "name": [f"n{n % 3}" for n in range(100)]}))
     return penstock.read(spark, "store/people")
 

@@ -76,7 +76,10 @@ def read_fast(lines: Lines, schema: pa.Schema) -> pa.RecordBatch | None:
         fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
         [batch] = _read(lines.text, pa.schema(fields)).to_batches()
         batch.validate(full=True)  # the reader takes any bytes for text
-        columns = [_converted(column, field.type) for field, column in zip(schema, batch.columns, strict=True)]
+        columns = [
+            column.cast(kind) if types.is_nested(column.type) else column_of(column, kind)
+            for kind, column in zip(schema.types, batch.columns, strict=True)
+        ]
     except (pa.ArrowException, ValueError, Misfit):
         return None
     if batch.num_rows != len(re.findall(rb"^.*\S", lines.text, re.MULTILINE)):  # two objects on a line are two rows
@@ -99,10 +102,6 @@ def _is_exact(kind: pa.DataType) -> bool:
         return all(_is_exact(field.type) for field in kind)
     number = types.is_integer(kind) or types.is_decimal(kind) or kind == pa.float64()
     return bool(number or types.is_boolean(kind) or kind == pa.string())
-
-
-def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column.cast(kind) if types.is_nested(column.type) else column_of(column, kind)
 
 
 def _times_as_text(kind: pa.DataType) -> pa.DataType:

@@ -104,14 +104,6 @@ def _decimal(value: Decimal) -> str | None:
     return format(value, "f") if value.is_finite() and len(value.as_tuple().digits) < 28 else None
 
 
-def _instant(value: dt.datetime) -> str | None:
-    return None if value.tzinfo is None else _quoted(value.astimezone(dt.UTC).isoformat(" "))
-
-
-def _wall_clock(value: dt.datetime) -> str | None:
-    return _quoted(value.isoformat(" ")) if value.tzinfo is None else None
-
-
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
@@ -125,7 +117,7 @@ _LITERALS: dict[str, tuple[type, Render]] = {
     "string": (str, _quoted),  # one with a collation has it in its name
     "binary": (bytes, lambda value: f"x'{value.hex()}'"),
     "date": (dt.date, lambda value: _quoted(value.isoformat())),
-    "timestamp": (dt.datetime, _instant),
-    "timestamp_ntz": (dt.datetime, _wall_clock),
+    "timestamp": (dt.datetime, lambda value: value.tzinfo and _quoted(value.astimezone(dt.UTC).isoformat(" "))),
+    "timestamp_ntz": (dt.datetime, lambda value: None if value.tzinfo else _quoted(value.isoformat(" "))),
 }
 """Spark's name of a type -> Python's type of its values, and a value's text."""

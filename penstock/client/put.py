@@ -188,7 +188,7 @@ def _batches_to_put(
     return schema or first.schema, batches  # type: ignore[union-attr]  # one of them is there
 
 
-def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
+def _table_of(rows: Sequence[Any], schema: pa.Schema | None) -> pa.Table:
     """Return rows as a table, a column that a row lacks as null. Without a schema the types are those of the values."""
     others = [row for row in rows if not isinstance(row, Mapping)]
     if others:

@@ -71,13 +71,6 @@ def test_times_of_csv_keep_their_zone(tmp_path: Path, values: list[str], kind: p
         assert hours == [20, None, 19] * 2
 
 
-def test_a_later_row_of_csv_that_is_no_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.cli.readers._BLOCK", 60)
-    file = text_file(tmp_path, "at", *["2026-11-18T20:00:00Z"] * 9, "soon", name="a.csv")
-    with pytest.raises(InvalidRequest, match=r"a\.csv: row 10: at of .* is timestamp\[us, tz=UTC\], got 'soon'"):
-        read(file)
-
-
 def test_csv_may_have_heads_alone(tmp_path: Path) -> None:
     assert read(text_file(tmp_path, "n,at", name="a.csv")).schema.names == ["n", "at"]
 

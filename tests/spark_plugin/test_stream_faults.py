@@ -1,4 +1,4 @@
-"""Spark's Python workers are killed while a query runs: each row lands, once. Other faults: tests/chaos."""
+"""Spark's Python workers are killed while a query runs, its server is away: each row lands, once. See tests/chaos."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.client.client import connect
+from tests.kit.server import process_server
 from tests.kit.spark_faults import Batches, FaultyTask, Marks, Once, parent_of
 from tests.kit.streams import Streams
+from tests.kit.wait import eventually
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process]
@@ -78,3 +82,22 @@ def test_killed_python_workers_cost_a_stream_no_rows(streams: Streams, marks: Ma
     assert marks.seen(f"{step}-1")
     assert streams.landed(OUT) == Counter(range(400))
     assert len(streams.client.list("write/")) == 0
+
+
+AWAY = 40
+"""Seconds: more than a call is retried for, and gRPC's own backoff would be 13 by then."""
+
+
+def test_a_query_outlives_its_server_and_goes_on_at_once(streams: Streams, tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server:
+        away = replace(streams, client=connect(server.url, retry_for=120))
+        away.put(0, 10)
+        query = away.start(away.stream(url=server.url), OUT, now=False, url=server.url)
+        eventually(lambda: away.client.list(), within=120, what="rows land")
+        server.kill()
+    time.sleep(AWAY)
+    assert query.isActive, query.exception()
+    with process_server(tmp_path / "d", listen=server.url):
+        away.put(10, 10)
+        eventually(lambda: away.landed(OUT) == Counter(range(20)), within=10, what="all rows land")
+        query.stop()

@@ -93,7 +93,7 @@ def test_a_query_outlives_its_server_and_goes_on_at_once(streams: Streams, tmp_p
         away = replace(streams, client=connect(server.url, retry_for=120))
         away.put(0, 10)
         query = away.start(away.stream(url=server.url), OUT, now=False, url=server.url)
-        eventually(lambda: away.client.list(), within=120, what="rows land")
+        eventually(away.client.list, within=120, what="rows land")
         server.kill()
     time.sleep(AWAY)
     assert query.isActive, query.exception()

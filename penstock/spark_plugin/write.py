@@ -149,7 +149,7 @@ class DoPut:
         return f"penstock.do_put({self.path!r}): write/{self.write}, {'finished' if self.finished else 'open'}"
 
 
-def do_put(
+def do_put(  # noqa: PLR0913  # the options of a write and of a connection
     path: str,
     *,
     mode: Mode = "error",
@@ -158,6 +158,8 @@ def do_put(
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> DoPut:
     """Open a write whose attempts Spark's tasks make: `put.finish(df.mapInArrow(put, put.schema).collect())`.
 
@@ -165,10 +167,10 @@ def do_put(
     task runs. A `run` such as `(query, batch)` is written once: in foreachBatch a batch that is repeated adds nothing.
     """
     arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
-    return DoPut(clients.connect(url, token=token, ca=ca), path, mode, run, arrow)
+    return DoPut(clients.connect(url, token=token, ca=ca, cert=cert, key=key), path, mode, run, arrow)
 
 
-def write(
+def write(  # noqa: PLR0913  # as `do_put`
     df: DataFrame,
     path: str,
     *,
@@ -178,13 +180,15 @@ def write(
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
     Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
     """
     _check_frame(df)
-    with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca) as put:
+    with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca, cert=cert, key=key) as put:
         if put.finished is None:
             with show_progress(path, put.progress, wanted=progress):
                 put.finish(df.mapInArrow(put, put.schema))

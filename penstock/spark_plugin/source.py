@@ -37,7 +37,7 @@ except ImportError as missing:
     import importlib.util
 
     if importlib.util.find_spec("pyspark") is None:
-        raise ImportError("penstock.DataSource needs Spark: pip install 'penstock[spark]'") from missing
+        raise ImportError("penstock.DataSource needs Spark: pip install 'penstock-flight[spark]'") from missing
     import pyspark
 
     raise ImportError(

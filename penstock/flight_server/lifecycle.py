@@ -10,7 +10,6 @@ import logging
 import os
 import resource
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -131,7 +130,7 @@ def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor |
             stop = _stop_signal()
             _announce(config, server, http)
             on_listening(server, http)
-            select.select([stop], [], [])
+            os.read(stop, 1)
             log.info("draining: %d calls are open, they have %g s", server.state.streams.open_streams, config.drain)
         finally:
             left = server.close(config.drain)
@@ -145,7 +144,7 @@ def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor |
 
 
 def _stop_signal() -> int:
-    """Return a descriptor that becomes readable at SIGTERM or SIGINT, whichever thread the signal is delivered to."""
+    """Return a pipe that can be read from at SIGTERM or SIGINT, whichever thread the signal is delivered to."""
     stop, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)

@@ -38,7 +38,8 @@ class ConnectSettings:
 
     def with_texts(self) -> ConnectSettings:
         """Return these settings with certificates and key as text, as their files needn't be on another host."""
-        return replace(self, **{name: text.decode() for name, text in self.read_pems().items()})
+        texts = {name: pem.decode() for name, pem in self.read_pems().items()}
+        return replace(self, ca=texts.get("ca"), cert=texts.get("cert"), key=texts.get("key"))
 
     def read_pems(self) -> dict[str, bytes]:
         """Return the text of those of `ca`, `cert` and `key` that are set."""

@@ -112,7 +112,7 @@ def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor |
     drain, and a start may be cut anywhere.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    faulthandler.enable()  # if native code fails, the log has the Python functions that called it
+    faulthandler.enable(all_threads=False)  # if native code fails, the log has the Python functions that called it
     config.check()
     if config.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -54,6 +54,6 @@ def test_tasks_get_certificate_and_key_as_text(mutual: str, certificates: Certif
     for file in (certificates.ca, certificates.cert, certificates.key):
         file.unlink()
     with Client(settings) as client:
-        assert client.list() == []
+        assert len(client.list()) == 0
     assert "PRIVATE KEY" in settings.key
     assert "PRIVATE KEY" not in repr(settings)

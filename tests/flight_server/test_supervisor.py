@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 from urllib.request import urlopen
@@ -103,7 +103,7 @@ def test_kills_under_load_lose_nothing(tmp_path: Path) -> None:
 
 def test_one_large_message_loses_nothing(tmp_path: Path) -> None:
     """pyarrow takes it whole, from whom it may be, before a handler could refuse it."""
-    with served(tmp_path, "--memory-limit", "600MB") as running, flight.connect(running.url) as stranger:
+    with served(tmp_path, "--memory-limit", "1GiB") as running, flight.connect(running.url) as stranger:
         with connect(running.url, retry_for=LIMIT) as client:
             client.put("store/a", pa.table({"x": [1, 2]}))
             action = flight.Action("health", b" " * (400 << 20))
@@ -231,20 +231,16 @@ def test_the_supervisor_is_small_and_has_no_pyarrow(tmp_path: Path) -> None:
 def test_a_start_waits_for_the_folder_and_the_port(tmp_path: Path) -> None:
     """As after a kill -9 of another server, whose end takes a moment."""
     data, port = tmp_path / "data", free_port()
-    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", port)) as other:
+    flags = ("--listen", f"grpc://127.0.0.1:{port}", "--http", "off", "--data", str(data))
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        other = stack.enter_context(socket.create_server(("127.0.0.1", port)))
         with data_folder(ServerConfig(data=data)):
-            starting = pool.submit(lambda: serving(tmp_path / "log", "--listen", f"grpc://127.0.0.1:{port}", "--http",
-                                                   "off", "--data", str(data)).__enter__())  # fmt: skip
+            starting = pool.submit(stack.enter_context, serving(tmp_path / "log", *flags))
             time.sleep(1.5)  # it starts in less
             assert not starting.done()
         eventually(lambda: (data / "lock").read_text() not in ("", str(os.getpid())), what="it has the folder")
         time.sleep(0.3)
         assert not starting.done()
         other.close()
-        running = starting.result(LIMIT)
-        try:
-            with flight.connect(running.url) as bare:
-                assert list_paths(bare) == []
-        finally:
-            running.process.kill()
-            running.process.wait(LIMIT)
+        with flight.connect(starting.result(LIMIT).url) as bare:
+            assert list_paths(bare) == []

@@ -26,7 +26,7 @@ class Certificates:
         return {"listen": "grpc+tls://127.0.0.1:0", "tls_cert": self.server_cert, "tls_key": self.server_key}
 
     @property
-    def of_client(self) -> dict[str, str]:
+    def of_client(self) -> dict[str, Any]:
         """Return the arguments of `connect`."""
         return {"ca": str(self.ca), "cert": str(self.cert), "key": str(self.key)}
 

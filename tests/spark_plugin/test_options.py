@@ -47,7 +47,7 @@ def test_whatever_case_spark_hands_over_is_one_name() -> None:
         ("txnAppId", "did you mean 'run'"),
         (
             "zzz",
-            "there are path, url, token, ca, retry_for, columns, filter, pushdown, startingOffsets, endingOffsets$",
+            "there are path, url, token, ca, cert, key, retry_for, columns, filter, pushdown, startingOffsets, endingOffsets$",
         ),
     ],
 )

@@ -63,7 +63,6 @@ def _read_pem(setting: str, value: str) -> bytes:
         with open(value, "rb") as file:
             return file.read()
     except OSError as error:
+        name = repr(value) if "\n" not in value else "as text"  # which may be a key
         what = "a private key" if setting == "key" else "certificates"
-        raise InvalidRequest(
-            f"{setting} {value.splitlines()[0][:80]!r}: expected a file of {what} (PEM), {error.strerror}"
-        ) from error
+        raise InvalidRequest(f"{setting} {name}: expected a file of {what} (PEM), {error.strerror}") from error

@@ -89,4 +89,4 @@ def test_what_spark_lacks_is_named_with_the_cure(tmp_path: Path, monkeypatch: py
         java.chmod(0o700)
         assert (lack or "None") in str(demo_spark.missing())
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert demo_spark.missing() == "pyspark isn't installed: pip install 'penstock[spark]'"
+    assert demo_spark.missing() == "pyspark isn't installed: pip install 'penstock-flight[spark]'"

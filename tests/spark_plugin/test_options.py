@@ -43,11 +43,7 @@ NEAREST: list[tuple[options.Use, str, str]] = [
     ("read", "fliter", "did you mean 'filter'"),
     ("read", "kafka.bootstrap.servers", "did you mean 'url'"),
     ("read", "txnAppId", "did you mean 'run'"),
-    (
-        "read",
-        "zzz",
-        "there are path, url, token, ca, retry_for, columns, filter, pushdown, startingOffsets, endingOffsets$",
-    ),
+    ("read", "zzz", "there are path, url, token, ca, cert, key, retry_for, columns, filter, pushdown, starting.*"),
     ("stream", "subscribe", "did you mean 'path'"),
     ("stream", "maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
     ("stream", "minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),

@@ -62,7 +62,7 @@ def put(
         if command.ready:
             send(READY)
         with state.watch.put(peer, command.attempt) as set_waiting:
-            yield Upload(command.attempt, reader, state.limits, set_waiting)
+            yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
 
     if command.ticket is None:
         call.check_known()

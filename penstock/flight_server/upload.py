@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest
-from penstock.flight_server.limits import ServerLimits, check_limit
+from penstock.flight_server.limits import ServerLimits, check_limit, check_schema
 from penstock.rows import schemas, slices
 from penstock.wire.put import Trailer
 
@@ -26,6 +26,8 @@ class Upload:
         reader: flight.MetadataRecordBatchReader,
         limits: ServerLimits,
         set_waiting: Callable[[bool], None],
+        *,
+        known: bool,
     ) -> None:
         self.attempt = attempt
         self._reader = reader
@@ -39,20 +41,24 @@ class Upload:
             self.schema = _reject_malformed(lambda: reader.schema)
         finally:
             self._set_waiting(False)
-        check_limit(len(self.schema), limits.columns, "columns", "columns")
-        schemas.check_names(self.schema)
+        check_schema(self.schema, limits)
+        if not known and any(schemas.has_dictionary(kind) for kind in self.schema.types):
+            raise InvalidRequest(
+                "a put by ticket alone takes no dictionary columns, as pyarrow may die of a malformed one: decode them "
+                "(pandas: .astype(str), Arrow: .dictionary_decode()), or set the server's token"
+            )
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
         """Read about 8 MiB of batches at a time, until the trailer."""
         part: list[pa.RecordBatch] = []
-        size = 0
+        size, dictionaries = 0, slices.Dictionaries()
         for batch in self._checked_batches():
             for piece in slices.sliced(batch):
                 part.append(piece)
-                size += piece.nbytes
+                size += piece.nbytes - dictionaries.repeated(piece)
                 if size >= slices.PART_BYTES:
                     yield part
-                    part, size = [], 0
+                    part, size, dictionaries = [], 0, slices.Dictionaries()
         if part:
             yield part
 

@@ -43,6 +43,13 @@ def check_names(schema: pa.Schema) -> None:
         raise InvalidRequest(f"the column {twice!r} is there more than once: rename one of them")
 
 
+def has_dictionary(kind: pa.DataType) -> bool:
+    """Return whether a type is a dictionary, or has one within."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return has_dictionary(kind.storage_type)
+    return pa.types.is_dictionary(kind) or any(has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
+
+
 def merge(own: pa.Schema, new: pa.Schema, path: str) -> pa.Schema:
     """Return the schema of a dataset after rows of schema `new` are added to it.
 

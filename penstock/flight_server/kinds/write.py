@@ -10,7 +10,7 @@ from penstock import steps
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Kind, handle
-from penstock.flight_server.limits import check_limit
+from penstock.flight_server.limits import check_schema
 from penstock.flight_server.tickets import WriteTicket
 from penstock.rows import schemas
 from penstock.wire import actions as wire
@@ -52,8 +52,7 @@ class WriteKind(Kind):
         kind, path = state.locate(request.path)
         schema = None if request.schema is None else schemas.decode(request.schema)
         if schema is not None:
-            check_limit(len(schema), state.limits.columns, "columns", "columns")
-            schemas.check_names(schema)
+            check_schema(schema, state.limits)
         write = kind.open(path, request.mode, request.run, schema)
         ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)

@@ -65,6 +65,8 @@ def _size(text: str) -> int:
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
+@click.option("--http-tls", is_flag=True, help="Serve --http with the same certificate.")
+@click.option("--http-token-file", type=_FILE, help="File with the token that shows names in /metrics; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True, help="The log goes to stderr.")

@@ -18,6 +18,7 @@ from penstock.flight_server.selection import with_meta
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
 from penstock.rows import schemas, slices
+from penstock.rows.casting import cast, reinterpret
 from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
 
@@ -97,7 +98,10 @@ class _Cut:
     def _column(self, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         index = batch.schema.get_field_index(field.name)
         if index >= 0:
-            return batch.column(index)
+            column = batch.column(index)
+            if column.type.equals(field.type):
+                return column
+            return reinterpret(cast(column, field.type, field.name), field.type)  # a struct has more fields by now
         if field.name == "_offset" and self.offset is not None:
             start = self.offset + row - self.skip
             return pa.arange(start, start + batch.num_rows)  # type: ignore[attr-defined]  # the stubs lack it

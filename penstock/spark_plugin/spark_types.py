@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.rows.casting import child_fields, same_layout
 from penstock.spark_plugin.worker import types
-from penstock.spark_plugin.worker.casting import child_fields, same_layout
 from penstock.text import suggest
 
 if TYPE_CHECKING:

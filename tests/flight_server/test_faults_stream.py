@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,28 @@ import pytest
 
 from tests.kit.faults import ROWS, framed, mutated, varied
 from tests.kit.raw_flight import RawFlight, flight_data, ipc_messages
-from tests.kit.server import ProcessServer, process_server
+from tests.kit.server import TOKEN, ProcessServer, process_server, token_file
 from tests.kit.wait import eventually, files, peak_memory, threads
-from tests.kit.wire import TRIPS, at, call, ids, list_paths, put, read, refused, trailer, trips
+from tests.kit.wire import (
+    TRIPS,
+    at,
+    attempt_of,
+    call,
+    ids,
+    list_paths,
+    new_attempt,
+    put,
+    read,
+    refused,
+    trailer,
+    trips,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
 MUTATIONS = 2_000
 MIB = 1 << 20
+KNOWN = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
 
 
 HASTY = """
@@ -104,6 +119,39 @@ def test_a_dictionary_before_a_message_without_header_is_refused(victim: Process
         headerless = flight_data(metadata=trailer(0, 0))
         assert not raw.put([flight_data(*schema, path=["store", "x"]), flight_data(*dictionary), headerless]).accepted
     assert_unharmed(victim)
+
+
+_TRAILER = flight_data(metadata=trailer(0, 0))
+FORMS: dict[str, Callable[[bytes, bytes, bytes], list[bytes]]] = {
+    "the trailer behind a dictionary": lambda schema, dictionary, batch: [schema, dictionary, _TRAILER],
+    "an empty message behind a dictionary": lambda schema, dictionary, batch: [schema, dictionary, flight_data()],
+    "a body without a header": lambda schema, dictionary, batch: [schema, dictionary, flight_data(body=b"x" * 64)],
+    "a dictionary alone": lambda schema, dictionary, batch: [schema, dictionary],
+    "the trailer behind the schema": lambda schema, dictionary, batch: [schema, _TRAILER],
+    "a batch before its dictionary": lambda schema, dictionary, batch: [schema, batch, dictionary, _TRAILER],
+    "Java's order": lambda schema, dictionary, batch: [schema, dictionary, dictionary, batch, _TRAILER],
+    "a trailer between": lambda schema, dictionary, batch: [schema, _TRAILER, dictionary, batch],
+}
+"""Streams with a dictionary as clients send them, and as they break; the trailer is a message of its own, as it is."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_ticket_alone_can_t_end_the_server_by_a_dictionary(tmp_path: Path, form: str) -> None:
+    """pyarrow 26 dies of some of these before Python sees them; without the token none of them is read."""
+    table = pa.table({"word": pa.array(["a", "b"]).dictionary_encode()})
+    (schema, _), *rest = ipc_messages(table, None)
+    token = token_file(tmp_path)
+    with process_server(tmp_path / "d", token_file=str(token)) as server, flight.connect(server.url) as bare:
+        opened = call(bare, "write.open", KNOWN, path="store/x")
+        command = json.dumps({"v": 1, "ticket": opened["ticket"], "attempt": new_attempt()}).encode()
+        messages = FORMS[form](flight_data(schema, command=command), *(flight_data(*each) for each in rest))
+        with RawFlight(server.url) as raw:
+            assert not raw.put(messages).accepted
+        with refused("invalid", "takes no dictionary columns", "set the server's token"):
+            put(bare, attempt_of(opened["ticket"], new_attempt()), table.to_batches())
+        put(bare, attempt_of(opened["ticket"], whole := new_attempt()), table.to_batches(), options=KNOWN)
+        assert call(bare, "write.finish", ticket=opened["ticket"], attempts=[whole])["rows"] == 2
+        assert server.process.poll() is None
 
 
 # --- bombs ---------------------------------------------------------------------------------

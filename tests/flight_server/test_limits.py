@@ -17,12 +17,14 @@ import pytest
 
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
+from penstock.rows import schemas
 from tests.kit.raw_flight import RawFlight, flight_data
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually, files, peak_memory, threads
 from tests.kit.wire import (
     TRIPS,
     at,
+    attempt_of,
     call,
     error_code,
     error_details,
@@ -31,6 +33,7 @@ from tests.kit.wire import (
     list_paths,
     new_attempt,
     put,
+    read,
     refused,
     trailer,
     trips,
@@ -48,7 +51,8 @@ Make = Callable[..., PenstockServer]
      ("put_rows", 4, [trips(1, 2), trips(3, 4), trips(5)]),
      ("put_bytes", 300, [trips(*range(5)), trips(*range(5)), trips(*range(5)), trips(*range(5))]),
      ("put_batches", 2, [trips(1), trips(2), trips(3)]),
-     ("columns", 1, [trips(1)])],
+     ("columns", 1, [trips(1)]),
+     ("schema_bytes", 1_000, [trips(1).replace_schema_metadata({"x": "y" * 1_000})])],
 )  # fmt: skip
 def test_more_than_a_limit_is_refused_by_the_limits_name(
     make_server: Make, tmp_path: Path, limit: str, amount: int, batches: list[pa.RecordBatch]
@@ -61,6 +65,56 @@ def test_more_than_a_limit_is_refused_by_the_limits_name(
         put(bare, at("store/x"), [trips(1).select(["id"])])
         assert ids(bare, "store/x") == [1]
     assert len(files(tmp_path / "data" / "parts")) == 1
+
+
+def test_a_schema_is_4_mib_at_most(bare: flight.FlightClient) -> None:
+    """With metadata and names, in a put and in an announcement."""
+    large = pa.schema([("x" * (5 << 20), pa.int8())])
+    with refused("limit", "bytes in a schema with its metadata", "--limit schema_bytes="):
+        put(bare, at("store/x"), [], schema=large)
+    with refused("limit", "bytes in a schema with its metadata"):
+        call(bare, "write.open", path="store/x", schema=schemas.encode(large))
+
+
+@pytest.mark.parametrize("verb", ["put", "write.open", "write.finish"])
+def test_a_run_has_1024_bytes_at_most(bare: flight.FlightClient, verb: str) -> None:
+    opened = call(bare, "write.open", path="store/x")
+    with refused("invalid", "run: expected a string of at most 1,024 bytes"):
+        put_run(bare, verb, opened["ticket"], "ä" * 512 + "x")
+    put_run(bare, verb, opened["ticket"], "ä" * 512)
+
+
+def put_run(bare: flight.FlightClient, verb: str, ticket: str, run: str) -> None:
+    if verb == "put":
+        put(bare, at("store/y", attempt=new_attempt(), run=run), [trips(1)])
+    elif verb == "write.open":
+        call(bare, verb, path="store/y", run=run)
+    else:
+        put(bare, attempt_of(ticket, attempt := new_attempt()), [trips(1)])
+        call(bare, verb, ticket=ticket, attempts=[attempt], run=run)
+
+
+def test_a_dictionary_that_batches_share_is_stored_once(bare: flight.FlightClient, server: PenstockServer) -> None:
+    """Once in a part: 8 MB of words and 200 batches of one row were 800 MB on disk."""
+    words = pa.array([f"{number:0100}" for number in range(80_000)])
+    for make in (lambda column: column, lambda column: pa.StructArray.from_arrays([column], ["word"])):
+        batches = [
+            pa.record_batch({"x": make(pa.DictionaryArray.from_arrays(pa.array([number], pa.int32()), words))})
+            for number in range(200)
+        ]
+        put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), batches)
+        assert read(bare, "store/x").to_pylist() == pa.Table.from_batches(batches).to_pylist()
+        assert server.state.ledger.dataset("store/x").bytes < 40 << 20
+
+
+def test_a_new_dictionary_in_each_batch_fills_parts(bare: flight.FlightClient, server: PenstockServer) -> None:
+    batches = [
+        pa.record_batch({"x": pa.array([f"{start + number:0100}" for number in range(40_000)]).dictionary_encode()})
+        for start in range(0, 200_000, 40_000)
+    ]
+    put(bare, at("store/x"), batches)
+    assert server.state.ledger.dataset("store/x").part_count >= 2
+    assert read(bare, "store/x").num_rows == 200_000
 
 
 def test_exactly_the_limit_is_taken(make_server: Make) -> None:

@@ -40,8 +40,8 @@ class Carried:
 
 def out(frame: DataFrame, *, by_driver: bool = True) -> pa.Table:
     """What the tasks would store of the frame; in the driver's schema, or in the one that a task finds for itself."""
+    from penstock.rows.fitting import fit_batches
     from penstock.spark_plugin.spark_types import to_arrow
-    from penstock.spark_plugin.worker.fitting import fit_batches
     from penstock.spark_plugin.worker.types import widen_schema
 
     given_schema = to_arrow(frame.schema) if by_driver else None
@@ -71,8 +71,8 @@ def out(frame: DataFrame, *, by_driver: bool = True) -> pa.Table:
 
 def back(spark: SparkSession, table: pa.Table) -> DataFrame:
     """The frame that reading the table gives."""
+    from penstock.rows.fitting import fit_batches
     from penstock.spark_plugin.spark_types import to_spark
-    from penstock.spark_plugin.worker.fitting import fit_batches
 
     struct, schema = to_spark(table.schema)
     sink = pa.BufferOutputStream()

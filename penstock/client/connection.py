@@ -79,7 +79,7 @@ class Connection:
 
     def retry(
         self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True,
-        retry_for: float | None = None,
+        retry_for: float | None = None, waits_for_room: bool = False,
     ) -> _T:  # fmt: skip
         """Return the call's result; retry while the server is busy or unreachable, where that can't do anything twice.
 
@@ -95,7 +95,7 @@ class Connection:
                     return call()
             except Unavailable as error:
                 refused = error.request is not None or error.retry_after is not None
-                if isinstance(error, StoreFull) or not safe(refused):
+                if (isinstance(error, StoreFull) and not waits_for_room) or not safe(refused):
                     raise
                 pause = min(pause * 2, 5.0)
                 spread = (1 + os.urandom(1)[0] / 256) / 2  # clients that failed together shouldn't retry together
@@ -104,5 +104,5 @@ class Connection:
                     url, cure = self.settings.url, "Is the server running? (penstock serve; penstock doctor)"
                     unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
                     text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
-                    raise Unavailable(text, request=error.request) from error
+                    raise type(error)(text, request=error.request) from error
                 time.sleep(wait)

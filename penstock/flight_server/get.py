@@ -87,7 +87,7 @@ class _Cut:
         """Read these rows in this schema: columns that were added later are null, the server's own are filled in."""
         names = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
         row = self.skip
-        for batch in slices.rows_of(self.part.reader(names), self.skip, self.rows):
+        for batch in slices.first_rows(self.part.reader(names), self.rows, skip=self.skip):
             yield pa.RecordBatch.from_arrays([self._column(field, batch, row) for field in schema], schema=schema)
             row += batch.num_rows
 

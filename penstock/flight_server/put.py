@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -59,9 +59,9 @@ def put(
 
     @contextmanager
     def admit() -> Iterator[Upload]:
-        if command.ready:
-            send(READY)
-        with state.watch.put(peer, command.attempt) as set_waiting:
+        with _room(state), state.watch.put(peer, command.attempt) as set_waiting:
+            if command.ready:
+                send(READY)
             yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
 
     if command.ticket is None:
@@ -160,6 +160,17 @@ def _store(
             raise _with_outlook(state, error) from error
         raise
     return stored, shards
+
+
+@contextmanager
+def _room(state: State) -> Iterator[None]:
+    """Admit a put while there is room, or say when to come again: a sender that waits has sent nothing in vain."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(state.store.admitted())
+        except StoreFull as full:
+            raise _with_outlook(state, full) from full
+        yield
 
 
 def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Receipt:

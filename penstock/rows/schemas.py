@@ -139,7 +139,8 @@ def _combined_nested(
         others = {field.name: field for field in sent}
         fields = [combine(field, others[field.name]) if field.name in others else field for field in kind]
         lacks = any(field.name not in others and not field.nullable for field in kind)
-        if lacks or None in fields or len(others) < len(sent) or len({field.name for field in kind}) < len(kind):
+        repeats = len(others) < len(sent) or len({field.name for field in kind}) < len(kind)
+        if lacks or repeats or any(field is None for field in fields):
             return None
         added = [_added(field) for field in sent if kind.get_field_index(field.name) < 0]
         return own.with_type(pa.struct([*fields, *added]))

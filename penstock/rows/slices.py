@@ -36,26 +36,18 @@ def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns], metadata=metadata)
 
 
-def first_rows(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """Cut the batches after `limit` rows; no batch is read once these are complete."""
-    left = limit
+def first_rows(batches: Iterable[pa.RecordBatch], rows: int, *, skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """Give `rows` rows behind the skipped ones; no batch is read once these are complete."""
+    if rows <= 0:
+        return
     for batch in batches:
-        if left <= 0:
-            return
-        yield batch.slice(0, left)
-        left -= batch.num_rows
-
-
-def rows_of(batches: Iterable[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
-    """Skip some rows, then give the next `rows`."""
-    for batch in batches:
-        if rows <= 0:
-            return
         piece = batch.slice(min(skip, batch.num_rows), rows)
         skip -= min(skip, batch.num_rows)
         rows -= piece.num_rows
         if piece.num_rows:
             yield piece
+        if rows <= 0:
+            return
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from penstock.client.client import connect
+from penstock.errors import StoreFull
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.rows import schemas
@@ -52,7 +55,7 @@ Make = Callable[..., PenstockServer]
      ("put_bytes", 300, [trips(*range(5)), trips(*range(5)), trips(*range(5)), trips(*range(5))]),
      ("put_batches", 2, [trips(1), trips(2), trips(3)]),
      ("columns", 1, [trips(1)]),
-     ("schema_bytes", 1_000, [trips(1).replace_schema_metadata({"x": "y" * 1_000})])],
+     ("schema_bytes", 999, [trips(1).replace_schema_metadata({"x": "y" * 1_000})])],
 )  # fmt: skip
 def test_more_than_a_limit_is_refused_by_the_limits_name(
     make_server: Make, tmp_path: Path, limit: str, amount: int, batches: list[pa.RecordBatch]
@@ -97,11 +100,10 @@ def put_run(bare: flight.FlightClient, verb: str, ticket: str, run: str) -> None
 def test_a_dictionary_that_batches_share_is_stored_once(bare: flight.FlightClient, server: PenstockServer) -> None:
     """Once in a part: 8 MB of words and 200 batches of one row were 800 MB on disk."""
     words = pa.array([f"{number:0100}" for number in range(80_000)])
-    for make in (lambda column: column, lambda column: pa.StructArray.from_arrays([column], ["word"])):
-        batches = [
-            pa.record_batch({"x": make(pa.DictionaryArray.from_arrays(pa.array([number], pa.int32()), words))})
-            for number in range(200)
-        ]
+    columns = [pa.DictionaryArray.from_arrays(pa.array([number], pa.int32()), words) for number in range(200)]
+    nested = [pa.StructArray.from_arrays([column], ["word"]) for column in columns]
+    for each in (columns, nested):
+        batches = [pa.record_batch({"x": column}) for column in each]
         put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), batches)
         assert read(bare, "store/x").to_pylist() == pa.Table.from_batches(batches).to_pylist()
         assert server.state.ledger.dataset("store/x").bytes < 40 << 20
@@ -141,6 +143,30 @@ def test_datasets_are_limited(make_server: Make) -> None:
         call(bare, "delete", path="store/a")
         put(bare, at("store/c"), [trips(1)])
         assert list_paths(bare) == ["store/b", "store/c"]
+
+
+def test_an_attempt_waits_for_room_before_its_first_byte(make_server: Make) -> None:
+    """It goes on once something is deleted; one that waits too long fails with the numbers."""
+    server = make_server(quota=1_000_000, ticket_life=0.1)
+    full = pa.table({"x": pa.array(range(124_000))})
+    with connect(server.url, retry_for=60) as client:
+        client.put("store/full", full)
+        opened = client.call("write.open", {"path": "store/x"})
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.attempt, opened["ticket"], full.schema)
+            eventually(lambda: 'penstock_errors_total{code="full",verb="do_put"}' in server.state.metrics.text())
+            assert not waiting.done()
+            client.delete("store/full")
+            with waiting.result(60) as writer:
+                writer.write(full.slice(0, 10_000))
+        assert client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
+        assert client.get("store/x").read_all().equals(full.slice(0, 10_000))
+    with connect(server.url, retry_for=1) as client:
+        client.put("store/full", full.slice(0, 114_000))
+        opened = client.call("write.open", {"path": "store/y"})
+        with pytest.raises(StoreFull, match=r"stayed busy for 1 s: the store has 9.* of 1,000,000 bytes"):
+            client.attempt(opened["ticket"], full.schema)
+    assert server.state.store._admitted == 0
 
 
 def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 from penstock.errors import InvalidRequest, SchemaMismatch, Unavailable
 from penstock.flight_server import endpoints
 from penstock.flight_server.consumer_actions import ConsumerActions, check_journal, complete_position
-from penstock.flight_server.kinds.kind import Handler, Kind
+from penstock.flight_server.kinds.kind import Handlers, Kind
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import Selection, select
@@ -72,7 +72,7 @@ class TopicKind(Kind):
     def totals(self) -> dict[str, int]:
         return {"topics": self.topics.count()}
 
-    def actions(self) -> Iterable[Handler]:
+    def actions(self) -> Handlers:
         return ConsumerActions(self.name, self.topics, self.consumers).handlers()
 
     # --- reading ----------------------------------------------------------------------------

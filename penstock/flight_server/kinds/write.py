@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pyarrow.flight as flight
 
 from penstock import steps
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
-from penstock.flight_server.kinds.kind import Handler, Kind, handle
+from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.limits import check_schema
 from penstock.flight_server.tickets import WriteTicket
 from penstock.rows import schemas
@@ -23,10 +23,10 @@ class WriteKind(Kind):
 
     name = "write"
 
-    def actions(self) -> Iterable[Handler]:
-        yield handle(wire.OPEN_WRITE, self.open_write)
-        yield handle(wire.FINISH_WRITE, self.finish)
-        yield handle(wire.ABORT_WRITE, self.abort)
+    def actions(self) -> Handlers:
+        yield Handler(wire.OPEN_WRITE, self.open_write)
+        yield Handler(wire.FINISH_WRITE, self.finish)
+        yield Handler(wire.ABORT_WRITE, self.abort)
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
         ledger = self.state.ledger

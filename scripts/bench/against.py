@@ -51,7 +51,9 @@ def compare(revision: str, arguments: Sequence[str]) -> None:
     with _package_of(revision) as package, ExitStack() as stack:
         new, old = list[Figure](), list[Figure]()
         runs = [_run(ROOT, arguments, new, stack), _run(package, arguments, old, stack)]
-        while [next(run, None) for run in runs] != [None, None]:
+        running = True
+        while running:  # the last figures come when both have ended
+            running = [next(run, None) for run in runs] != [None, None]
             runs.reverse()
             for pair in list(zip(new, old, strict=False))[len(rows) :]:
                 rows.append(row(*pair))

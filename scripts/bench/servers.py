@@ -152,7 +152,22 @@ def penstock_server(data: Path, store: str = "disk:") -> Iterator[Penstock]:
     command = [sys.executable, "-m", "penstock.cli.app", "serve", "--listen", url, *options]
     counter = FsyncCounter(data)
     with running(command, port, data.with_suffix(".log"), counter.environment) as pid, flight.connect(url) as client:
+        _wait_until_ready(f"127.0.0.1:{http}")
         yield Penstock(pid, url, client, f"127.0.0.1:{http}", counter)
+
+
+def _wait_until_ready(http: str) -> None:
+    """Wait until a server that listens admits calls, too: it rejects the first ones for some milliseconds."""
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            urllib.request.urlopen(f"http://{http}/readyz", timeout=_PATIENCE).close()
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import zlib
@@ -23,6 +24,7 @@ import penstock
 from penstock.client.client import Client
 from penstock.client.settings import ConnectSettings
 from penstock.spark_plugin import carry
+from penstock.spark_plugin.worker import loader
 from penstock.spark_plugin.worker.tasks import PutPartition
 
 pytestmark = pytest.mark.faults  # seconds of them
@@ -165,7 +167,19 @@ def test_a_task_arrives_where_only_pyarrow_is(bare_python: Path, packed: Path, t
 
 def test_an_installed_penstock_is_used(packed: Path, tmp_path: Path) -> None:
     worker = look(sys.executable, packed, cwd=tmp_path)
-    assert (worker["ticket"], worker["installed"], worker["drivers"]) == ("ticket", True, 0)
+    assert (worker["ticket"], worker["installed"], worker["drivers"]) == ("ticket", True, 1)
+
+
+def test_what_spark_sent_is_acknowledged_and_nothing_else_touched() -> None:
+    before = os.listdir("/proc/self/fd")
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as spark:
+        worker, _ = listener.accept()
+        spark.sendall(b"task")
+        loader.acknowledge()
+        assert worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
+        assert worker.recv(10) == b"task"
+        worker.close()
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "99.1"])

@@ -90,7 +90,9 @@ def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer,
     accepted, refusals = set(), 0
     with RawFlight(victim.url) as raw, flight.connect(victim.url) as bare:
         assert raw.put(framed(messages, "store/whole")).accepted
-        assert read(bare, "store/whole").equals(varied())
+        views = varied().schema.get_field_index("view")
+        plain = varied().column(views).cast(pa.string())
+        assert read(bare, "store/whole").equals(varied().set_column(views, "view", plain))
 
         for number in range(MUTATIONS):
             path = f"store/damaged/{number}"

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from penstock.spark_plugin.read import read as read
     from penstock.spark_plugin.source import DataSource as DataSource
     from penstock.spark_plugin.write import do_put as do_put
+    from penstock.spark_plugin.write import foreach_batch as foreach_batch
     from penstock.spark_plugin.write import write as write
 
 __version__ = "0.1.0"
-__all__ = ["DataSource", "connect", "do_get", "do_put", "errors", "read", "write"]
+__all__ = ["DataSource", "connect", "do_get", "do_put", "errors", "foreach_batch", "read", "write"]
 
 _HOMES = {
     "DataSource": ("penstock.spark_plugin.source", "DataSource"),
@@ -30,6 +31,7 @@ _HOMES = {
     "do_get": ("penstock.spark_plugin.read", "do_get"),
     "do_put": ("penstock.spark_plugin.write", "do_put"),
     "errors": ("penstock.errors", None),
+    "foreach_batch": ("penstock.spark_plugin.write", "foreach_batch"),
     "read": ("penstock.spark_plugin.read", "read"),
     "write": ("penstock.spark_plugin.write", "write"),
 }

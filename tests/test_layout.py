@@ -231,7 +231,7 @@ def test_a_checkout_without_links_works(tmp_path: Path) -> None:
 
 def test_public_names_are_these() -> None:
     """`__all__`, dir() and the attributes agree."""
-    assert penstock.__all__ == ["DataSource", "connect", "do_get", "do_put", "errors", "read", "write"]
+    assert penstock.__all__ == ["DataSource", "connect", "do_get", "do_put", "errors", "foreach_batch", "read", "write"]
     assert set(penstock.__all__) <= set(dir(penstock))
     assert all(getattr(penstock, name) is not None for name in penstock.__all__ if name != "DataSource")
 

@@ -14,13 +14,12 @@ from typing import Any
 
 import click
 import pyarrow as pa
-import pyarrow.types as types
 
 from penstock.cli import terminal
 from penstock.cli.readers import STDIN, file_errors
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, NotFound, PenstockError
-from penstock.rows.converter import Converter
+from penstock.rows.converter import Converter, is_untyped
 from penstock.rows.json_lines import Lines, infer_schema
 
 _BATCH_LINES = 1_000
@@ -39,7 +38,7 @@ def topic_converter(client: Client, path: str, *, grows: bool = False) -> Conver
 
 def check_types(path: str, schema: pa.Schema) -> None:
     """Refuse to make a topic with a column of unknown type, as a topic keeps its types."""
-    unknown = [field.name for field in schema if types.is_null(field.type)]
+    unknown = [field.name for field in schema if is_untyped(field.type)]
     if unknown:
         raise InvalidRequest(
             f"{path} does not exist, and {unknown[0]!r} has no value that tells its type: put rows that have one first "
@@ -65,11 +64,15 @@ class LineAppender:
                     self._append(batch)
                     show(self._bytes, f"{self._path}: {self._rows:,} rows durable")
         except PenstockError as error:
-            raise type(error)(f"{error}. {self._rows:,} rows are in {self._path}") from error
+            wrong = type(error) is PenstockError and not self._puts  # not even the first line is a row
+            hint = ". stdin to a topic is JSON lines, unless --format says otherwise" if wrong else ""
+            raise type(error)(f"{error}. {self._rows:,} rows are in {self._path}{hint}") from error
         except KeyboardInterrupt:
             unsure = ", and maybe those of a put that wasn't answered" if self._putting else ""
             click.echo(f"{self._path}: {self._rows:,} rows are in{unsure}", err=True)
             raise
+        if not self._puts:
+            raise InvalidRequest("stdin: it is empty")
         return {"rows": self._rows, "bytes": self._bytes, "puts": self._puts}
 
     def _stop(self) -> None:
@@ -87,16 +90,16 @@ class LineAppender:
             raise KeyboardInterrupt
 
     def _convert_lines(self, lines: Lines) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the lines; if one is no row those before it, then raise its error."""
+        """Yield the rows of the lines; if one is no row those before it, then raise its error: the exit code is 1."""
         if not lines.text.strip():
             return
         before = copy(self._converter)
         try:
             batch = self._convert(lines)
-        except InvalidRequest:
+        except InvalidRequest as error:
             texts = lines.text.split(b"\n")
             if len(texts) == 1:
-                raise
+                raise PenstockError(str(error)) from error
             self._converter, half = before, len(texts) // 2  # without columns of lines that aren't put
             yield from self._convert_lines(Lines(b"\n".join(texts[:half]), lines.number))
             yield from self._convert_lines(Lines(b"\n".join(texts[half:]), lines.number + half))
@@ -121,7 +124,7 @@ def _batches() -> Iterator[Lines]:
         *more, rest = (rest + chunk).split(b"\n")
         texts += more
         if len(rest) > _LONGEST_LINE:
-            raise InvalidRequest(f"stdin: line {number + len(texts)} has more than {_LONGEST_LINE >> 20} MiB")
+            raise PenstockError(f"stdin: line {number + len(texts)} has more than {_LONGEST_LINE >> 20} MiB")
         while len(texts) >= _BATCH_LINES or (texts and (not chunk or time.monotonic() >= due)):
             text = b"\n".join(texts[:_BATCH_LINES])
             yield Lines(text, number)

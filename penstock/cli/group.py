@@ -22,7 +22,7 @@ from penstock.cli.top import top
 _EPILOG = """\b
 Exit codes
   0  done
-  1  failed in another way; doctor found a problem
+  1  failed in another way; a line of stdin is no row; doctor found a problem
   2  a mistake in the call: option, file, path, data that can't be taken
   3  nothing of that name
   4  a conflict with what is there: it exists, or has another schema; the write has ended

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from penstock.cli import terminal
-from penstock.cli.formats import FORMATS, format_by_head
+from penstock.cli.formats import FORMATS
 from penstock.cli.invocation import Invocation, command, complete_path
 from penstock.cli.kinds import kind_at
 
@@ -41,30 +39,24 @@ def put(
     It reads Parquet, Arrow files and streams, CSV with a line of heads, and JSON lines. The types of text come from
     its first 4 MB; an empty field of CSV is null.
 
-    To a topic rows are appended. Text is read as the topic's types, where nothing is lost. JSON lines from stdin are
-    put as they come, 1,000 at a time or what came in 0.2 s: what was counted is durable, however it ends.
+    To a topic rows are appended. Text is read as the topic's types, where nothing is lost. stdin is JSON lines unless
+    --format says otherwise: they are put as they come, 1,000 at a time or what came in 0.2 s. What was counted is
+    durable, however it ends; a line that is no row ends it.
     """
     from penstock.cli import append, readers
 
     began = time.monotonic()
     with invocation.connect() as client:
         appends = kind_at(path).appends
-        if appends and run is None and mode != "overwrite" and _is_json_stdin(files, file_format):
+        lines = files == (readers.STDIN,) and file_format in (None, "json")
+        if appends and lines and run is None and mode != "overwrite":
             answer = append.LineAppender(client, path).run(silent=invocation.json)
         else:
             converter = append.topic_converter(client, path) if appends else None
-            rows = readers.InputFiles(files, file_format, converter)
+            rows = readers.InputFiles(files, file_format, converter, stdin_format="json" if appends else None)
             if appends and converter is None:
                 append.check_types(path, rows.schema)
             with terminal.progress_bar(path, rows.total, wanted=not invocation.json) as show:
                 receipt = client.put(path, rows.batches(show), mode=mode, run=run, schema=rows.schema)
             answer = receipt.to_json()
     terminal.print_transfer(path, {"path": path, **answer}, began, as_json=invocation.json)
-
-
-def _is_json_stdin(files: Sequence[str], file_format: str | None) -> bool:
-    from penstock.cli.readers import STDIN, file_errors
-
-    stdin: Any = sys.stdin.buffer
-    with file_errors(STDIN):
-        return list(files) == [STDIN] and (file_format or format_by_head(stdin.peek())) == "json"

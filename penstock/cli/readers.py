@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, cast
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from penstock.cli.formats import format_by_extension, format_by_head
 from penstock.errors import InvalidRequest, NotFound, SchemaMismatch
 from penstock.rows.converter import Converter
+from penstock.rows.exact import time_type
 from penstock.rows.json_lines import Lines, infer_schema
 
 STDIN = "-"
@@ -38,12 +39,16 @@ class _Source(NamedTuple):
 class InputFiles:
     """Several files as one stream of batches: in the schema of the first file, or in that of a converter."""
 
-    def __init__(self, names: Sequence[str], file_format: str | None, converter: Converter | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], file_format: str | None = None, converter: Converter | None = None, *,
+        stdin_format: str | None = None,
+    ) -> None:  # fmt: skip
         if names.count(STDIN) > 1:
             raise InvalidRequest("stdin (-) can be read once")
         self._names, self._converter = names, converter
         self._sizes = [0 if name == STDIN else _size_of(name) for name in names]
-        self._formats = [file_format or (None if name == STDIN else format_by_extension(name)) for name in names]
+        formats = (stdin_format if name == STDIN else format_by_extension(name) for name in names)
+        self._formats = [file_format] * len(names) if file_format else list(formats)
         self._schema: pa.Schema | None = None
         self.total = None if STDIN in names else float(sum(self._sizes))  # bytes
         self._done = 0.0  # bytes of them that have been read
@@ -82,16 +87,18 @@ class InputFiles:
         if file_format == "json":
             blocks = _blocks(file)
             first = next(blocks)
-            if converter is None:
-                schema = infer_schema(first) if self._schema is None else self._schema
-                converter = Converter(name, schema, inferred=True)
+            converter = converter or Converter(name, infer_schema(first) if self._schema is None else self._schema)
             return _Source(converter.schema, map(converter.convert_json, chain([first], blocks)), _position(file))
-        is_text = file_format == "csv"
-        opener = _open_csv if is_text else _open_parquet if file_format == "parquet" else _open_arrow
+        if file_format == "csv":
+            first_file = self._schema or pa.schema([])
+            known = dict(zip(first_file.names, first_file.types, strict=True))
+            texts = dict.fromkeys(converter.schema.names, pa.string()) if converter else known
+            source = _open_csv(name, file, head, texts)
+        else:
+            source = _open_parquet(file) if file_format == "parquet" else _open_arrow(file, head)
         if converter is None:
-            return opener(file, head, self._schema)
-        source = opener(file, head, pa.schema([(name, pa.string()) for name in converter.schema.names]))
-        return source._replace(batches=converter.convert_batches(source.batches, is_text=is_text))
+            return source
+        return source._replace(batches=converter.convert_batches(source.batches, is_text=file_format == "csv"))
 
 
 def _columns(schema: pa.Schema) -> list[str]:
@@ -120,7 +127,7 @@ def _open_file(name: str, file_format: str | None) -> tuple[Any, bytes, str]:
     return file, head, file_format or format_by_head(head)
 
 
-def _open_arrow(file: Any, head: bytes, _: pa.Schema | None) -> _Source:
+def _open_arrow(file: Any, head: bytes) -> _Source:
     """Open a file or a stream, whatever its name says."""
     if not head.startswith(b"ARROW1"):
         stream = pa.ipc.open_stream(file)
@@ -130,23 +137,30 @@ def _open_arrow(file: Any, head: bytes, _: pa.Schema | None) -> _Source:
     return _Source(reader.schema, map(reader.get_batch, range(count)), lambda batches: batches / max(1, count))
 
 
-def _open_parquet(file: Any, _: bytes, __: pa.Schema | None) -> _Source:
+def _open_parquet(file: Any) -> _Source:
     reader = pq.ParquetFile(_seekable(file))
     rows = max(1, reader.metadata.num_rows)
     batches = reader.iter_batches(_BATCH_ROWS)
     return _Source(reader.schema_arrow, batches, lambda batches: min(1.0, batches * _BATCH_ROWS / rows))
 
 
-def _open_csv(file: Any, head: bytes, types: pa.Schema | None) -> _Source:
-    """Open CSV: an empty field is null, "" is an empty string. In a single column an empty line is a null, too."""
+def _open_csv(name: str, file: Any, head: bytes, known: Mapping[str, pa.DataType]) -> _Source:
+    """Open CSV: an empty field is null, "" is an empty string. In a single column an empty line is a null, too.
+
+    Columns that aren't known have Arrow's types, but for times: see `time_type`.
+    """
     several = b"," in head.partition(b"\n")[0]
     read = pyarrow.csv.ReadOptions(block_size=_BLOCK)
     parse = pyarrow.csv.ParseOptions(ignore_empty_lines=several, newlines_in_values=True)
     convert = pyarrow.csv.ConvertOptions(
-        null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False, column_types=types
+        null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False, column_types=known
     )
     reader = pyarrow.csv.open_csv(file, read, parse, convert)
-    return _Source(reader.schema, reader, _position(file))
+    first = [*islice(reader, 1)]
+    fields = zip(reader.schema, first[0].columns if first else (), strict=bool(first))
+    schema = pa.schema([each if each.name in known else each.with_type(time_type(column)) for each, column in fields])
+    converter = Converter(name, schema if first else reader.schema)
+    return _Source(converter.schema, converter.convert_batches(chain(first, reader), is_text=True), _position(file))
 
 
 def _seekable(file: Any) -> Any:

@@ -17,12 +17,12 @@ from penstock.cli import terminal, writers
 from penstock.cli.invocation import Invocation
 from penstock.client.client import Client
 from penstock.client.follow import Follower
+from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest
 from penstock.rows.fitting import fit_batches
 from penstock.rows.slices import first_rows
 from penstock.text import cut, parse_duration
 
-_RETRY_FOR = 600.0  # seconds for which a server that is away is waited for
 _EXPECTED = (
     "expected earliest, latest, a time (2026-11-18T20:00, here if it has no zone), how long ago (90s, 10m, 12h, 2d), "
     "or offsets by shard (0:500,1:70)"
@@ -91,7 +91,7 @@ def follow(
         schema = client.info(path, columns=selection["columns"], limit=0).schema
     if file_format != "json":
         selection = {**selection, "columns": schema.names}
-    with invocation.connect(retry_for=_RETRY_FOR) as client:
+    with invocation.connect(retry_for=LONG_RETRY_FOR) as client:
         follower = client.follow(path, start=span.begin(), **selection)
         if terminal.is_terminal(sys.stderr):
             position = cut(", ".join(f"{shard}:{offset}" for shard, offset in follower.position.items()), 80)

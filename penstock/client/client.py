@@ -32,12 +32,12 @@ def connect(
     token: str | None = None,
     ca: str | None = None,
     timeout: float = 60.0,
-    retry_for: float = 30.0,
+    retry_for: float | None = None,
 ) -> Client:
     """Return a client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815.
 
-    `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA. Nothing is sent until the
-    first call.
+    `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA. A server that is busy or away
+    is tried again for `retry_for` seconds: 30, or ten minutes in `follow`. Nothing is sent until the first call.
     """
     return Client(
         ConnectSettings(
@@ -78,8 +78,8 @@ class Client:
     def put(
         self, path: str, data: Any, *, mode: Mode = "error", run: str | None = None, schema: pa.Schema | None = None
     ) -> Receipt:
-        """Write rows to a dataset, all or nothing: a Table, a RecordBatchReader, an iterator of batches, or anything
-        with `__arrow_c_stream__` (pandas, polars, DuckDB).
+        """Write rows to a dataset, all or nothing: a Table, a RecordBatchReader, an iterator of batches, a list of
+        dicts, or anything with `__arrow_c_stream__` (pandas, polars, DuckDB).
 
         `mode` says what happens if the dataset exists: "error", "append" or "overwrite". A `run` is a name under
         which this happens once: the same run again writes nothing and returns the first one's receipt.
@@ -172,7 +172,8 @@ class Client:
         """Return the rows of a topic as they come: `for batch in c.follow("topic/orders"): …` never ends by itself.
 
         From now on, or from `start`: offsets, a time, `{}` for the oldest row. Each row comes once and those of a shard
-        in order, over restarts of the server (`retry_for`); rows that are purged before they were read raise `Lost`.
+        in order, over ten minutes without the server (`retry_for`); rows that are purged before they were read raise
+        `Lost`.
         Other readers miss nothing. Pass `.position` as `start` to continue later; `.stop()` ends the loop. A loop of
         `get` would have to keep the offsets itself, and to notice a topic that was deleted and created again.
         """

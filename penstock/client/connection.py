@@ -7,13 +7,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.client.settings import ConnectSettings, read_certificates
-from penstock.errors import InvalidRequest, StoreFull, Unavailable, from_flight
+from penstock.errors import InvalidRequest, StoreFull, TimedOut, Unavailable, from_flight
 from penstock.wire.body import VERSION
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _KEEPALIVE = [("grpc.keepalive_time_ms", 310_000), ("grpc.http2.ping_timeout_ms", 20_000)]
 """A stream whose other end has vanished breaks after so long, not at its deadline: a task may have 12 hours. gRPC's
 servers take more than one ping in 300 s for an attack."""
+_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 2_000)]
+"""While a server is away, a channel tries to reach it so often: by gRPC's default every two minutes in the end, and
+calls in between fail without an attempt."""
+_LONGEST_PAUSE = 3.0
+"""Seconds between two attempts of a call. With the channel's backoff a server that returns is reached within 6 s."""
 _T = TypeVar("_T")
 
 
@@ -41,15 +46,10 @@ class Connection:
         self.settings = settings
         certificates = read_certificates(settings.ca) if settings.ca else None
         try:
-            self.flight = flight.connect(settings.url, tls_root_certs=certificates, generic_options=_KEEPALIVE)
+            options = _KEEPALIVE + _RECONNECT
+            self.flight = flight.connect(settings.url, tls_root_certs=certificates, generic_options=options)
         except (pa.ArrowException, flight.FlightError) as wrong:
             raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the channel. Streams that are still open end with an error."""
@@ -70,9 +70,8 @@ class Connection:
         action = flight.Action(name, json.dumps({"v": VERSION, **fields}).encode())
 
         def once() -> dict[str, Any]:
-            results = list(self.flight.do_action(action, self.options()))
-            answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
-            return answer
+            [result] = self.flight.do_action(action, self.options())
+            return json.loads(result.body.to_pybytes())  # type: ignore[no-any-return]
 
         repeatable = name not in ("delete", "write.open") or fields.get("run") is not None
         return self.retry(once, safe=lambda refused: refused or repeatable, retry_for=retry_for)
@@ -81,26 +80,29 @@ class Connection:
         self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True,
         retry_for: float | None = None, waits_for_room: bool = False,
     ) -> _T:  # fmt: skip
-        """Return the call's result; retry while the server is busy or unreachable, where that can't do anything twice.
+        """Return the call's result; retry while the server is busy, late or away, where that can't do anything twice.
 
         `safe` is evaluated after each failure, with whether the server itself refused the call: then the call never
         began there.
         """
-        retry_for = self.settings.retry_for if retry_for is None else retry_for
+        retry_for = self.settings.retry_seconds() if retry_for is None else retry_for
         give_up = time.monotonic() + retry_for
         pause = 0.05
         while True:
             try:
                 with translate_errors():
                     return call()
-            except Unavailable as error:
-                refused = error.request is not None or error.retry_after is not None
+            except (Unavailable, TimedOut) as error:
+                late = isinstance(error, TimedOut)
+                refused = not late and (error.request is not None or error.retry_after is not None)
                 if (isinstance(error, StoreFull) and not waits_for_room) or not safe(refused):
                     raise
-                pause = min(pause * 2, 5.0)
+                pause = min(pause * 2, _LONGEST_PAUSE)
                 spread = (1 + os.urandom(1)[0] / 256) / 2  # clients that failed together shouldn't retry together
                 wait = max(error.retry_after or 0, pause) * spread
                 if time.monotonic() + wait > give_up:
+                    if late:
+                        raise
                     url, cure = self.settings.url, "Is the server running? (penstock serve; penstock doctor)"
                     unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
                     text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable

@@ -14,6 +14,7 @@ import pyarrow.flight as flight
 from penstock.client.arguments import Start, check_read, to_start
 from penstock.client.connection import Connection, translate_errors
 from penstock.client.get import open_stream, read_info
+from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import Expired, TimedOut, Unavailable
 from penstock.rows import slices
 from penstock.wire.actions import ASK_OFFSETS, AskOffsets
@@ -41,7 +42,7 @@ class Follower(Iterator[pa.RecordBatch]):
         self._connection = connection
         names = None if columns is None else tuple(columns)
         self._command = ReadCommand(path, names, filter=filter, journal=topic.journal)
-        self._retry_for = connection.settings.retry_for
+        self._retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
         self._endpoints: deque[tuple[EndpointNote, bytes]] = deque()
         self._batches: deque[tuple[pa.RecordBatch, int, int]] = deque()
         """Batches to return, each with its shard and the offset behind it."""

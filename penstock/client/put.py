@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -142,48 +142,68 @@ def put(
     Each put is a run, so that one whose answer was lost can be sent again. A one-shot source is not consumed before the
     server accepts the put (`ready`), and not sent again afterwards: a retry would send only the rest.
     """
-    rows = rows_to_put(data, schema)
+    schema, batches = _batches_to_put(data, schema)
+    repeatable = isinstance(batches, list)
     run = run or f"put-{uuid.uuid4().hex}"
-    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not rows.repeatable)
+    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not repeatable)
     begun = False
 
     def once() -> Receipt:
         nonlocal begun
-        with Writer(connection, command, rows.schema) as writer:
-            for batch in rows.batches:
+        with Writer(connection, command, schema) as writer:
+            for batch in batches:
                 begun = True
                 writer.write(batch)
         return writer.close()
 
-    return connection.retry(once, safe=lambda refused: rows.repeatable or not begun)
+    return connection.retry(once, safe=lambda refused: repeatable or not begun)
 
 
-class PutRows(NamedTuple):
-    """The rows of a put."""
+def _batches_to_put(
+    data: Any, schema: pa.Schema | None
+) -> tuple[pa.Schema, Iterable[pa.RecordBatch] | list[pa.RecordBatch | pa.Table]]:
+    """Return the schema and the batches of anything that holds Arrow data; a list of them can be read again.
 
-    schema: pa.Schema
-    batches: Iterable[pa.RecordBatch | pa.Table]
-    repeatable: bool
-    """Whether the batches can be read more than once."""
-
-
-def rows_to_put(data: Any, schema: pa.Schema | None) -> PutRows:
-    """Return the rows of anything that holds Arrow data; `schema` is for an iterator without batches."""
+    `schema` is for an iterator without batches.
+    """
     if isinstance(data, pa.RecordBatch | pa.Table):
-        return PutRows(data.schema, [data], repeatable=True)
+        return data.schema, [data]
     if hasattr(data, "__arrow_c_stream__"):  # a RecordBatchReader's, too
         reader = pa.RecordBatchReader.from_stream(data)
-        return PutRows(reader.schema, reader, repeatable=False)
+        return reader.schema, reader
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | dict):
         raise InvalidRequest(
-            f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, or "
-            "anything with __arrow_c_stream__ (pandas, polars, DuckDB, …)"
+            f"{type(data).__name__} can't be put: expected a Table, RecordBatchReader, iterator of batches, list of "
+            "dicts, or anything with __arrow_c_stream__ (pandas, polars, DuckDB, …)"
         )
     batches = iter(data)
     first = next(batches, None)
     if first is None and schema is None:
         raise InvalidRequest("an iterator without batches has no schema: pass schema=")
+    if isinstance(first, Mapping):
+        table = _table_of([first, *batches], schema)
+        return table.schema, [table]
     if first is not None and not isinstance(first, pa.RecordBatch):
-        raise InvalidRequest(f"an iterator of {type(first).__name__} can't be put: expected pyarrow.RecordBatch")
+        raise InvalidRequest(
+            f"an iterator of {type(first).__name__} can't be put: expected pyarrow.RecordBatch, or a dict for each row"
+        )
     batches = batches if first is None else chain((first,), batches)
-    return PutRows(schema or first.schema, batches, repeatable=False)  # type: ignore[union-attr]  # one of them is there
+    return schema or first.schema, batches  # type: ignore[union-attr]  # one of them is there
+
+
+def _table_of(rows: Sequence[Any], schema: pa.Schema | None) -> pa.Table:
+    """Return rows as a table, a column that a row lacks as null. Without a schema the types are those of the values."""
+    others = [row for row in rows if not isinstance(row, Mapping)]
+    if others:
+        raise InvalidRequest(f"a list of dicts can't hold {type(others[0]).__name__}: expected a dict for each row")
+    names = dict.fromkeys(chain.from_iterable(rows))
+    if schema is not None and (unknown := [name for name in names if name not in schema.names]):
+        raise InvalidRequest(f"the rows have a column {unknown[0]!r}, which schema= lacks")
+    types = dict.fromkeys(names) if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    columns = {}
+    for name, kind in types.items():
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"the column {name!r} can't be put: {error}") from error
+    return pa.table(columns, schema)

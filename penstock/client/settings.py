@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from penstock.errors import InvalidRequest
 
-TASK_RETRY_FOR = 600.0
-"""Seconds for which Spark's tasks and commits try a server again: the failure of one loses the work of many."""
+RETRY_FOR = 30.0
+"""Seconds for which a call is retried by default."""
+LONG_RETRY_FOR = 600.0
+"""The same for followers, for queries, and for Spark's tasks and commits: the failure of one loses the work of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +24,20 @@ class ConnectSettings:
     """Seconds for one call that isn't a stream."""
     stream_timeout: float = 12 * 3600.0
     """Seconds for one stream."""
-    retry_for: float = 30.0
+    retry_for: float | None = None
     """Seconds during which a server that is busy, restarting or unreachable is tried again."""
+
+    def retry_seconds(self, default: float = RETRY_FOR) -> float:
+        """Return how long to retry: `retry_for`, or the default if that isn't set."""
+        return default if self.retry_for is None else self.retry_for
 
     def for_tasks(self, location: str | None) -> ConnectSettings:
         """Return the settings of a process that has only a ticket: no token, certificates as text, and longer retries,
         as Spark ends a job at the fourth failure of a task.
         """
         ca = read_certificates(self.ca).decode() if self.ca else None
-        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=max(self.retry_for, TASK_RETRY_FOR))
+        retry_for = max(self.retry_seconds(), LONG_RETRY_FOR)
+        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=retry_for)
 
 
 def read_certificates(certificates: str) -> bytes:

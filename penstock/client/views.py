@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import overload
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -50,10 +48,8 @@ class Info:
 
     def __repr__(self) -> str:
         amount = "some rows" if self.rows < 0 else f"{self.rows:,} rows, {format_size(self.bytes)}"
-        head = f"{self.path}: {amount} in {self.parts:,} parts"
-        return "\n".join(
-            [head, *(f"  {field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in self.schema)]
-        )
+        columns = (f"\n  {each.name}: {each.type}{'' if each.nullable else ' not null'}" for each in self.schema)
+        return f"{self.path}: {amount} in {self.parts:,} parts{''.join(columns)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,35 +77,21 @@ class WriteSummary(Summary):
         return format_html_table(heads, [(*row, f"write/{self.write}")], right=heads[1:6])
 
 
-class Listing(Sequence[Entry]):
+class Listing(tuple[Entry, ...]):
     """A folder's entries; prints as a table, in a notebook as HTML."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._entries = tuple(entries)
-
-    @overload
-    def __getitem__(self, at: int) -> Entry: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Entry, ...]: ...
-    def __getitem__(self, at: int | slice) -> Entry | tuple[Entry, ...]:
-        return self._entries[at]
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return format_table(_HEADS, self._rows(), right=_RIGHT) if self._entries else "nothing here"
+        return format_table(_HEADS, self._rows(), right=_RIGHT) if self else "nothing here"
 
     def _repr_html_(self) -> str:
         return format_html_table(_HEADS, self._rows(), right=_RIGHT)
-
-    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
-        printer.text(repr(self))  # type: ignore[attr-defined]  # IPython's, which isn't a dependency
 
     def _rows(self) -> list[tuple[str, ...]]:
         now = time.time()
         return [
             (entry.path, f"{entry.rows:,}", format_size(entry.bytes), f"{entry.parts:,}",
              "" if entry.changed is None else f"{format_age(now - entry.changed)} ago", entry.state or "")
-            for entry in self._entries
+            for entry in self
         ]  # fmt: skip

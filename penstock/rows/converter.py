@@ -27,16 +27,16 @@ class Converter:
     """Makes batches of one schema: the columns of `schema` in their order, then new ones.
 
     New columns are those of the first batch; with `grows` later batches may bring more. `name` says in errors whose
-    schema it is. Lines of a schema that was `inferred` are left to Arrow's reader as long as it can read them.
+    schema it is.
     """
 
-    def __init__(self, name: str, schema: pa.Schema, *, grows: bool = False, inferred: bool = False) -> None:
+    def __init__(self, name: str, schema: pa.Schema, *, grows: bool = False) -> None:
         self.schema = schema
-        self._name, self._grows, self._inferred, self._begun = name, grows, inferred, False
+        self._name, self._grows, self._begun = name, grows, False
 
     def convert_json(self, lines: Lines) -> pa.RecordBatch:
         """Convert lines with an object each, whose keys may stand in any order."""
-        batch = read_fast(lines, self.schema, inferred=self._inferred)
+        batch = read_fast(lines, self.schema)
         if batch is None:
             rows = parse(lines)
             names = dict.fromkeys(chain.from_iterable(rows.values()))
@@ -96,7 +96,15 @@ class Converter:
             raise SchemaMismatch(f"{column} {self._name} lacks: did you mean {known[similar[0]]!r}?")
         if self._begun and not self._grows:
             raise SchemaMismatch(f"{column} the beginning lacks")
+        if is_untyped(kind):
+            raise SchemaMismatch(f"{column} has no value that tells its type")
         self.schema = self.schema.append(pa.field(name, kind))
+
+
+def is_untyped(kind: pa.DataType) -> bool:
+    """Whether no value has told the type, or one within it: of a column of nulls, of empty lists, of empty objects."""
+    children = [kind.field(number).type for number in range(kind.num_fields)]
+    return types.is_null(kind) or (types.is_struct(kind) and not children) or any(map(is_untyped, children))
 
 
 def _shown(misfit: Misfit) -> str:

@@ -36,6 +36,8 @@ def column_of(values: Any, kind: pa.DataType) -> pa.Array:
     is_text, is_nested = isinstance(values, pa.Array), types.is_nested(kind) and not types.is_dictionary(kind)
     if is_text and values.type.equals(kind):
         return values
+    if is_text and types.is_timestamp(values.type):  # of CSV, whose reader finds a unit by the first rows
+        return values.cast(kind)
     try:
         if not is_nested:
             return _cast(values if is_text else pa.array([_text(value, kind) for value in values], pa.string()), kind)
@@ -52,6 +54,25 @@ def column_of(values: Any, kind: pa.DataType) -> pa.Array:
     if not column.type.equals(kind):  # Arrow gives a dictionary longer indices where it has no room for all values
         raise Misfit(len(converted) - 1, converted[-1], "")
     return column
+
+
+def time_type(column: pa.Array) -> pa.DataType:
+    """Return the type of a column's times, which may be text in ISO 8601; the column's own type if it has others.
+
+    Times with a zone are UTC, times without one have none; text that mixes both stays text. The unit is Spark's
+    microseconds whatever the first rows have, as later ones may have fractions of a second.
+    """
+    values, kind = column.drop_null(), column.type
+    if len(values) == 0 or not (types.is_timestamp(kind) or kind == pa.string()):
+        return kind
+    zones = (kind.tz,) if types.is_timestamp(kind) else ("UTC", None)
+    for time in (pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in zones):
+        try:
+            values.cast(time)
+        except pa.ArrowException:
+            continue
+        return time
+    return kind
 
 
 def _explain(error: Exception, kind: pa.DataType) -> str:

@@ -9,12 +9,11 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.types as types
 
 from penstock.errors import InvalidRequest
-from penstock.rows.exact import Misfit, column_of
+from penstock.rows.exact import Misfit, column_of, time_type
 from penstock.text import cut, printable
 
 
@@ -51,43 +50,47 @@ def _parse(line: bytes, number: int) -> dict[str, Any]:
 
 
 def infer_schema(lines: Lines) -> pa.Schema:
-    """Return the schema that Arrow's reader infers."""
+    """Return the schema that Arrow's reader infers, but for times, whose zone it drops: see `time_type`."""
     try:
         schema = _read(lines.text, None).schema
         if not schema.names:  # which must be UTF-8
             raise InvalidRequest("its lines have no columns")
+        texts = pa.schema([field.with_type(_times_as_text(field.type)) for field in schema])
+        [batch] = _read(lines.text, texts).to_batches()
     except (pa.ArrowException, UnicodeDecodeError) as error:
         parse(lines)  # which names the line that is no object
         raise InvalidRequest(f"these lines are no table: {str(error).splitlines()[0]}") from error
-    return schema
+    return pa.schema([(name, _with_times(column)) for name, column in zip(schema.names, batch.columns, strict=True)])
 
 
-def read_fast(lines: Lines, schema: pa.Schema, *, inferred: bool = False) -> pa.RecordBatch | None:
+def read_fast(lines: Lines, schema: pa.Schema) -> pa.RecordBatch | None:
     """Return the rows as Arrow's reader has them; None if it can't read them, or might differ from the exact way.
 
-    The exact way is `parse` and `column_of`. Types that were `inferred` are left to the reader. Of others it reads what
-    it neither casts nor rounds; times, bytes and the words of a dictionary it reads as text.
+    The exact way is `parse` and `column_of`. The reader reads what it neither casts nor rounds; times, bytes and the
+    words of a dictionary it reads as text.
     """
-    kinds = [field.type if inferred else _read_as(field.type) for field in schema]
+    kinds = [_read_as(field.type) for field in schema]
     if None in kinds:
         return None
     try:
         fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
-        table = _read(lines.text, pa.schema(fields))
-        [batch] = table.combine_chunks().to_batches()
+        [batch] = _read(lines.text, pa.schema(fields)).to_batches()
         batch.validate(full=True)  # the reader takes any bytes for text
-        columns = [column_of(column, field.type) for field, column in zip(schema, batch.columns, strict=True)]
+        columns = [
+            column.cast(kind) if types.is_nested(column.type) else column_of(column, kind)
+            for kind, column in zip(schema.types, batch.columns, strict=True)
+        ]
     except (pa.ArrowException, ValueError, Misfit):
         return None
-    # To the reader two objects on a line are two rows, and NaN is a number
-    same = inferred or (batch.num_rows == _count(lines.text) and all(map(_is_finite, columns)))
-    return pa.RecordBatch.from_arrays(columns, schema=schema) if same else None
+    if batch.num_rows != len(re.findall(rb"^.*\S", lines.text, re.MULTILINE)):  # two objects on a line are two rows
+        return None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _read_as(kind: pa.DataType) -> pa.DataType | None:
     """Return the type in which the reader is exact; None if there is none."""
-    if _is_exact(kind):
-        return kind
+    if _is_exact(text := _times_as_text(kind)):
+        return text
     is_flat = types.is_dictionary(kind) or not (types.is_nested(kind) or types.is_floating(kind))
     return pa.string() if is_flat else None
 
@@ -101,26 +104,33 @@ def _is_exact(kind: pa.DataType) -> bool:
     return bool(number or types.is_boolean(kind) or kind == pa.string())
 
 
-def _is_finite(column: pa.Array) -> bool:
+def _times_as_text(kind: pa.DataType) -> pa.DataType:
+    """Return the type with text for times, at any depth."""
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_times_as_text(kind.value_type)))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_times_as_text(field.type)) for field in kind])
+    return pa.string() if types.is_timestamp(kind) else kind
+
+
+def _with_times(column: pa.Array) -> pa.DataType:
+    """Return the column's type, with times for text that is all times, at any depth."""
     if types.is_list(column.type):
-        return _is_finite(column.flatten())
+        return pa.list_(column.type.value_field.with_type(_with_times(column.flatten())))
     if types.is_struct(column.type):
-        return all(map(_is_finite, column.flatten()))
-    return not types.is_floating(column.type) or bool(pc.all(pc.is_finite(column), min_count=0).as_py())
-
-
-def _count(text: bytes) -> int:
-    """Return how many lines aren't blank."""
-    return len(re.findall(rb"^.*\S", text, re.MULTILINE))
+        children = zip(column.type, column.flatten(), strict=True)
+        return pa.struct([field.with_type(_with_times(child)) for field, child in children])
+    return time_type(column)
 
 
 def _read(text: bytes, schema: pa.Schema | None) -> pa.Table:
     exact = pyarrow.json.ParseOptions(schema, unexpected_field_behavior="error")
-    return pyarrow.json.read_json(
+    table = pyarrow.json.read_json(
         io.BytesIO(text),
         read_options=pyarrow.json.ReadOptions(block_size=len(text) + 1, use_threads=False),
         parse_options=None if schema is None else exact,
     )
+    return table.combine_chunks()
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,9 +140,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-_decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+_decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=_unique_keys)
 """One for all lines: json.loads with these arguments makes one for each, which takes as long as the line."""

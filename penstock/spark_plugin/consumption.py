@@ -186,7 +186,7 @@ class ConsumerSession:
         except Lost as lost:  # the checkpoint is an older copy, or the server's state is older
             self.report(lost)
             ends = self.offsets().next
-            capped = (offsets.cap(each, ends) for each in (offset.initial, begin))
+            capped = (Position({s: min(at, ends.get(s, at)) for s, at in p.items()}) for p in (offset.initial, begin))
             with contextlib.suppress(Lost):
                 self.client.call(actions.ATTACH_CONSUMER, actions.AttachConsumer(*about, *capped))
         self._attached, self._committed = (offset.consumer, offset.journal), None

@@ -155,11 +155,6 @@ def skip_to(position: Position, first: Position) -> Position:
     return Position({shard: max(offset, first[shard]) for shard, offset in position.items()})
 
 
-def cap(position: Position, ends: Position) -> Position:
-    """Return the position, at most at the end."""
-    return Position({shard: min(offset, ends.get(shard, offset)) for shard, offset in position.items()})
-
-
 def gap(path: str, start: Position, first: Position, end: Position | None = None) -> str | None:
     """Describe the rows from `start` on that were removed; None if all are there. With `end`, only those of shards that
     have rows in the batch up to there.

@@ -67,40 +67,32 @@ class PushedFilters:
         """Return one filter's text. By its class's name, as Spark 4.0 has none of these classes."""
         name = type(filter).__name__
         if name == "Not":
-            inner = None if _has_null(filter.child) else self._to_text(filter.child)
+            child = filter.child
+            never_true = type(child).__name__ == "In" and None in child.value  # x not in (1, null)
+            inner = None if never_true else self._to_text(child)
             return inner and f"not ({inner})"
         if len(filter.attribute) != 1 or filter.attribute[0] not in self._pushable:
             return None
         column, kind = f"`{filter.attribute[0].replace('`', '``')}`", self._pushable[filter.attribute[0]]
         if name in ("IsNull", "IsNotNull"):
             return f"{column} is {'not ' if name == 'IsNotNull' else ''}null"
-        if name == "EqualNullSafe":
-            return _null_safe(column, kind, filter.value)
         if name == "In":
             values = [_literal(value, kind) for value in filter.value if value is not None]
             return f"{column} in ({', '.join(map(str, values))})" if values and None not in values else None
+        if name == "EqualNullSafe" and filter.value is None:
+            return f"{column} is null"
         value = _literal(filter.value, kind)
-        return f"{column} {_SIGNS[name]} {value}" if name in _SIGNS and value is not None else None
-
-
-def _null_safe(column: str, kind: str, value: Any) -> str | None:
-    if value is None:
-        return f"{column} is null"
-    text = _literal(value, kind)
-    return text and f"{column} is not null and {column} = {text}"
-
-
-def _has_null(filter: Any) -> bool:
-    """Whether it is an `in` with a null: `x not in (1, null)` is never true."""
-    return type(filter).__name__ == "In" and None in filter.value
+        if value is None:
+            return None
+        if name == "EqualNullSafe":
+            return f"{column} is not null and {column} = {value}"
+        return f"{column} {_SIGNS[name]} {value}" if name in _SIGNS else None
 
 
 def _literal(value: Any, kind: str) -> str | None:
     """Return the value as a literal of its column's type; None where it wouldn't be the same value."""
-    expected, render = _LITERALS.get(kind.partition("(")[0], (None, None))
-    if expected is None or render is None or type(value) is not expected:
-        return None
-    return render(value)
+    expected, render = _LITERALS.get(kind.partition("(")[0], (None, str))
+    return render(value) if type(value) is expected else None
 
 
 def _float(value: float) -> str | None:
@@ -112,16 +104,7 @@ def _decimal(value: Decimal) -> str | None:
     return format(value, "f") if value.is_finite() and len(value.as_tuple().digits) < 28 else None
 
 
-def _instant(value: dt.datetime) -> str | None:
-    return None if value.tzinfo is None else _quoted(value.astimezone(dt.UTC).isoformat(" "))
-
-
-def _wall_clock(value: dt.datetime) -> str | None:
-    return _quoted(value.isoformat(" ")) if value.tzinfo is None else None
-
-
 def _quoted(text: str) -> str:
-    """Return a text as a literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -134,7 +117,7 @@ _LITERALS: dict[str, tuple[type, Render]] = {
     "string": (str, _quoted),  # one with a collation has it in its name
     "binary": (bytes, lambda value: f"x'{value.hex()}'"),
     "date": (dt.date, lambda value: _quoted(value.isoformat())),
-    "timestamp": (dt.datetime, _instant),
-    "timestamp_ntz": (dt.datetime, _wall_clock),
+    "timestamp": (dt.datetime, lambda value: value.tzinfo and _quoted(value.astimezone(dt.UTC).isoformat(" "))),
+    "timestamp_ntz": (dt.datetime, lambda value: None if value.tzinfo else _quoted(value.isoformat(" "))),
 }
 """Spark's name of a type -> Python's type of its values, and a value's text."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from penstock.client import client as clients
-from penstock.client.settings import ConnectSettings
+from penstock.client.settings import LONG_RETRY_FOR, RETRY_FOR, ConnectSettings
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.spark_plugin import carry, options
 from penstock.spark_plugin.consumption import start_offsets
@@ -100,24 +100,25 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         client, arrow = self._client(values), to_arrow(schema)
         put = open_put(client, values["path"], mode, values.get("run"), arrow)
         self._planned = True
-        return BatchWriter(put, task_of(put, client, arrow), client.settings.retry_for)
+        return BatchWriter(put, task_of(put, client, arrow), client.settings.retry_seconds())
 
     @without_traceback
     def streamReader(self, schema: StructType) -> sql.DataSourceStreamReader:  # noqa: N802  # Spark's name
         values = options.checked(self.options, "stream")
         self._planned = True
-        return stream.reader(self._client(values), values, schema)
+        return stream.reader(self._client(values, LONG_RETRY_FOR), values, schema)
 
     @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> sql.DataSourceStreamWriter:  # noqa: N802
         values = options.checked(self.options, "sink")
+        mode: Mode = "overwrite" if overwrite else "append"
         self._planned = True
-        return sink.EpochWriter(self._client(values), values["path"], "overwrite" if overwrite else "append", schema)
+        return sink.EpochWriter(self._client(values, LONG_RETRY_FOR), values["path"], mode, schema)
 
-    def _client(self, values: Mapping[str, str]) -> clients.Client:
+    def _client(self, values: Mapping[str, str], retry_for: float = RETRY_FOR) -> clients.Client:
         here = self.here or _settings_here()
         named = {name: values[name] for name in ("url", "token", "ca") if values.get(name)}
-        retry_for = options.seconds(values, "retry_for", here.retry_for)
+        retry_for = options.seconds(values, "retry_for", retry_for)
         return clients.Client(replace(here, **named, retry_for=retry_for))  # type: ignore[arg-type]  # names of its fields
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
+_NEW_CHECKPOINT = (
+    "It is the same batch again, or one of a new checkpoint, which counts its batches from 0: then name its runs anew, "
+    "or use penstock.foreach_batch, which names them by the checkpoint"
+)
 
 
 def open_put(
@@ -185,13 +189,37 @@ def write(
     """
     _check_frame(df)
     with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca) as put:
-        if put.finished is None:
-            with show_progress(path, put.progress, wanted=progress):
-                put.finish(df.mapInArrow(put, put.schema))
-        assert put.finished is not None
-        if put.finished.seconds is None:
-            log.info("%s: nothing more was written", put.finished)
-        return put.finished
+        if put.finished is not None:
+            # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
+            rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
+            log.warning("%s: %s is skipped. %s", put.finished, rows, _NEW_CHECKPOINT if isinstance(run, tuple) else "")
+            return put.finished
+        with show_progress(path, put.progress, wanted=progress):
+            return put.finish(df.mapInArrow(put, put.schema))
+
+
+def foreach_batch(
+    path: str, *, mode: Mode = "append", url: str | None = None, token: str | None = None, ca: str | None = None
+) -> Callable[[DataFrame, int], None]:
+    """Return a function that writes each batch of a stream, once: `df.writeStream.foreachBatch(foreach_batch(path))`.
+
+    A batch is the run (query, batch). Spark keeps the query's id in the checkpoint: a batch that is repeated adds
+    nothing, and a query with a new checkpoint has runs of its own.
+    """
+    check_path(path)
+
+    def write_batch(df: DataFrame, batch: int) -> None:
+        query = None
+        with contextlib.suppress(AttributeError, NotImplementedError):  # Spark Connect's sessions have no context
+            query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query is None:
+            raise InvalidRequest(
+                f"foreach_batch({path!r}): Spark Connect does not tell a batch its query: use format('penstock'), or a "
+                "function that names the run: penstock.write(df, path, mode='append', run=('orders', batch))"
+            )
+        write(df, path, mode=mode, run=(query, batch), progress=False, url=url, token=token, ca=ca)
+
+    return write_batch
 
 
 def _check_frame(df: DataFrame) -> None:

@@ -30,6 +30,7 @@ MISTAKES = [
     (("put", "store/a"), app.USAGE, "FILE"),
     (("put", "topic/n", "-", "-"), app.USAGE, "once"),
     (("put", "topic/n", "-"), app.USAGE, "stdin: it is empty"),
+    (("put", "topic/n", "-", "--run", "r"), app.USAGE, "stdin: it is empty"),
     (("put", "topic/n", "{tmp}/empty.csv"), app.USAGE, "empty.csv: it is empty"),
     (("put", "topic/n", "{tmp}/array.json"), app.USAGE, "an object per line"),
     (("put", "topic/n", "{tmp}/good.csv", "--mode", "overwrite"), app.USAGE, "only grows"),

@@ -98,7 +98,7 @@ def test_a_run_happens_once(here: Run, client: Client, parquet: str, tmp_path: P
         assert here("put", "topic/x", *files, "--run", "monday").code == 0
         done = here("put", "topic/y", "-", "--run", "r", "--json", stdin=b'{"id": 1}\n{"id": 2}\n')
         assert "puts" not in done.json[0]
-        assert here("put", "topic/y", "-", stdin=b"id\n3\n").code == 0
+        assert here("put", "topic/y", "-", "--format", "csv", stdin=b"id\n3\n").code == 0
     assert client.info("store/a").rows == 100
     assert client.get("topic/x").read_all().select(["id", "total"]).to_pydict() == {
         "id": [1, 2], "total": [None, Decimal("2.50")],
@@ -122,10 +122,12 @@ def test_a_file_that_is_not_utf8_makes_nothing(here: Run, client: Client, tmp_pa
     assert len(client.list("topic/")) == len(client.list("store/")) == 0
 
 
-def test_a_topic_is_not_made_of_a_column_without_type(here: Run, client: Client, tmp_path: Path) -> None:
-    for file in (text_file(tmp_path, '{"id": 1, "city": null}'), "-"):
-        done = here("put", "topic/x", file, stdin=b'{"id": 1, "city": null}\n')
-        assert (done.code, len(client.list("topic/"))) == (app.USAGE, 0)
+@pytest.mark.parametrize("value", ["null", "[]", "{}", '[{"a": []}]'])
+def test_a_topic_is_not_made_of_a_column_without_type(here: Run, client: Client, tmp_path: Path, value: str) -> None:
+    line = f'{{"id": 1, "city": {value}}}'
+    for file, code in ((text_file(tmp_path, line), app.USAGE), ("-", app.FAILED)):
+        done = here("put", "topic/x", file, stdin=line.encode())
+        assert (done.code, len(client.list("topic/"))) == (code, 0)
         assert "'city' has no value that tells its type" in done.err
         assert "create_topic(" in done.err
 
@@ -134,14 +136,17 @@ def test_a_topic_is_not_made_of_a_column_without_type(here: Run, client: Client,
 def test_a_topic_refuses_what_it_cannot_mean(here: Run, client: Client, exists: bool) -> None:
     if exists:
         create_topic(client, ORDERS)
-    for arguments, stdin, message in (
-        (("-",), b"", "stdin: it is empty"),
-        (("-",), b'[{"id": 1}]', "expected an object per line"),
-        (("-", "-"), b'{"id": 1}', "once"),
-        (("-", "--mode", "overwrite"), b'{"id": 1}', "only grows"),
+    for arguments, stdin, code, message in (
+        (("-",), b"", app.USAGE, "stdin: it is empty"),
+        (("-",), b'[{"id": 1}]', app.FAILED, "expected an object per line"),
+        (("-",), b"garbage\n", app.FAILED, "stdin: line 1 isn't JSON"),
+        (("-",), b"id\n3\n", app.FAILED, "stdin to a topic is JSON lines, unless --format says otherwise"),
+        (("-", "--run", "r"), b"id\n3\n", app.USAGE, "stdin: line 1 isn't JSON"),
+        (("-", "-"), b'{"id": 1}', app.USAGE, "once"),
+        (("-", "--mode", "overwrite"), b'{"id": 1}', app.USAGE, "only grows"),
     ):
         done = here("put", "topic/x", *arguments, stdin=stdin)
-        assert (done.code, done.out, message in done.err) == (app.USAGE, b"", True), done.err
+        assert (done.code, done.out, message in done.err) == (code, b"", True), done.err
     assert sum(entry.rows for entry in client.list("topic/")) == 0
 
 
@@ -162,6 +167,38 @@ def test_the_first_lines_make_the_topic(here: Run, client: Client) -> None:
     assert client.get("topic/x").read_all()["id"].to_pylist() == [*range(1_500), 7]
 
 
+FILES = {
+    "a.jsonl": [
+        '{"at": "2026-11-18T20:00:00Z", "n": 1, "f": 2.5, "in": {"at": "2026-11-18T20:00:00.5+01:00", "to": ["a"]}}',
+        '{"f": NaN, "n": null, "yes": true, "naive": "2026-11-18 20:00:00", "big": 12345678901234567890.5, "no": ""}',
+    ],
+    "a.csv": [
+        "at,n,f,naive,day,time,yes,text,big",
+        "2026-11-18T20:00:00Z,1,2.5,2026-11-18 20:00:00,2026-11-18,20:00:00,true,0017x,12345678901234567890",
+        "2026-11-18T20:00:00.5+01:00,,nan,2026-11-18 20:00:00.25,,20:00:01,FALSE,,1",
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "lines"), FILES.items(), ids=FILES)
+@pytest.mark.parametrize("path", ["topic/x", "store/x"])
+def test_the_same_file_is_taken_again(
+    here: Run, client: Client, tmp_path: Path, path: str, name: str, lines: list[str]
+) -> None:
+    file = text_file(tmp_path, *lines, name=name)
+    for times in (1, 2):
+        done = here("put", path, file, "--mode", "append")
+        assert done.code == 0, done.err
+        assert client.info(path).rows == 2 * times
+    table = client.get(path).read_all()
+    assert str(table.slice(0, 2).to_pydict()) == str(table.slice(2).to_pydict())
+    assert table.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert table.schema.field("naive").type == pa.timestamp("us")
+    if path == "topic/x" and name == "a.jsonl":
+        assert here("put", path, "-", stdin="\n".join(lines).encode()).code == 0
+        assert client.info(path).rows == 6
+
+
 BAD_LINES = {
     b'{"id": "x"}': "id of topic/x is int32, got 'x'",
     b"{": "isn't JSON",
@@ -176,7 +213,7 @@ def test_a_bad_line_ends_it_after_the_rows_before(here: Run, client: Client, lin
     create_topic(client, ORDERS)
     good = [f'{{"id": {n}}}'.encode() for n in range(1_700)]
     done = here("put", "topic/x", "-", stdin=b"\n".join([*good, b"", line, b'{"id": 9, "weight": 5}', line]))
-    assert done.code in (app.CONFLICT, app.USAGE)
+    assert done.code == app.FAILED
     assert re.match(rf"penstock: stdin: line 1702\W.*{message}.* 1,700 rows are in topic/x", done.err), done.err
     table = client.get("topic/x").read_all()
     assert (table["id"].to_pylist(), table.schema) == (list(range(1_700)), ORDERS)
@@ -185,7 +222,7 @@ def test_a_bad_line_ends_it_after_the_rows_before(here: Run, client: Client, lin
 def test_a_bad_line_makes_a_topic_of_the_rows_before(here: Run, client: Client) -> None:
     """A later line may bring another column."""
     done = here("put", "topic/x", "-", stdin=b'{"id": 1, "city": "a"}\n' + NO_UTF8)
-    assert done.code == app.USAGE
+    assert done.code == app.FAILED
     assert re.search(r"stdin: line 2: city isn't text in UTF-8.* 1 rows are in topic/x", done.err), done.err
     assert here("put", "topic/x", "-", stdin=b'{"id": 2}\n{"id": 3, "weight": 1}\n').code == 0
     assert client.get("topic/x").read_all().to_pydict() == {
@@ -197,7 +234,7 @@ def test_a_line_without_end_is_refused(here: Run, client: Client, monkeypatch: p
     monkeypatch.setattr("penstock.cli.append._LONGEST_LINE", 100)
     monkeypatch.setattr("penstock.cli.append._CHUNK", 60)
     done = here("put", "topic/x", "-", stdin=b'{"id": 1}\n{"id": "' + b"x" * 500)
-    assert (done.code, "line 2 has more than" in done.err) == (app.USAGE, True)
+    assert (done.code, "line 2 has more than" in done.err) == (app.FAILED, True)
 
 
 @pytest.mark.parametrize(("times", "said"), [(1, "2 rows are in"), (2, "0 rows are in, and maybe those of a put")])

@@ -16,7 +16,7 @@ from tests.kit.cli import TRIPS, text_file, write_table
 
 
 def read(*files: str) -> pa.Table:
-    rows = InputFiles(files, None)
+    rows = InputFiles(files)
     return pa.Table.from_batches(rows.batches(), rows.schema)
 
 
@@ -53,6 +53,26 @@ def test_a_bad_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, li
     (tmp_path / "a.jsonl").write_bytes(b'{"n": 1, "s": "a"}\n' * 5 + line + b"\n")
     with pytest.raises(InvalidRequest, match=rf"a\.jsonl: line 6\W.*{value}"):
         read(str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(("values", "kind"), [
+    (["2026-11-18T20:00:00Z", "", "2026-11-18 20:00:00.25+01:00"], pa.timestamp("us", "UTC")),
+    (["2026-11-18T20:00:00", "2026-11-18T20:00:00"], pa.timestamp("us")),
+    (["2026-11-18T20:00:00.5", ""], pa.timestamp("us")),
+    (["2026-11-18", "2026-11-19"], pa.date32()),
+    (["2026-11-18T20:00:00Z", "2026-11-18T20:00:00"], pa.string()),
+])  # fmt: skip
+def test_times_of_csv_keep_their_zone(tmp_path: Path, values: list[str], kind: pa.DataType) -> None:
+    for lines in (values, [*values] * 2):
+        table = read(text_file(tmp_path, "n,at", *(f"1,{value}" for value in lines), name="a.csv"))
+        assert table.schema == pa.schema([("n", pa.int64()), ("at", kind)])
+    if kind == pa.timestamp("us", "UTC"):
+        hours = [value and value.hour for value in table["at"].to_pylist()]
+        assert hours == [20, None, 19] * 2
+
+
+def test_csv_may_have_heads_alone(tmp_path: Path) -> None:
+    assert read(text_file(tmp_path, "n,at", name="a.csv")).schema.names == ["n", "at"]
 
 
 def test_text_is_read_in_the_types_of_the_first_file(tmp_path: Path) -> None:
@@ -109,7 +129,7 @@ def test_progress_is_told_piece_by_piece(tmp_path: Path, monkeypatch: pytest.Mon
         write_table(pa.table({"x": pa.chunked_array([[n] * 999 for n in range(9)])}), tmp_path / name)
     else:
         text_file(tmp_path, *[f'{{"x": {10**9}}}'] * 30_000)
-    files = InputFiles([str(tmp_path / name)], None)
+    files = InputFiles([str(tmp_path / name)])
     size, done = float((tmp_path / name).stat().st_size), list[float]()
     rows = sum(batch.num_rows for batch in files.batches(done.append))
     assert rows in (300_000, 9 * 999, 30_000)

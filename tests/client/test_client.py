@@ -29,6 +29,7 @@ from penstock.errors import (
     PenstockError,
     SchemaMismatch,
     StoreFull,
+    TimedOut,
     Unavailable,
     WriteEnded,
 )
@@ -62,6 +63,8 @@ KINDS: dict[str, Callable[[], Any]] = {
     "capsule": lambda: Capsule(TABLE),
     "iterator": lambda: iter(TABLE.to_batches()),
     "list": TABLE.to_batches,
+    "dicts": TABLE.to_pylist,
+    "iterator of dicts": lambda: iter(TABLE.to_pylist()),
 }
 
 
@@ -72,10 +75,29 @@ def test_put_takes_whatever_holds_arrow_data(client: Client, kind: str) -> None:
     assert client.get("store/t").read_all() == TABLE
 
 
-@pytest.mark.parametrize("wrong", [{"a": [1]}, "rows", 7, [{"a": 1}]])
+@pytest.mark.parametrize("wrong", [{"a": [1]}, "rows", 7, [7], [{"a": 1}, 7]])
 def test_put_refuses_what_it_can_not_send_and_names_it(client: Client, wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
         client.put("store/t", wrong)
+
+
+def test_dicts_need_not_have_the_same_columns(client: Client) -> None:
+    client.put("store/t", [{"id": 1}, {"city": "Oslo"}, {}])
+    assert client.get("store/t").read_all().to_pydict() == {"id": [1, None, None], "city": [None, "Oslo", None]}
+    narrow = pa.schema([("city", pa.string()), ("id", pa.int16())])
+    client.put("store/narrow", [{"id": 1}], schema=narrow)
+    assert client.get("store/narrow").read_all().equals(pa.table({"city": [None], "id": [1]}, narrow))
+
+
+@pytest.mark.parametrize(("rows", "schema", "message"), [
+    ([{"id": 1}, {"id": "x"}], None, "the column 'id' can't be put: "),
+    ([{"id": 1}, {"ID": 2}], pa.schema([("id", pa.int64())]), "the rows have a column 'ID', which schema= lacks"),
+    ([{"id": 300}], pa.schema([("id", pa.int8())]), "the column 'id' can't be put: .*300"),
+])  # fmt: skip
+def test_dicts_that_are_no_rows_are_refused(client: Client, rows: Any, schema: pa.Schema, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        client.put("store/t", rows, schema=schema)
+    assert len(client.list()) == 0
 
 
 def test_an_empty_iterator_needs_a_schema(client: Client) -> None:
@@ -281,6 +303,14 @@ class TestTryingAgain:
     def test_a_server_that_is_not_there_gives_up_with_the_cure(self) -> None:
         with connect("grpc://127.0.0.1:1", retry_for=0.2) as client, pytest.raises(Unavailable, match="penstock serve"):
             client.list()
+
+    def test_a_late_answer_is_awaited_again_where_that_is_safe(self, client: Client) -> None:
+        late = Mock(side_effect=[TimedOut("late"), Unavailable("away"), "done"])
+        assert client.connection.retry(late) == "done"
+        with pytest.raises(TimedOut, match=r"^late$"):
+            client.connection.retry(Mock(side_effect=TimedOut("late", request="7")), safe=lambda refused: refused)
+        with pytest.raises(TimedOut, match=r"^late$"):
+            client.connection.retry(Mock(side_effect=TimedOut("late")), retry_for=0.1)
 
     @pytest.mark.parametrize("data", [TABLE, Capsule(TABLE)], ids=["read again", "read once"])
     def test_one_stream_too_many_is_tried_again_until_there_is_room(

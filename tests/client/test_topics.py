@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -397,3 +398,23 @@ def test_a_follower_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
             client.put("topic/x", rows(2))
             waiting.join(LIMIT)
     assert seen == [1, 2]
+
+
+@pytest.mark.process
+@pytest.mark.faults
+def test_a_server_that_was_away_is_reached_at_once(tmp_path: Path) -> None:
+    """By all who wait for it: longer than a call is retried, and gRPC's own backoff would be 12 s by then."""
+    with process_server(tmp_path / "data") as server, connect(server.url) as client, ThreadPoolExecutor(2) as pool:
+        client.put("topic/x", rows(0))
+        follower = client.follow("topic/x", start={})
+        assert first(follower, 1) == [0]
+        server.kill()
+        following = pool.submit(next, follower)
+        call = pool.submit(connect(server.url, retry_for=120).list, "topic/")
+        time.sleep(32)
+        with process_server(tmp_path / "data", listen=server.url):
+            returned = time.monotonic()
+            connect(server.url).put("topic/x", rows(1))
+            assert ids([following.result(LIMIT)]) == [1]
+            assert [entry.path for entry in call.result(LIMIT)] == ["topic/x"]
+            assert time.monotonic() - returned < 8

@@ -88,8 +88,8 @@ def test_a_batch_that_a_stream_repeats_is_written_once(
 ) -> None:
     """Run the page's foreachBatch in a query that fails between a batch's write and its commit, and starts again."""
     monkeypatch.setenv("PENSTOCK_URL", str(server.url))
-    (code,) = [code for code in blocks(page, "python") if "def save(df, batch):" in code]
-    names: dict[str, Any] = {"penstock": penstock}
+    (code,) = [code for code in blocks(page, "python") if "save = penstock.foreach_batch(" in code]
+    names: dict[str, Any] = {}
     exec(compile(code, page, "exec"), names)
     for number in range(3):
         pq.write_table(pa.table({"id": [number * 10, number * 10 + 1]}), tmp_path / f"{number}.parquet")

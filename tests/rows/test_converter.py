@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from penstock.errors import InvalidRequest
-from penstock.rows.converter import Converter
-from penstock.rows.json_lines import Lines
+from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.rows.converter import Converter, is_untyped
+from penstock.rows.json_lines import Lines, infer_schema
 
 ORDERS = pa.schema(
     [
@@ -108,6 +108,21 @@ UNFIT_JSON: list[tuple[pa.Schema, list[str], str]] = [
     (IDS, ['{"id": 1}', '{"id": 2}', '{"id": 3, "weight": 1}'],
      "line 3 has a column 'weight', which the beginning lacks"),
 ]  # fmt: skip
+NO_TYPES = ["null", "[]", "{}", "[[], []]", '[{"a": []}]', '{"a": null}']
+
+
+@pytest.mark.parametrize("value", NO_TYPES)
+def test_a_new_column_has_a_value_that_tells_its_type(value: str) -> None:
+    """A column of nulls is left out until it has one, any other is refused."""
+    line = f'{{"id": 1, "new": {value}}}'
+    if value == "null":
+        assert from_json(IDS, line).schema == IDS
+        return
+    with pytest.raises(SchemaMismatch, match="line 1 has a column 'new', which has no value that tells its type"):
+        from_json(IDS, line)
+    assert is_untyped(infer_schema(Lines(line.encode())).field("new").type)
+
+
 UNFIT_CSV: list[tuple[pa.Schema, list[str], str]] = [
     (ORDERS, ["id,total", "1,2", "2,2.555", "3,x"], "row 2: total of topic/x is decimal128(10, 2), got '2.555'"),
     (ORDERS, ["id,city", f"{'7' * 99},x"], f"row 1: id of topic/x is int32, got '{'7' * 79}…'"),

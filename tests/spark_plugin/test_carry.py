@@ -170,7 +170,7 @@ def test_an_installed_penstock_is_used(packed: Path, tmp_path: Path) -> None:
     assert (worker["ticket"], worker["installed"], worker["drivers"]) == ("ticket", True, 1)
 
 
-def test_what_spark_sent_is_acknowledged_and_nothing_else_touched() -> None:
+def test_only_what_spark_sent_is_acknowledged() -> None:
     before = os.listdir("/proc/self/fd")
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as spark:
         worker, _ = listener.accept()

@@ -48,6 +48,10 @@ spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 pushed = spark.read.format("penstock").option("pushdown", "true").load("store/source")
 report["pushed"] = sorted(row.id for row in pushed.filter("id >= 998 and id != 1000 and id < 1003").collect())
 try:
+    penstock.foreach_batch("store/batches")(spark.range(3), 0)
+except Exception as refused:
+    report["batch"] = str(refused)
+try:
     spark.read.format("penstock").option("fliter", "id < 3").load("store/source").count()
 except Exception as refused:
     report["refused"] = str(refused)
@@ -83,7 +87,7 @@ def test_a_connect_session_writes_and_reads(
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout.splitlines()[-1])
 
-    refused, mismatch = report.pop("refused"), report.pop("mismatch")
+    refused, mismatch, batch = (report.pop(name) for name in ("refused", "mismatch", "batch"))
     assert report == {
         "session": "pyspark.sql.connect.session",
         "write": 1000,
@@ -93,6 +97,7 @@ def test_a_connect_session_writes_and_reads(
     }
     assert "did you mean 'filter'" in refused
     assert "id is int64, got string" in mismatch
+    assert "Spark Connect does not tell a batch its query" in batch
     assert sorted(client.get("store/hand").read_all()["id"].to_pylist()) == list(range(100))
     assert sorted(client.get("store/source").read_all()["id"].to_pylist()) == list(range(1010))
     assert len(client.list("write/")) == 0

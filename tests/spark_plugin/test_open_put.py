@@ -33,11 +33,14 @@ class Answers(Connection):
         self.requests: list[Any] = []
 
     def call(self, action: Any, request: Any, *, retry_for: float | None = None) -> Any:
-        self.requests.append(request)
-        answer = self.answers.pop(0)
-        if isinstance(answer, PenstockError):
-            raise answer
-        return answer
+        def once() -> Any:
+            self.requests.append(request)
+            answer = self.answers.pop(0)
+            if isinstance(answer, PenstockError):
+                raise answer
+            return answer
+
+        return self.retry(once, retry_for=retry_for)
 
 
 # --- the value -----------------------------------------------------------------------------

@@ -136,6 +136,28 @@ def test_a_server_killed_again_and_again_at_any_moment(
         assert landed(streams) == once(kills * 100 + 10)
 
 
+AWAY = 40
+"""Seconds: more than a call is retried for, and gRPC's own backoff would be 13 by then."""
+
+
+def test_a_query_outlives_its_server_and_goes_on_at_once(at: Callable[[str], Streams], tmp_path: Path) -> None:
+    with process_server(tmp_path / "d") as server:
+        streams = at(server.url)
+        streams.put(0, 10)
+        query = streams.start(streams.stream(), OUT, now=False)
+        goes_on(query, streams, 10)
+        server.kill()
+    time.sleep(AWAY)
+    assert query.isActive, query.exception()
+    with process_server(tmp_path / "d", listen=server.url):
+        returned = time.monotonic()
+        streams.put(10, 10)
+        goes_on(query, streams, 20)
+        assert time.monotonic() - returned < 10
+        query.stop()
+        assert landed(streams) == once(20)
+
+
 def test_a_stopped_server_costs_a_stream_no_rows(at: Callable[[str], Streams], tmp_path: Path) -> None:
     """SIGSTOP: connections stay, and nobody answers."""
     with process_server(tmp_path / "d") as server:

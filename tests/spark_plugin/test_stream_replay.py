@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 import penstock
 from penstock.client.client import connect
+from penstock.errors import InvalidRequest
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from tests.kit.server import ANY_PORT
@@ -75,6 +77,32 @@ def test_a_batch_that_fails_after_each_action_is_written_once(streams: Streams) 
     assert landed(streams, "store/all") == Counter(range(50))
     assert landed(streams, "topic/even") == Counter(range(0, 50, 2))
     assert seen == {tuple(range(10)), tuple(range(10, 20)), tuple(range(20, 50))}
+
+
+def test_batches_of_a_new_checkpoint_are_no_repetitions(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:
+    """It counts them from 0 again: under a name of the user's own they are skipped, with a warning."""
+    url = streams.client.settings.url
+
+    def named(df: DataFrame, number: int) -> None:
+        penstock.write(df, "store/named", mode="append", run=("orders", number), url=url, progress=False)
+
+    streams.put(0, 10)
+    for checkpoint in ("c", "new"):
+        streams.run(streams.stream(), penstock.foreach_batch(OUT, url=url), checkpoint)
+        streams.run(streams.stream(), named, f"{checkpoint} named")
+        streams.put(10, 5)
+
+    assert landed(streams) == Counter(range(10)) + Counter(range(15))
+    assert landed(streams, "store/named") == Counter(range(10))
+    (skipped,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert re.search(r"store/named: 10 rows, .*run 'orders/0': the batch of 15 rows is skipped", skipped.getMessage())
+
+
+def test_a_batch_without_a_query_is_refused(streams: Streams) -> None:
+    with pytest.raises(InvalidRequest, match=r"does not tell a batch its query: use format\('penstock'\)"):
+        penstock.foreach_batch(OUT)(streams.spark.range(1), 0)
+    with pytest.raises(InvalidRequest, match="path="):
+        penstock.foreach_batch(Path(OUT))  # type: ignore[arg-type]
 
 
 # --- an older checkpoint is put back ------------------------------------------------------------

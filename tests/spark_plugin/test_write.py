@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -150,21 +149,24 @@ def test_a_put_is_for_one_frame_and_refuses_a_second_ones_rows(spark: SparkSessi
 def test_a_finish_whose_answer_is_late_is_repeated(
     spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called: list[str] = []
-    call = Connection.call_raw
+    finishes: list[Any] = []
+    retry = Connection.retry
 
-    def late(self: Connection, name: str, fields: Any, **options: Any) -> dict[str, Any]:
-        answer = call(self, name, fields, **options)
-        called.append(name)
-        if called.count("write.finish") == 1 and name == "write.finish":
-            raise TimedOut("planted: the answer is late")
-        return answer
+    def late(self: Connection, call: Callable[[], Any], **options: Any) -> Any:
+        def late_once() -> Any:
+            answer = call()
+            if isinstance(answer, dict) and answer.get("state") == "finished":
+                finishes.append(answer)
+                if len(finishes) == 1:
+                    raise TimedOut("planted: the answer is late")
+            return answer
 
-    monkeypatch.setattr(Connection, "call_raw", late)
+        return retry(self, late_once, **options)
+
+    monkeypatch.setattr(Connection, "retry", late)
     written = penstock.write(spark.range(10), "store/x", mode="append")
 
-    assert called.count("write.finish") == 2
-    assert "write.abort" not in called
+    assert len(finishes) == 2
     assert written.rows == 10
     assert ids(client, "store/x") == list(range(10))
 
@@ -258,24 +260,35 @@ def test_another_schema_is_refused_before_a_task_runs(spark: SparkSession, clien
     assert len(client.list("write/")) == 0
 
 
-def test_a_run_is_written_once_and_says_so(
-    spark: SparkSession, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("run", "skipped", "evaluations"), [
+    ("nightly", "'nightly': this frame is skipped", "x"),
+    (("query", 7), "'query/7': the batch of 10 rows is skipped. It is the same batch again, or one of a new", "xxx"),
+])  # fmt: skip
+def test_a_run_is_written_once_and_warns_that_it_skips(
+    spark: SparkSession,
+    client: Client,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    run: Any,
+    skipped: str,
+    evaluations: str,
 ) -> None:
+    """The rows of a stream's batch are counted for that; a job's aren't, as that may take as long as the job."""
+
     def counted(batches: Any) -> Any:
         with (tmp_path / "evaluations").open("a") as file:
             file.write("x")
         yield from batches
 
     df = spark.range(0, 10, 1, 1).mapInArrow(counted, "id long")
-    with caplog.at_level(logging.INFO, "penstock.spark_plugin"):
-        for _ in range(3):
-            written = penstock.write(df, "store/x", mode="append", run=("query", 7))
+    for _ in range(3):
+        written = penstock.write(df, "store/x", mode="append", run=run)
 
-    assert [(one.name, one.levelname) for one in caplog.records] == [("penstock.spark_plugin.write", "INFO")] * 2
-    assert re.search(r"store/x: 10 rows, .*'query/7': nothing", caplog.messages[0])
+    assert [(one.name, one.levelname) for one in caplog.records] == [("penstock.spark_plugin.write", "WARNING")] * 2
+    assert re.search(rf"store/x: 10 rows, .* written before by run {re.escape(skipped)}", caplog.messages[0])
     assert ids(client, "store/x") == list(range(10))
-    assert (tmp_path / "evaluations").read_text() == "x"
-    assert "written before by run 'query/7'" in repr(written)
+    assert (tmp_path / "evaluations").read_text() == evaluations
+    assert "written before by run" in repr(written)
 
 
 def test_sessions_of_all_time_zones_write_one_schema(spark: SparkSession, client: Client) -> None:

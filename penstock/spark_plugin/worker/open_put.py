@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from penstock.client.connection import Connection
-from penstock.client.settings import TASK_RETRY_FOR
+from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS
 from penstock.wire import actions
@@ -109,8 +108,14 @@ def finish_put(connection: Connection, put: OpenPut, receipts: Iterable[Any], ru
         return put
     receipts = list(receipts)
     request = put.finish_request(receipts, run)
+    retry_for = max(connection.settings.retry_seconds(), LONG_RETRY_FOR)
     try:
-        answer = _finish(connection, put, request)
+        answer = connection.call(actions.FINISH_WRITE, request, retry_for=retry_for)
+    except TimedOut as late:
+        raise TimedOut(
+            f"{put.path}: the server did not answer in time whether write/{put.write} is finished; `penstock show "
+            f"write/{put.write}` does. It is safe to finish again with the same receipts"
+        ) from late
     except WriteEnded:
         with contextlib.suppress(PenstockError):  # at Spark's commit there is no token to ask with
             if put.named and put.summary is None and (summary := describe_put(connection, put)).state == "finished":
@@ -119,21 +124,6 @@ def finish_put(connection: Connection, put: OpenPut, receipts: Iterable[Any], ru
     if warning := put.left_out(receipts, answer):
         log.warning("%s", warning)
     return put.finished(answer)
-
-
-def _finish(connection: Connection, put: OpenPut, request: FinishWrite) -> Summary:
-    """Call write.finish, again while the server is away or late: the same list is the same finish."""
-    retry_for = max(connection.settings.retry_for, TASK_RETRY_FOR)
-    give_up = time.monotonic() + retry_for
-    while True:
-        try:
-            return connection.call(actions.FINISH_WRITE, request, retry_for=retry_for)
-        except TimedOut as late:
-            if time.monotonic() > give_up:
-                raise TimedOut(
-                    f"{put.path}: the server did not answer in time whether write/{put.write} is finished; `penstock "
-                    f"show write/{put.write}` does. It is safe to finish again with the same receipts"
-                ) from late
 
 
 def describe_put(connection: Connection, put: OpenPut) -> Summary:

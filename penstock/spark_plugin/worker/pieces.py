@@ -80,7 +80,7 @@ class PartitionWriter(sql.DataSourceArrowWriter):
 
     @without_traceback
     def commit(self, messages: list[Any]) -> None:
-        with Connection(self._task.settings) as connection:
+        with contextlib.closing(Connection(self._task.settings)) as connection:
             finish_put(connection, self._put, (receipt for message in messages for receipt in message.receipts))
 
     def abort(self, messages: list[Any]) -> None:
@@ -89,7 +89,7 @@ class PartitionWriter(sql.DataSourceArrowWriter):
         An error here would hide the first one. A write that can't be aborted shows nothing, and expires.
         """
         if not self._put.repeated:
-            with contextlib.suppress(PenstockError), Connection(self._task.settings) as connection:
+            with contextlib.suppress(PenstockError), contextlib.closing(Connection(self._task.settings)) as connection:
                 abort_put(connection, self._put, retry_for=self._retry_for)
 
 

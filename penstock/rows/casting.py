@@ -171,6 +171,8 @@ def _cast_leaf(array: pa.Array, kind: pa.DataType, path: str, *, reading: bool) 
             return _rounded_down(array, kind)
         if source in (pa.large_string(), pa.large_binary()) and array.offset:
             array = _offsets_from_zero(array)
+        if pa.types.is_string_view(source) or pa.types.is_binary_view(source):
+            array = _without_hidden_views(array)
         if pa.types.is_integer(source) and pa.types.is_decimal(kind):  # which Arrow else needs to hold any integer
             array = array.cast(pa.decimal256(76, kind.scale))
         cast = array.cast(kind)
@@ -205,6 +207,16 @@ def _offsets_from_zero(array: pa.Array) -> pa.Array:
     ends = pa.Array.from_buffers(pa.int64(), len(array) + 1, [None, offsets], offset=array.offset)
     buffers = [_validity(array), pc.subtract(ends, ends[0]).buffers()[1], text.slice(ends[0].as_py())]
     return pa.Array.from_buffers(array.type, len(array), buffers)
+
+
+def _without_hidden_views(array: pa.Array) -> pa.Array:
+    """Return the views without those beneath nulls: Arrow doesn't validate them, and its cast follows them anywhere."""
+    if not array.null_count:
+        return array
+    _, views, *text = array.buffers()
+    raw = pa.Array.from_buffers(pa.binary(16), len(array), [_validity(array), views.slice(array.offset * 16)])
+    empty = raw.fill_null(bytes(16)).buffers()[1]
+    return pa.Array.from_buffers(array.type, len(array), [_validity(array), empty, *text])
 
 
 def _rounded_down(array: pa.Array, kind: pa.DataType) -> pa.Array:

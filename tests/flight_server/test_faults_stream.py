@@ -24,6 +24,7 @@ from tests.kit.wire import (
     at,
     attempt_of,
     call,
+    create_topic,
     ids,
     list_paths,
     new_attempt,
@@ -110,6 +111,30 @@ def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer,
         for path in sorted(kept):
             assert read(bare, path).num_rows == 2 * ROWS
         assert list_paths(bare, b"write/") == []
+    assert_unharmed(victim)
+
+
+def test_the_server_survives_damaged_streams_that_it_casts(victim: ProcessServer) -> None:
+    """The topic has another type for each column that can have one."""
+    other = {
+        "int": pa.float64(), "text": pa.dictionary(pa.int32(), pa.string()), "bytes": pa.large_binary(),
+        "list": pa.large_list(pa.int32()), "coded": pa.large_string(), "when": pa.timestamp("ns", "Europe/Oslo"),
+        "struct": pa.struct({"b": pa.large_string(), "c": pa.int8(), "a": pa.int16()}),
+        "map": pa.map_(pa.large_string(), pa.int32()), "view": pa.large_string(),
+    }  # fmt: skip
+    fields = [field.with_type(other.get(field.name, field.type)) for field in reversed(list(varied().schema))]
+    messages, dice = ipc_messages(varied(), None), random.Random("penstock casts")
+    accepted = 0
+    with RawFlight(victim.url) as raw, flight.connect(victim.url) as bare:
+        create_topic(bare, "topic/cast", pa.schema(fields))
+        assert raw.put(framed(messages, "topic/cast")).accepted
+        for _ in range(MUTATIONS):
+            accepted += raw.put(mutated(messages, "topic/cast", dice)).accepted
+        assert 100 < accepted < MUTATIONS - 100
+        kept = read(bare, "topic/cast")
+        assert kept.num_rows >= (accepted - 5) * 2 * ROWS  # a damaged descriptor may name another path
+        kept.validate(full=True)
+        assert kept["text"].slice(0, 2 * ROWS).to_pylist() == varied()["text"].to_pylist()
     assert_unharmed(victim)
 
 

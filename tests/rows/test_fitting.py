@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -83,6 +84,17 @@ LOST: list[tuple[pa.Array, pa.DataType]] = [
 def test_a_value_that_would_lose_something_is_refused(column: pa.Array, kind: pa.DataType) -> None:
     with pytest.raises(SchemaMismatch, match=r"column x|the values of x"):
         cast(column, kind)
+
+
+def test_views_beneath_nulls_are_not_followed() -> None:
+    """Arrow doesn't validate them: of 2,000 damaged streams some ended the server."""
+    astray = struct.pack("<i4sii", 1 << 30, b"xxxx", 7, 1 << 30)
+    text = struct.pack("<i12s", 1, b"a")
+    views = pa.py_buffer(astray + text + astray + astray)
+    column = pa.Array.from_buffers(pa.string_view(), 4, [pa.array([0b0010], pa.uint8()).buffers()[1], views])
+    column.validate(full=True)
+    for each in (column, column.slice(1), column.slice(2)):
+        assert cast(each, pa.string()).to_pylist() == [None, "a", None, None][4 - len(each) :]
 
 
 def test_nan_stays_nan() -> None:

@@ -75,6 +75,8 @@ class Growth:
         """
         if own is None:
             return pa.schema(map(_without_views, new), metadata=new.metadata)
+        if own.equals(new):
+            return own
         fields = self._combined(own, new, path, _fitted)
         return pa.schema([field for field in fields if new.get_field_index(field.name) >= 0], metadata=own.metadata)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull, Unavailable
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import data_folder, serving
 from penstock.flight_server.limits import ServerLimits
@@ -109,16 +109,18 @@ def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
 
     with serving(settings("a")) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
-        with pytest.raises(InvalidRequest, match="belongs to another data folder"), serving(settings("b")):
+        with pytest.raises(Unavailable, match="in use by another penstock"), serving(settings("b")):
             pass
         assert client.get("store/t").read_all() == TABLE
+    with pytest.raises(InvalidRequest, match="belongs to another data folder"), serving(settings("b")):
+        pass
 
 
 def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -> None:
     """The server was killed in its first put to a topic: the part is stored, and no row names it yet."""
     settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with data_folder(settings) as (_, store, _):
-        store.write("first-000000", TABLE.schema, TABLE.to_batches())
+        store.write("first-000000", TABLE.schema, TABLE.to_batches(), path="store/a")
     with serving(settings) as server, connect(server.url) as client:
         assert not list((tmp_path / "data" / "parts").rglob("*-000000"))
         client.put("store/t", TABLE)

@@ -269,7 +269,7 @@ def test_finish_refuses_rows_written_for_another_topic(reach: Reach) -> None:
             reach.create()
         write = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
         batch = trips(1, 2, 3)
-        part = reach.store.write(f"part-{existed}", TRIPS, [batch])
+        part = reach.store.write(f"part-{existed}", TRIPS, [batch], path="store/a")
         attempt = Attempt("a" * 31 + str(int(existed)), TRIPS, part.rows, (part,), (0,))
         reach.ledger.record(write, attempt)
         if existed:

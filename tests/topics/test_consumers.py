@@ -351,10 +351,3 @@ def test_an_impossible_position_is_refused(
     (consumer,) = call(bare, "describe", path=TOPIC)["consumers"]
     assert consumer["lag_rows"] == 2
     assert 'penstock_consumer_lag_rows{consumer="c",topic="topic/x"} 2.0' in server.state.metrics.text()
-
-
-def test_the_server_refuses_a_position_beyond_the_end(bare: flight.FlightClient, reader: dict[str, Any]) -> None:
-    for field in ("initial", "position"):
-        with refused("lost", "ends before shard 0: 3 of 2"):
-            call(bare, "consumer.attach", **reader, **{field: {"0": 3}})
-    assert call(bare, "describe", path=TOPIC)["consumers"] == []

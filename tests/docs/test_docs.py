@@ -21,8 +21,9 @@ from penstock.flight_server.server import PenstockServer
 from penstock.wire.read import ReadCommand
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
+from tests.kit.cli import serving
 from tests.kit.pages import blocks, run_all
-from tests.kit.server import process_server
+from tests.kit.server import free_port, process_server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,6 +145,28 @@ def test_command_lines_on_a_page_run_word_for_word(page: str, tmp_path: Path) ->
         assert pq.read_table(tmp_path / "out.parquet").equals(trips)
 
 
+@pytest.mark.process
+def test_tls_and_token_are_set_up_word_for_word(tmp_path: Path) -> None:
+    """By the lines of docs/operating.md, on another port."""
+    server, client = blocks("docs/operating.md", "sh")
+    assert client.count("8815") == server.count("8815") == 1
+    assert server.splitlines()[-1].startswith("penstock serve ")
+    port = str(free_port())
+    *making, serve = server.replace("0.0.0.0:8815", f"127.0.0.1:{port}").splitlines()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        "\n".join(["set -e", *making]), shell=True, cwd=tmp_path, check=True, capture_output=True, timeout=60
+    )
+    flags = [str(tmp_path / word) if word.endswith(".pem") or word == "token" else word for word in serve.split()[2:]]
+    with serving(tmp_path / "log", *flags, "--http", "off", "--data", str(tmp_path / "data")):
+        for lines, works in ((client, True), (re.sub("PENSTOCK_CERT=.*", "true", client), False)):
+            done = subprocess.run(
+                lines.replace("8815", port), shell=True, cwd=tmp_path, check=False, capture_output=True, text=True,
+                env={**os.environ, "PATH": path}, timeout=60,
+            )  # fmt: skip
+            assert (done.returncode == 0) == works, done.stdout + done.stderr
+
+
 def test_the_wire_page_has_every_action_and_every_code(client: Client) -> None:
     page = (ROOT / "docs/wire.md").read_text()
     for name in client.actions():
@@ -196,6 +219,21 @@ def test_every_promise_names_existing_tests_and_bugs() -> None:
             assert not name or re.search(rf"(def|class) {name}\b", (ROOT / file).read_text()), row
         for bug in re.findall(r"`([\w-]+)\.patch`", row):
             assert (ROOT / "scripts/planted" / f"{bug}.patch").exists(), row
+
+
+@pytest.mark.process
+def test_every_planted_bug_is_looked_for_by_some_test() -> None:
+    """A name that no test has any more would select none, and find nothing."""
+    pytest.importorskip("pyspark.sql.datasource", reason="without Spark its tests are not collected")
+    bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}
+    files = {argument.partition("::")[0] for tests in bugs.values() for argument in tests if ".py" in argument}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *sorted(files)]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout
+    for bug, tests in bugs.items():
+        places = tuple(argument for argument in tests if ".py" in argument)
+        word = tests[-1].lower() if "-k" in tests else ""
+        selected = [line for line in collected.splitlines() if line.startswith(places)]
+        assert [line for line in selected if word in line.partition("::")[2].lower()], f"{bug}: {tests}"
 
 
 def test_every_planted_bug_is_found_by_its_promises_tests() -> None:

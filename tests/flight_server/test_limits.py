@@ -133,18 +133,6 @@ def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightCli
         put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
 
 
-def test_datasets_are_limited(make_server: Make) -> None:
-    with flight.connect(make_server(limits=ServerLimits(datasets=2)).url) as bare:
-        for path in ("store/a", "store/b"):
-            put(bare, at(path), [trips(1)])
-        with refused("limit", "datasets="):
-            put(bare, at("store/c"), [trips(1)])
-        put(bare, at("store/b", attempt=new_attempt(), mode="append"), [trips(2)])
-        call(bare, "delete", path="store/a")
-        put(bare, at("store/c"), [trips(1)])
-        assert list_paths(bare) == ["store/b", "store/c"]
-
-
 def test_an_attempt_waits_for_room_before_its_first_byte(make_server: Make) -> None:
     """It goes on once something is deleted; one that waits too long fails with the numbers."""
     server = make_server(quota=1_000_000, ticket_life=0.1)

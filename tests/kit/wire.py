@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+
+from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
     from penstock.flight_server.server import PenstockServer
@@ -28,6 +31,11 @@ def bare(server: PenstockServer) -> Iterator[flight.FlightClient]:
 def trips(*ids: int) -> pa.RecordBatch:
     """Return a batch of trips with these ids."""
     return pa.RecordBatch.from_pydict({"id": list(ids), "city": [f"city {number}" for number in ids]}, schema=TRIPS)
+
+
+def wide_trips(*ids: int) -> list[pa.RecordBatch]:
+    """Return a batch for each of these trips, of 1 MiB of noise: a dozen make two parts."""
+    return [pa.RecordBatch.from_pydict({"id": [n], "city": [os.urandom(1 << 19).hex()]}, TRIPS) for n in ids]
 
 
 def new_attempt() -> str:
@@ -77,6 +85,30 @@ def put(
     assert answer is not None, "no receipt and no error"
     receipt: dict[str, Any] = json.loads(answer.to_pybytes())
     return receipt
+
+
+def begun_put(client: flight.FlightClient, path: str = "store/slow") -> tuple[Any, Any]:
+    """Begin a put of which the server has a row; return its writer and the reader of its receipt."""
+    others = set(list_paths(client, b"write/"))
+    writer, reader = client.do_put(at(path), TRIPS)
+    writer.write_batch(trips(1))
+    eventually(lambda: set(list_paths(client, b"write/")) - others, what="the put has reached the server")
+    return writer, reader
+
+
+def await_drain(client: flight.FlightClient) -> flight.FlightUnavailableError:
+    """Wait until new work is refused; return the refusal."""
+    refusals: list[flight.FlightUnavailableError] = []
+
+    def is_refused() -> bool:
+        try:
+            list_paths(client)
+        except flight.FlightUnavailableError as error:
+            refusals.append(error)
+        return bool(refusals)
+
+    eventually(is_refused)
+    return refusals[0]
 
 
 def call(

@@ -45,7 +45,7 @@ JAVA = 17
 def missing() -> str | None:
     """What Spark lacks here, and how to get it."""
     if importlib.util.find_spec("pyspark") is None:
-        return "pyspark isn't installed: pip install 'penstock[spark]'"
+        return "pyspark isn't installed: pip install 'penstock-flight[spark]'"
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else "java"
     try:

@@ -214,7 +214,7 @@ marked `spark` ran against a real Spark; a row `tests: x` is the file `test_x.py
 - **pandas** is what mapInArrow looks for at the driver; from 3 on PySpark 4.2 and 4.3 warn, so penstock's extra asks
   for 2. Executors need pyarrow alone.
 - **3.5**: don't install `pyspark[sql]` or `pyspark[connect]`: they ask for numpy 1, which pyarrow refuses;
-  `penstock[spark]` doesn't. On Python 3.12 and newer it also needs `setuptools`, for the `distutils` that it imports.
+  `penstock-flight[spark]` doesn't. On Python 3.12 and newer it also needs `setuptools`, for `distutils`.
   Python data sources came with 4.0: there `penstock.write` and `penstock.read` are the way. Its Connect server is no
   part of pip's package, so no test here starts it; by hand, with Maven's spark-connect 3.5.7, write, read, do_put,
   do_get and a frame without rows did what they do elsewhere.

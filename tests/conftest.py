@@ -8,6 +8,7 @@ import tests.kit.profiles  # noqa: F401  # Hypothesis's, before any test is coll
 
 pytest_plugins = [
     "tests.kit.clock",
+    "tests.kit.certificates",
     "tests.kit.wire",
     "tests.kit.server",
     "tests.kit.ledger",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -276,7 +277,7 @@ def test_the_wheel_and_the_sdist_hold_the_package(tmp_path: Path) -> None:
 
     with tarfile.open(sdist) as tar:
         in_sdist = {name.partition("/")[2] for name in tar.getnames()}
-    assert package | {"LICENSE", "pyproject.toml"} <= in_sdist
+    assert package | {"LICENSE", "pyproject.toml", "README.md", "docs/operating.md"} <= in_sdist
     assert not {"tests", *LINKS} & {name.split("/")[0] for name in in_sdist}
 
     with zipfile.ZipFile(wheel) as archive:
@@ -285,4 +286,7 @@ def test_the_wheel_and_the_sdist_hold_the_package(tmp_path: Path) -> None:
     info = {name for name in in_wheel if name.split("/")[0].endswith(".dist-info")}
     assert in_wheel - info == package
     assert any(name.endswith("/LICENSE") for name in info)
+    metadata = (unpacked / next(name for name in info if name.endswith("/METADATA"))).read_text()
+    assert "\nName: penstock-flight\n" in metadata
+    assert not re.findall(r"\]\((?!https?:)", metadata), "the index has none of the files that these lead to"
     assert run(IMPORT_ALL, unpacked, *importable()) == str(unpacked / "penstock" / "__init__.py")

@@ -31,7 +31,8 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; return its exit code."""
     if any(importlib.util.find_spec(name) is None for name in ("click", "rich")):
-        sys.stderr.write("penstock: the command line needs click and rich: pip install 'penstock[cli]'\n")
+        extras = "cli,serve" if "serve" in arguments else "cli"
+        sys.stderr.write(f"penstock: the command line needs click and rich: pip install 'penstock-flight[{extras}]'\n")
         return USAGE
     import click
 

@@ -61,14 +61,17 @@ def _packages() -> Iterator[Finding]:
     yield Finding("ok", "Python", platform.python_version())  # pip refuses one that is too old
     yield Finding("ok", "penstock", f"{penstock.__version__}, pyarrow {_version('pyarrow')}")
     extras: dict[str, list[str]] = {}
-    for requirement in importlib.metadata.requires("penstock") or []:
+    (distribution,) = importlib.metadata.packages_distributions()["penstock"]
+    for requirement in importlib.metadata.requires(distribution) or []:
         match = re.match(r"([\w.-]+)(\[.*?\])?.*;.*\bextra == ['\"](\w+)['\"]", requirement)
-        if match and match[1] != "penstock" and match[3] != "dev":
+        if match and match[1] != distribution and match[3] != "dev":
             extras.setdefault(match[3], []).append(match[1])
     for extra, packages in sorted(extras.items()):
         missing = [name for name in packages if _version(name) is None]
         if missing:
-            yield Finding("note", f"extra {extra}", f"lacks {', '.join(missing)}: pip install 'penstock[{extra}]'")
+            yield Finding(
+                "note", f"extra {extra}", f"lacks {', '.join(missing)}: pip install 'penstock-flight[{extra}]'"
+            )
         else:
             yield Finding("ok", f"extra {extra}", ", ".join(f"{name} {_version(name)}" for name in packages))
 

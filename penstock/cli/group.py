@@ -30,7 +30,8 @@ Exit codes
   6  no token, or a wrong one
 
 \b
-A token comes from PENSTOCK_TOKEN, a certificate authority's file from PENSTOCK_CA.
+A token comes from PENSTOCK_TOKEN, a certificate authority's file from PENSTOCK_CA, a client's certificate and key
+from PENSTOCK_CERT and PENSTOCK_KEY.
 Example: penstock put store/demo/trips trips.parquet && penstock get store/demo/trips -n 5
 """
 _INSTALL = {

@@ -15,6 +15,7 @@ from penstock.text import parse_duration
 
 if TYPE_CHECKING:
     from penstock.flight_server.config import ServerConfig
+    from penstock.flight_server.supervisor import Attachment
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LEVELS = click.Choice(("debug", "info", "warning", "error"))
@@ -64,6 +65,7 @@ def _size(text: str) -> int:
 @click.option("--drain", type=_duration, metavar="TIME", help=_DRAIN)
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
+@click.option("--client-ca", type=_FILE, help="Only callers with a certificate of these authorities, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
@@ -71,18 +73,35 @@ def _size(text: str) -> int:
 def serve(*, log_level: str, **options: Any) -> int:
     """Run a server until SIGTERM or Ctrl-C; it lets running calls end. The exit code is 3 if some were cut off.
 
+    A small supervisor starts the server again, on the same ports, if it crashes or is killed. It doesn't if the server
+    exits by itself, such as for a data folder that another one has.
+
     Every option is also a variable: --listen is PENSTOCK_LISTEN, --memory-limit PENSTOCK_MEMORY_LIMIT.
     """
+    from penstock.flight_server import supervisor
+
+    attachment = supervisor.attachment()
+    if attachment is not None:
+        attachment.end_with_supervisor()
+    settings = _settings(**options)
+    settings.check()
+    if attachment is None:
+        supervisor.supervise()
+    return _run(settings, attachment, log_level)
+
+
+def _run(settings: ServerConfig, attachment: Attachment, log_level: str) -> int:
+    """Run the server itself, in a process that a supervisor has started."""
     try:
         from penstock.flight_server import lifecycle
     except ImportError as missing:  # of an extra, with the cure
         raise InvalidRequest(str(missing)) from missing
 
-    settings = _settings(**options)
-    settings.check()
-    lifecycle.lean_memory()
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
-    return lifecycle.run(settings)
+    return lifecycle.run(
+        settings.with_ports(attachment.port, attachment.http_port),
+        lambda server, http: attachment.report(server.port, http.port if http else 0),
+    )
 
 
 def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **options: Any) -> ServerConfig:

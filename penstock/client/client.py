@@ -31,19 +31,24 @@ def connect(
     *,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
     timeout: float = 60.0,
     retry_for: float | None = None,
 ) -> Client:
     """Return a client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815.
 
-    `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA. A server that is busy or away
-    is tried again for `retry_for` seconds: 30, or ten minutes in `follow`. Nothing is sent until the first call.
+    `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA; `cert` and `key`, files of the
+    client's own certificate, to PENSTOCK_CERT and PENSTOCK_KEY. A server that is busy or away is tried again for
+    `retry_for` seconds: 30, or ten minutes in `follow`. Nothing is sent until the first call.
     """
     return Client(
         ConnectSettings(
             url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL,
             token or os.environ.get("PENSTOCK_TOKEN") or None,
             ca or os.environ.get("PENSTOCK_CA") or None,
+            cert or os.environ.get("PENSTOCK_CERT") or None,
+            key or os.environ.get("PENSTOCK_KEY") or None,
             timeout=timeout,
             retry_for=retry_for,
         )

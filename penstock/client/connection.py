@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.client.settings import ConnectSettings, read_certificates
+from penstock.client.settings import ConnectSettings
 from penstock.errors import InvalidRequest, StoreFull, TimedOut, Unavailable, from_flight
 from penstock.wire.body import VERSION
 
@@ -44,10 +44,12 @@ class Connection:
 
     def __init__(self, settings: ConnectSettings) -> None:
         self.settings = settings
-        certificates = read_certificates(settings.ca) if settings.ca else None
+        pem = settings.read_pems()
         try:
-            options = _KEEPALIVE + _RECONNECT
-            self.flight = flight.connect(settings.url, tls_root_certs=certificates, generic_options=options)
+            self.flight = flight.connect(
+                settings.url, tls_root_certs=pem.get("ca"), cert_chain=pem.get("cert"), private_key=pem.get("key"),
+                generic_options=_KEEPALIVE + _RECONNECT,
+            )  # fmt: skip
         except (pa.ArrowException, flight.FlightError) as wrong:
             raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong
 

@@ -20,6 +20,10 @@ class ConnectSettings:
     token: str | None = field(default=None, repr=False)
     ca: str | None = None
     """A file of certificates (PEM), or their text."""
+    cert: str | None = None
+    """The client's own certificate, for a server that was started with --client-ca; a file or text, as `ca`."""
+    key: str | None = field(default=None, repr=False)
+    """The private key of `cert`; a file or text."""
     timeout: float = 60.0
     """Seconds for one call that isn't a stream."""
     stream_timeout: float = 12 * 3600.0
@@ -35,17 +39,30 @@ class ConnectSettings:
         """Return the settings of a process that has only a ticket: no token, certificates as text, and longer retries,
         as Spark ends a job at the fourth failure of a task.
         """
-        ca = read_certificates(self.ca).decode() if self.ca else None
         retry_for = max(self.retry_seconds(), LONG_RETRY_FOR)
-        return replace(self, url=location or self.url, token=None, ca=ca, retry_for=retry_for)
+        return replace(self.with_texts(), url=location or self.url, token=None, retry_for=retry_for)
+
+    def with_texts(self) -> ConnectSettings:
+        """Return these settings with certificates and key as text, as their files needn't be on another host."""
+        texts = {name: pem.decode() for name, pem in self.read_pems().items()}
+        return replace(self, ca=texts.get("ca"), cert=texts.get("cert"), key=texts.get("key"))
+
+    def read_pems(self) -> dict[str, bytes]:
+        """Return the text of those of `ca`, `cert` and `key` that are set."""
+        if (self.cert is None) != (self.key is None):
+            raise InvalidRequest(f"cert and key belong together: {'key' if self.cert else 'cert'} is missing")
+        values = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        return {name: _read_pem(name, value) for name, value in values.items() if value}
 
 
-def read_certificates(certificates: str) -> bytes:
-    """Return certificates given as a file's name or as text."""
-    if certificates.startswith("-----BEGIN"):
-        return certificates.encode()
+def _read_pem(setting: str, value: str) -> bytes:
+    """Return a setting's value, which is PEM or the name of a file of it."""
+    if value.lstrip().startswith("-----BEGIN"):
+        return value.encode()
     try:
-        with open(certificates, "rb") as file:
+        with open(value, "rb") as file:
             return file.read()
     except OSError as error:
-        raise InvalidRequest(f"ca {certificates!r}: expected a file of certificates (PEM), {error.strerror}") from error
+        name = repr(value) if "\n" not in value else "as text"  # which may be a key
+        what = "a private key" if setting == "key" else "certificates"
+        raise InvalidRequest(f"{setting} {name}: expected a file of {what} (PEM), {error.strerror}") from error

@@ -34,6 +34,10 @@ class Actions:
         action = handler.action
         if action.access == "token":
             call.check_known()
+        elif action.access == "ticket":
+            call.check_body(body, self._state.signer)
+        elif not call.known:
+            body = b""  # what a stranger sends isn't parsed
         request = action.request.decode(body or _NO_BODY)
         if action.access == "ticket":
             call.ticket = self._state.signer.open_write(request.ticket.encode())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from penstock.flight_server.limits import ServerLimits
 
 DEFAULT_LISTEN = "grpc://127.0.0.1:8815"
 DEFAULT_HTTP = "127.0.0.1:8816"
+_ANY_PORT = re.compile(r":0+(?=/?$)")
 
 
 def default_data() -> Path:
@@ -39,9 +41,13 @@ class ServerConfig:
     """Seconds that running calls have when the server stops."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    client_ca: Path | None = None
+    """Certificates of authorities: only callers with a certificate of one of them get through the TLS handshake."""
     token_file: Path | None = None
     insecure: bool = False
     limits: ServerLimits = field(default_factory=ServerLimits)
+    patience: float = 10.0
+    """Seconds for which a start waits for a data folder or a port that another process has."""
     watch_every: float = 1.0
     """Seconds between looks for puts that are silent."""
 
@@ -52,6 +58,8 @@ class ServerConfig:
             raise InvalidRequest(f"--listen {self.listen!r}: expected grpc://host:port or grpc+tls://host:port")
         if (url.scheme == "grpc+tls") != (self.tls_cert is not None and self.tls_key is not None):
             raise InvalidRequest("TLS needs all of --listen grpc+tls://…, --tls-cert and --tls-key")
+        if self.client_ca is not None and url.scheme != "grpc+tls":
+            raise InvalidRequest("--client-ca needs TLS: --listen grpc+tls://…, --tls-cert and --tls-key")
         if self.http is not None and not (self.insecure or is_loopback(self.http_address()[0])):
             raise InvalidRequest(
                 f"--http {self.http} is open to other machines, without TLS and token: listen on loopback, or say "
@@ -96,6 +104,11 @@ class ServerConfig:
             return None
         scheme = "grpc+tls" if url.scheme == "grpc+tls" else "grpc+tcp"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def with_ports(self, port: int, http_port: int) -> ServerConfig:
+        """Return these settings with a port in place of each 0, which means any: a server comes back where it was."""
+        http = None if self.http is None else _ANY_PORT.sub(f":{http_port}", self.http)
+        return replace(self, listen=_ANY_PORT.sub(f":{port}", self.listen), http=http)
 
     def http_address(self) -> tuple[str, int]:
         """Return host and port for HTTP."""

@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import Denied, PenstockError, Unavailable, to_flight
 from penstock.flight_server.metrics import Metrics
-from penstock.flight_server.tickets import WriteTicket
+from penstock.flight_server.tickets import Signer, WriteTicket
 
 log = logging.getLogger("penstock")
 _STREAMS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
@@ -59,6 +59,11 @@ class Call(flight.ServerMiddleware):
         """Reject a caller without the token."""
         if not self.known:
             raise Denied("this call needs the server's token: set PENSTOCK_TOKEN, or pass token=")
+
+    def check_body(self, body: bytes, signer: Signer) -> None:
+        """Reject, before anything parses it, the body of a caller without the token that carries no write ticket."""
+        if not self.known and signer.open_carried(body) is None:
+            self.check_known()
 
     def sending_headers(self) -> dict[str, str]:
         """Return the bearer token after a login by name and password, as ADBC and JDBC expect."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import faulthandler
 import fcntl
 import logging
 import os
 import resource
 import secrets
 import signal
+import socket
 import sys
-import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from typing import IO
+from urllib.parse import urlsplit
 
 from penstock.errors import Internal, InvalidRequest, Unavailable
 from penstock.flight_server.config import ServerConfig
@@ -33,18 +37,8 @@ from penstock.store.payloads import TABLES as PAYLOAD_TABLES
 from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
-THREAD_STACK = 1 << 20
-"""Bytes of stack for a call's thread. With the usual 8 MB, 100 idle puts used up a --memory-limit of 1,000 MB; with
-1 MB, 300 took 432."""
-_POLL = 0.5
-"""Seconds between looks for a signal: one that is delivered to another thread does not wake a waiting main thread."""
-MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-}
-"""For glibc, whose memory gRPC receives into. By default each thread's arena grows and is trimmed with every message: a
-put of 64 MiB to disk took 13,000 page faults, with these settings 430."""
+_RETRY = 0.05
+"""Seconds between attempts to get what another process still has."""
 CUT = 3
 """Exit code if the drain's deadline ended running calls."""
 
@@ -58,7 +52,7 @@ def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStor
     """
     folder = config.data
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(folder):  # 1.
+    with _locked(folder, config.patience):  # 1.
         medium = open_medium(config.store, folder)
         database = Database(folder / "ledger.db", TABLES, journal.TABLES, PAYLOAD_TABLES)  # 2.
         ledger = Ledger(database, {"topic": journal}, incarnation=medium.incarnation, most_paths=config.limits.datasets)
@@ -111,35 +105,32 @@ def serving(config: ServerConfig) -> Iterator[PenstockServer]:
             server.close(config.drain)
 
 
-def lean_memory() -> None:
-    """Start this process again with small thread stacks and MALLOC, which glibc reads when a program starts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    unset = {name: value for name, value in MALLOC.items() if name not in os.environ}
-    os.environ.update(unset)
-    if unset or soft == resource.RLIM_INFINITY or soft > THREAD_STACK:
-        resource.setrlimit(resource.RLIMIT_STACK, (THREAD_STACK, hard))
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell is wanted
+def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor | None], None]) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the process's exit code. A second signal changes nothing.
 
-
-def run(config: ServerConfig) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; return the process's exit code."""
+    `on_listening` is called once, when clients can connect. Before that a signal ends the process: there is nothing to
+    drain, and a start may be cut anywhere.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.enable(all_threads=False)  # if native code fails, the log has the Python functions that called it
     config.check()
     if config.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # the system allows fewer than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    stop = _stop_signal()
     with data_folder(config) as (ledger, store, key):
+        _wait_for_ports(config)
         server = PenstockServer(config, ledger, store, key)
         http = None
         try:
             if config.http is not None:
                 http = HttpDoor(*config.http_address(), server.state)
                 http.start()
+            stop = _stop_signal()
             _announce(config, server, http)
-            while not stop.wait(_POLL):
-                pass
+            on_listening(server, http)
+            os.read(stop, 1)
             log.info("draining: %d calls are open, they have %g s", server.state.streams.open_streams, config.drain)
         finally:
             left = server.close(config.drain)
@@ -152,18 +143,37 @@ def run(config: ServerConfig) -> int:
     return 0
 
 
-def _stop_signal() -> threading.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; the second one ends the process at once."""
-    stop = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+def _stop_signal() -> int:
+    """Return a pipe that can be read from at SIGTERM or SIGINT, whichever thread the signal is delivered to."""
+    stop, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # with no handler nothing would be written to the pipe
     return stop
+
+
+def _wait_for_ports(config: ServerConfig) -> None:
+    """Wait while another process has a port, as a server that has just been killed may for a moment.
+
+    A port that is still taken after `patience`, or that can't be had at all, is the error of whoever listens there.
+    """
+    give_up = time.monotonic() + config.patience
+    listen = urlsplit(config.listen)
+    for host, port in [(listen.hostname or "", listen.port or 0), *([config.http_address()] if config.http else [])]:
+        while not _is_free(host, port) and time.monotonic() < give_up:
+            time.sleep(_RETRY)
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Return whether no other process listens there. gRPC would log each failure."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as failed:
+            return failed.errno != errno.EADDRINUSE
+        return True
 
 
 def _announce(config: ServerConfig, server: PenstockServer, http: HttpDoor | None) -> None:
@@ -181,22 +191,32 @@ def _announce(config: ServerConfig, server: PenstockServer, http: HttpDoor | Non
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, patience: float) -> Iterator[None]:
     """Lock the folder for this process; the lock ends with the process, however that ends."""
+    give_up = time.monotonic() + patience
     with open(folder / "lock", "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise Unavailable(
-                f"the data folder {folder} is in use by another penstock server (process {owner}): stop that server, "
-                "or choose another folder with --data"
-            ) from None
+        while not _locks(file):
+            if time.monotonic() > give_up:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise Unavailable(
+                    f"the data folder {folder} is in use by another penstock server (process {owner}), for {patience:g}"
+                    " s now: stop that server, or choose another folder with --data"
+                )
+            time.sleep(_RETRY)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _locks(file: IO[str]) -> bool:
+    """Lock the file; return False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _ticket_key(folder: Path) -> bytes:

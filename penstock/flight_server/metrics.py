@@ -10,7 +10,7 @@ try:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
-    raise ImportError("the server needs prometheus_client: pip install 'penstock[serve]'") from missing
+    raise ImportError("the server needs prometheus_client: pip install 'penstock-flight[serve]'") from missing
 
 _BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second line, when it began

@@ -55,6 +55,7 @@ def put(
     If a step fails, the parts are deleted. After a crash, or if a crash may still bring 3. to light, they stay, and the
     next start deletes those that no row names.
     """
+    call.check_body(descriptor.command or b"", state.signer)
     command = _decode_command(descriptor)
 
     @contextmanager

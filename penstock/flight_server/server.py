@@ -26,6 +26,7 @@ from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
 from penstock.store.payloads import SplitPayloadStore
+from penstock.wire.body import MAX_BODY
 
 _WRITERS = 4  # threads that store parts, for all puts together
 
@@ -60,6 +61,8 @@ class PenstockServer(flight.FlightServerBase):
                 config.listen,
                 auth_handler=OpenHandshake() if config.token else None,
                 tls_certificates=config.tls_certificates,
+                verify_client=config.client_ca is not None,
+                root_certificates=config.client_ca.read_bytes() if config.client_ca else None,
                 middleware={KEY: Gate(config.token, streams, metrics)},
             )
         except pa.ArrowException as failed:  # gRPC has written its reason to stderr already
@@ -109,7 +112,8 @@ class PenstockServer(flight.FlightServerBase):
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with funnel(call := _call(context)):
-            return [self._actions.run(call, action.type, action.body.to_pybytes())]
+            body = action.body[: MAX_BODY + 1].to_pybytes()  # more than the most is refused without a copy
+            return [self._actions.run(call, action.type, body)]
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         return self._actions.sentences()

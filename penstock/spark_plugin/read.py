@@ -91,6 +91,8 @@ def do_get(  # noqa: PLR0913  # as `read`
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> DoGet:
     """Return the tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
@@ -98,7 +100,7 @@ def do_get(  # noqa: PLR0913  # as `read`
     from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has,
     names the journal of these offsets: a topic that was deleted and created again is rejected.
     """
-    client = clients.connect(url, token=token, ca=ca)
+    client = clients.connect(url, token=token, ca=ca, cert=cert, key=key)
     return DoGet(client, path, filter, columns=columns, start=start, end=end, journal=journal)
 
 
@@ -114,6 +116,8 @@ def read(  # noqa: PLR0913  # two by position, and the options of a read and of 
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> DataFrame:
     """Return a dataset as a frame, as it is now: later changes aren't seen, and deleted rows stay readable for 12 hours
     (the server's --ticket-life). After that evaluating the frame is an error that says to read again.
@@ -125,6 +129,7 @@ def read(  # noqa: PLR0913  # two by position, and the options of a read and of 
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")
     get = do_get(
-        path, columns=columns, filter=filter, start=start, end=end, journal=journal, url=url, token=token, ca=ca
-    )
+        path, columns=columns, filter=filter, start=start, end=end, journal=journal,
+        url=url, token=token, ca=ca, cert=cert, key=key,
+    )  # fmt: skip
     return get.rows(spark)

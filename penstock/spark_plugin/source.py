@@ -37,7 +37,7 @@ except ImportError as missing:
     import importlib.util
 
     if importlib.util.find_spec("pyspark") is None:
-        raise ImportError("penstock.DataSource needs Spark: pip install 'penstock[spark]'") from missing
+        raise ImportError("penstock.DataSource needs Spark: pip install 'penstock-flight[spark]'") from missing
     import pyspark
 
     raise ImportError(
@@ -66,8 +66,8 @@ class _Registered(ABCMeta):
 class DataSource(sql.DataSource, metaclass=_Registered):
     """Datasets for `spark.read.format("penstock").load(path)` and `df.write.format("penstock").mode(…).save(path)`.
 
-    PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_CA are read when it is registered: Spark's own processes don't see what a
-    notebook sets later. Options go before.
+    PENSTOCK_URL, PENSTOCK_TOKEN and the variables of certificates are read when it is registered: Spark's own processes
+    don't see what a notebook sets later. Options go before.
     """
 
     here: ClassVar[ConnectSettings | None] = None
@@ -117,7 +117,7 @@ class DataSource(sql.DataSource, metaclass=_Registered):
 
     def _client(self, values: Mapping[str, str], retry_for: float = RETRY_FOR) -> clients.Client:
         here = self.here or _settings_here()
-        named = {name: values[name] for name in ("url", "token", "ca") if values.get(name)}
+        named = {name: values[name] for name in ("url", "token", "ca", "cert", "key") if values.get(name)}
         retry_for = options.seconds(values, "retry_for", retry_for)
         return clients.Client(replace(here, **named, retry_for=retry_for))  # type: ignore[arg-type]  # names of its fields
 
@@ -148,7 +148,7 @@ copyreg.pickle(_Registered, _pickled)  # type: ignore[arg-type]  # how a class i
 def _settings_here() -> ConnectSettings:
     """Return the environment's settings; certificates as text, as their file needn't be on Spark's host."""
     with clients.connect() as client:
-        return replace(client.settings, ca=client.settings.for_tasks(None).ca)
+        return client.settings.with_texts()
 
 
 class BatchReader(PartitionReader):

@@ -153,7 +153,7 @@ class DoPut:
         return f"penstock.do_put({self.path!r}): write/{self.write}, {'finished' if self.finished else 'open'}"
 
 
-def do_put(
+def do_put(  # noqa: PLR0913  # the options of a write and of a connection
     path: str,
     *,
     mode: Mode = "error",
@@ -162,6 +162,8 @@ def do_put(
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> DoPut:
     """Open a write whose attempts Spark's tasks make: `put.finish(df.mapInArrow(put, put.schema).collect())`.
 
@@ -169,10 +171,10 @@ def do_put(
     task runs. A `run` such as `(query, batch)` is written once: in foreachBatch a batch that is repeated adds nothing.
     """
     arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
-    return DoPut(clients.connect(url, token=token, ca=ca), path, mode, run, arrow)
+    return DoPut(clients.connect(url, token=token, ca=ca, cert=cert, key=key), path, mode, run, arrow)
 
 
-def write(
+def write(  # noqa: PLR0913  # as `do_put`
     df: DataFrame,
     path: str,
     *,
@@ -182,13 +184,15 @@ def write(
     url: str | None = None,
     token: str | None = None,
     ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
     Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
     """
     _check_frame(df)
-    with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca) as put:
+    with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca, cert=cert, key=key) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
@@ -199,7 +203,14 @@ def write(
 
 
 def foreach_batch(
-    path: str, *, mode: Mode = "append", url: str | None = None, token: str | None = None, ca: str | None = None
+    path: str,
+    *,
+    mode: Mode = "append",
+    url: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function that writes each batch of a stream, once: `df.writeStream.foreachBatch(foreach_batch(path))`.
 
@@ -217,7 +228,7 @@ def foreach_batch(
                 f"foreach_batch({path!r}): Spark Connect does not tell a batch its query: use format('penstock'), or a "
                 "function that names the run: penstock.write(df, path, mode='append', run=('orders', batch))"
             )
-        write(df, path, mode=mode, run=(query, batch), progress=False, url=url, token=token, ca=ca)
+        write(df, path, mode=mode, run=(query, batch), progress=False, url=url, token=token, ca=ca, cert=cert, key=key)
 
     return write_batch
 

@@ -151,8 +151,9 @@ def penstock_server(data: Path, store: str = "disk:") -> Iterator[Penstock]:
     url, options = f"grpc://127.0.0.1:{port}", ["--http", f"127.0.0.1:{http}", "--data", str(data), "--store", store]
     command = [sys.executable, "-m", "penstock.cli.app", "serve", "--listen", url, *options]
     counter = FsyncCounter(data)
-    with running(command, port, data.with_suffix(".log"), counter.environment) as pid, flight.connect(url) as client:
+    with running(command, port, data.with_suffix(".log"), counter.environment), flight.connect(url) as client:
         _wait_until_ready(f"127.0.0.1:{http}")
+        pid = int((data / "lock").read_text())  # not the supervisor's
         yield Penstock(pid, url, client, f"127.0.0.1:{http}", counter)
 
 

@@ -78,8 +78,11 @@ def test_help_starts_without_pyarrow_and_tables() -> None:
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
-    done = python(f"import sys; sys.modules[{missing!r}] = None; from penstock.cli.app import main; main()")
+@pytest.mark.parametrize(("verb", "extras"), [("ls", "cli"), ("serve", "cli,serve")])
+def test_without_the_extra_it_says_how_to_get_it(missing: str, verb: str, extras: str) -> None:
+    done = python(
+        f"import sys; sys.modules[{missing!r}] = None; from penstock.cli.app import run; sys.exit(run([{verb!r}]))"
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'penstock[cli]'" in done.stderr
+    assert f"pip install 'penstock-flight[{extras}]'" in done.stderr
     assert "Traceback" not in done.stderr

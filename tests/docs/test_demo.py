@@ -84,4 +84,4 @@ def test_the_demo_names_missing_pyspark_or_an_old_java(tmp_path: Path, monkeypat
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\" 2024-01-16' >&2\n")
     assert demo_spark.missing() is None
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert demo_spark.missing() == "pyspark isn't installed: pip install 'penstock[spark]'"
+    assert demo_spark.missing() == "pyspark isn't installed: pip install 'penstock-flight[spark]'"

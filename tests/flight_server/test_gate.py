@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import pytest
 import trustme
 
 from penstock.flight_server.server import PenstockServer
+from penstock.wire import body
+from tests.kit.certificates import Certificates
 from tests.kit.server import TOKEN, token_file
 from tests.kit.wire import at, attempt_of, call, error_code, info, list_paths, new_attempt, put, read, refused, trips
 
@@ -32,17 +35,10 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(make_server: Callable[..., PenstockServer], tmp_path: Path) -> Guarded:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1", "localhost")
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    server = make_server(
-        listen="grpc+tls://127.0.0.1:0", tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem",
-        token_file=token_file(tmp_path, TOKEN),
-    )  # fmt: skip
+def guarded(make_server: Callable[..., PenstockServer], certificates: Certificates, tmp_path: Path) -> Guarded:
+    server = make_server(**certificates.of_server, token_file=token_file(tmp_path, TOKEN))
     assert server.url is not None
-    return Guarded(server, server.url, authority.cert_pem.bytes())
+    return Guarded(server, server.url, certificates.ca.read_bytes())
 
 
 @pytest.fixture
@@ -111,6 +107,41 @@ def test_a_wrong_token_is_refused_even_with_a_ticket(
     (endpoint,) = there.get_flight_info(at("store/x"), known).endpoints
     with refused("denied", "token is wrong"):
         there.do_get(endpoint.ticket, bearer("wrong-0123456789abcdef")).read_all()
+
+
+def test_what_strangers_send_is_not_parsed(there: flight.FlightClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 16 MB may take seconds to parse, and a GB: the ticket or the token is looked at first."""
+
+    def load_object(raw: bytes, what: str) -> None:
+        raise AssertionError(f"parses {what}: {raw[:40]!r}")
+
+    monkeypatch.setattr(body, "load_object", load_object)
+    forged = b'{"v":1,"ticket":"{\\"v\\":1,\\"put\\":\\"a\\",\\"opener\\":\\"b\\"}.%s"}' % (b"0" * 64)
+    for raw in (b"[" * 1_000_000, b'{"v":1}', forged, b'"ticket":' * 1_000):
+        for name in (action.type for action in there.list_actions() if action.type != "health"):
+            with refused("denied"):
+                list(there.do_action(flight.Action(name, raw)))
+        with refused("denied"):
+            put(there, flight.FlightDescriptor.for_command(raw), [trips(1)])
+
+
+def test_health_tells_strangers_the_state_whatever_they_send(there: flight.FlightClient) -> None:
+    for raw in (b"", b"{}", b"[" * 1_000_000):
+        (answer,) = there.do_action(flight.Action("health", raw))
+        assert json.loads(answer.body.to_pybytes()) == {"state": "serving"}
+
+
+@pytest.mark.parametrize("quote", ['\\"', "\\u0022"])
+def test_a_ticket_is_found_however_its_body_is_written(
+    there: flight.FlightClient, known: flight.FlightCallOptions, quote: str
+) -> None:
+    """Some languages escape quotes by their number, and put spaces where they like."""
+    ticket = call(there, "write.open", known, path="store/x")["ticket"].replace('"', quote)
+    raw = f'{{ "attempts" : [ "ticket" ], "v" : 1, "ticket"\n : "{ticket}" }}'
+    with refused("not-found", "attempt"):
+        list(there.do_action(flight.Action("write.finish", raw.encode())))
+    (answer,) = there.do_action(flight.Action("write.abort", f'{{"v":1,"ticket":"{ticket}"}}'.encode()))
+    assert json.loads(answer.body.to_pybytes())["state"] == "aborted"
 
 
 def test_a_login_by_password_answers_a_bearer_token(there: flight.FlightClient) -> None:
@@ -186,6 +217,40 @@ def test_a_certificate_of_another_authority_is_not_accepted(guarded: Guarded) ->
     other = trustme.CA().cert_pem.bytes()
     with flight.connect(guarded.url, tls_root_certs=other) as there, pytest.raises(flight.FlightError):
         list(there.list_flights(b"", flight.FlightCallOptions(timeout=5)))
+
+
+# --- certificates of clients ------------------------------------------------------------------
+
+
+@pytest.fixture
+def mutual(make_server: Callable[..., PenstockServer], certificates: Certificates, tmp_path: Path) -> PenstockServer:
+    """A server that asks its callers for a certificate."""
+    return make_server(**certificates.of_server, client_ca=certificates.ca, token_file=token_file(tmp_path, TOKEN))
+
+
+def test_without_a_certificate_nothing_is_answered(mutual: PenstockServer, certificates: Certificates) -> None:
+    """Nor with one of another authority, nor without TLS. The handshake fails, so no message is read."""
+    stranger = trustme.CA().issue_cert("stranger@example.org")
+    ca = certificates.ca.read_bytes()
+    for url, options in (
+        (mutual.url, {"tls_root_certs": ca}),
+        (mutual.url, {"tls_root_certs": ca, "cert_chain": stranger.cert_chain_pems[0].bytes(),
+                      "private_key": stranger.private_key_pem.bytes()}),
+        (str(mutual.url).replace("grpc+tls", "grpc+tcp"), {}),
+    ):  # fmt: skip
+        with flight.connect(url, **options) as client, pytest.raises(flight.FlightUnavailableError):
+            call(client, "health", flight.FlightCallOptions(timeout=5))
+    assert "penstock_calls_total{" not in mutual.state.metrics.text()
+
+
+def test_a_certificate_does_not_replace_the_token(mutual: PenstockServer, certificates: Certificates) -> None:
+    with flight.connect(
+        mutual.url, tls_root_certs=certificates.ca.read_bytes(), cert_chain=certificates.cert.read_bytes(),
+        private_key=certificates.key.read_bytes(),
+    ) as client:  # fmt: skip
+        with refused("denied", "needs the server's token"):
+            list(client.list_flights())
+        assert list(client.list_flights(b"", bearer(TOKEN))) == []
 
 
 def test_the_token_is_in_no_log_and_no_error(

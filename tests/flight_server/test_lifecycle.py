@@ -8,7 +8,6 @@ import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -20,9 +19,10 @@ from penstock.flight_server.lifecycle import CUT, data_folder, serving
 from tests.kit.server import ANY_PORT, ProcessServer, free_port, named_parts, process_server
 from tests.kit.wait import eventually, files
 from tests.kit.wire import (
-    TRIPS,
     at,
     attempt_of,
+    await_drain,
+    begun_put,
     call,
     error_details,
     fetch,
@@ -34,30 +34,6 @@ from tests.kit.wire import (
     trailer,
     trips,
 )
-
-
-def begun_put(client: flight.FlightClient, path: str = "store/slow") -> tuple[Any, Any]:
-    others = set(list_paths(client, b"write/"))
-    writer, reader = client.do_put(at(path), TRIPS)
-    writer.write_batch(trips(1))
-    eventually(lambda: set(list_paths(client, b"write/")) - others, what="the put has reached the server")
-    return writer, reader
-
-
-def wait_for_the_drain(client: flight.FlightClient) -> flight.FlightUnavailableError:
-    """Wait until new work is refused; return the refusal."""
-    refusals: list[flight.FlightUnavailableError] = []
-
-    def is_refused() -> bool:
-        try:
-            list_paths(client)
-        except flight.FlightUnavailableError as error:
-            refusals.append(error)
-        return bool(refusals)
-
-    eventually(is_refused)
-    return refusals[0]
-
 
 # --- the end -------------------------------------------------------------------------------
 
@@ -72,7 +48,7 @@ def test_a_drain_refuses_new_work_and_lets_streams_end(tmp_path: Path, number: i
         writer, reader = begun_put(bare)
 
         server.process.send_signal(number)
-        refusal = wait_for_the_drain(bare)
+        refusal = await_drain(bare)
 
         assert error_details(refusal)["code"] == "unavailable"
         assert error_details(refusal)["retry_after"] > 0
@@ -104,19 +80,6 @@ def test_calls_cut_by_the_deadline_show_in_the_exit_code(tmp_path: Path) -> None
 
 
 @pytest.mark.process
-def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
-    with process_server(tmp_path / "d", drain=3_600) as server, flight.connect(server.url) as bare:
-        begun_put_stays = begun_put(bare)
-        server.process.send_signal(signal.SIGTERM)
-        wait_for_the_drain(bare)
-        assert server.process.poll() is None
-
-        assert server.terminate() == 128 + signal.SIGTERM
-        with pytest.raises(flight.FlightUnavailableError):
-            begun_put_stays[0].close()
-
-
-@pytest.mark.process
 def test_readyz_says_draining_until_the_end(tmp_path: Path) -> None:
     http = f"127.0.0.1:{free_port()}"
     with process_server(tmp_path / "d", http=http) as server, flight.connect(server.url) as bare:
@@ -124,7 +87,7 @@ def test_readyz_says_draining_until_the_end(tmp_path: Path) -> None:
             assert answer.status == 200
         writer, _ = begun_put(bare)
         server.process.send_signal(signal.SIGTERM)
-        wait_for_the_drain(bare)
+        await_drain(bare)
         with pytest.raises(urllib.error.HTTPError, match="503") as caught:
             urllib.request.urlopen(f"http://{http}/readyz", timeout=10)
         caught.value.close()
@@ -182,7 +145,7 @@ def test_tickets_survive_a_restart(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_data_folder_takes_one_server(tmp_path: Path) -> None:
     with process_server(tmp_path / "d") as server:
-        second = ServerConfig(data=tmp_path / "d", listen=ANY_PORT, http=None)
+        second = ServerConfig(data=tmp_path / "d", listen=ANY_PORT, http=None, patience=0.3)
         with (
             pytest.raises(Unavailable, match=rf"in use by another penstock server \(process {server.pid}\)"),
             serving(second),

@@ -40,7 +40,7 @@ def test_two_servers_have_metrics_of_their_own() -> None:
 @pytest.mark.process
 def test_serve_without_the_extra_says_how_to_get_it() -> None:
     done = python(WITHOUT + "from penstock.cli.app import run; sys.exit(run(['serve']))")
-    assert (done.returncode, "pip install 'penstock[serve]'" in done.stderr) == (2, True)
+    assert (done.returncode, "pip install 'penstock-flight[serve]'" in done.stderr) == (2, True)
 
 
 @pytest.mark.process

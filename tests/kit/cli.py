@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -220,9 +221,39 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
             stream.close()
 
 
+@dataclass
+class Served:
+    """`penstock serve`: the supervisor's process, the address, the file of its log."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    file: Path
+
+    @property
+    def log(self) -> str:
+        return self.file.read_text()
+
+    def server(self) -> int | None:
+        """Return the process of the server itself; None while there is none."""
+        number = self.process.pid
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        return int(children[0]) if children else None
+
+    def lives(self) -> int:
+        """Count how often the server has said where it is."""
+        return self.log.count("\npenstock serves ") + self.log.startswith("penstock serves ")
+
+    def kill_server(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send the server a signal that ends it, and wait until the next one serves."""
+        before, server = self.lives(), self.server()
+        assert server is not None
+        os.kill(server, number)
+        eventually(lambda: self.lives() > before, within=LIMIT)
+
+
 @contextmanager
-def serving(log: Path, *arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
-    """`penstock serve`, once it says where; its process, its address, its log."""
+def serving(log: Path, *arguments: str, **variables: str) -> Iterator[Served]:
+    """`penstock serve`, once it says where; at the end of the block it is killed."""
     command = [*PENSTOCK, "serve", *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stderr=file, env=environment(**variables), cwd=ROOT)
@@ -234,7 +265,7 @@ def serving(log: Path, *arguments: str, **variables: str) -> Iterator[tuple[subp
 
     try:
         eventually(address, within=LIMIT)
-        yield process, str(address()), log.read_text()
+        yield Served(process, str(address()), log)
     finally:
         process.kill()
         process.wait(LIMIT)

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from tests.kit.wait import eventually
+
 if TYPE_CHECKING:
     from penstock.flight_server.server import PenstockServer
 
@@ -77,6 +79,30 @@ def put(
     assert answer is not None, "no receipt and no error"
     receipt: dict[str, Any] = json.loads(answer.to_pybytes())
     return receipt
+
+
+def begun_put(client: flight.FlightClient, path: str = "store/slow") -> tuple[Any, Any]:
+    """Begin a put of which the server has a row; return its writer and the reader of its receipt."""
+    others = set(list_paths(client, b"write/"))
+    writer, reader = client.do_put(at(path), TRIPS)
+    writer.write_batch(trips(1))
+    eventually(lambda: set(list_paths(client, b"write/")) - others, what="the put has reached the server")
+    return writer, reader
+
+
+def await_drain(client: flight.FlightClient) -> flight.FlightUnavailableError:
+    """Wait until new work is refused; return the refusal."""
+    refusals: list[flight.FlightUnavailableError] = []
+
+    def is_refused() -> bool:
+        try:
+            list_paths(client)
+        except flight.FlightUnavailableError as error:
+            refusals.append(error)
+        return bool(refusals)
+
+    eventually(is_refused)
+    return refusals[0]
 
 
 def call(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock[spark]'")
+pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock-flight[spark]'")
 
 import pyarrow as pa
 from pyspark import cloudpickle

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.spark import needs_spark
 
-pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock[spark]'")
+pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock-flight[spark]'")
 
 
 @pytest.fixture

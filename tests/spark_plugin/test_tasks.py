@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
+from tests.kit.certificates import Certificates
 from tests.kit.server import ANY_PORT
 from tests.kit.spark import expected_rows, row_batch, server_paths, stored_rows
 from tests.kit.wait import eventually
@@ -47,6 +49,21 @@ def test_each_evaluation_is_an_attempt_of_its_own() -> None:
 
     assert put.finish(pa.Table.from_batches(receipts)).rows == 2
     assert stored_rows("store/x") == expected_rows(3, 1)
+
+
+def test_tasks_connect_with_the_drivers_certificate(
+    make_server: Callable[..., PenstockServer], certificates: Certificates, tmp_path: Path
+) -> None:
+    """They have it as text: they run where its file isn't."""
+    url = make_server(data=tmp_path / "mutual", **certificates.of_server, client_ca=certificates.ca).url
+    put = penstock.do_put("store/x", url=url, **certificates.of_client)
+    task = pickle.loads(pickle.dumps(put.task))
+    certificates.key.unlink()
+
+    put.finish(pa.Table.from_batches(task(iter([row_batch(1)]))))
+
+    assert put.finished is not None
+    assert put.finished.rows == row_batch(1).num_rows
 
 
 def test_a_zombie_that_ends_after_finish_changes_nothing() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.spark_plugin.worker.fitting import fit_batches
 
-pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock[spark]'")
+pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock-flight[spark]'")
 
 import pyspark
 from pyspark.sql import types as sql

@@ -7,6 +7,7 @@ much and gets it back under a memory limit; it prints the rows and the checksum 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -19,7 +20,7 @@ import pyarrow.flight as flight
 from crc32c import crc32c
 
 import penstock
-from penstock.flight_server import lifecycle
+from penstock.flight_server import supervisor
 from tests.kit.wire import TRIPS, at, trips
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -60,7 +61,8 @@ def noise(mebibytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def put_and_get(url: str, mebibytes: int, limit: int) -> None:
-    lifecycle.lean_memory()
+    if supervisor.lean_memory():
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     sent, received = Sum(), Sum()
     with penstock.connect(url) as client:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import steps
-from penstock.flight_server import lifecycle
+from penstock.flight_server import lifecycle, supervisor
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.limits import ServerLimits
 
@@ -30,10 +30,11 @@ def _crash_at(fatal: str, on: int) -> None:
 
 
 def main() -> None:
-    lifecycle.lean_memory()
+    if supervisor.lean_memory():
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     plan: dict[str, Any] = json.loads(sys.argv[1])
     settings = dict(plan["settings"])
-    for name in ("data", "tls_cert", "tls_key", "token_file"):
+    for name in ("data", "tls_cert", "tls_key", "client_ca", "token_file"):
         if name in settings:
             settings[name] = Path(settings[name])
     settings["limits"] = ServerLimits(**settings.get("limits", {}))
@@ -41,8 +42,7 @@ def main() -> None:
     if plan["crash_at"]:
         _crash_at(plan["crash_at"], plan["crash_on"])
     exec(plan["prelude"], {})
-    lifecycle._announce = lambda config, server, http: print(server.url, flush=True)  # noqa: T201  # read by the test
-    sys.exit(lifecycle.run(ServerConfig(**settings)))
+    sys.exit(lifecycle.run(ServerConfig(**settings), lambda server, _: print(server.url, flush=True)))  # noqa: T201
 
 
 if __name__ == "__main__":

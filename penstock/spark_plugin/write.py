@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
-_NEW_CHECKPOINT = (
-    "It is the same batch again, or one of a new checkpoint, which counts its batches from 0: then name its runs anew, "
-    "or use penstock.foreach_batch, which names them by the checkpoint"
+_SKIPPED = (
+    "Rows that are not the same again need another run: a new checkpoint counts its batches from 0, "
+    "penstock.foreach_batch names them by the checkpoint"
 )
 
 
@@ -96,12 +96,15 @@ class DoPut:
         They come as rows (`.collect()`), as an Arrow table, or as the frame itself, which is then evaluated here. Again
         with the same receipts: the same answer.
         """
-        if self.finished is None or receipts is not self._receipts:
+        if self._put.repeated:
+            log.warning("%s: these tasks have put nothing. %s", self.finished, _SKIPPED)
+        elif self.finished is None or receipts is not self._receipts:
             self._put = finish_put(self._client.connection, self._put, self._rows(receipts))
             self._receipts = receipts
             assert self._put.summary is not None
             seconds = None if self._put.repeated else time.monotonic() - self._began
             self.finished = self.finished or WriteSummary.of(self._put.summary, seconds)
+        assert self.finished is not None
         return self.finished
 
     def abort(self) -> None:
@@ -113,8 +116,6 @@ class DoPut:
         return self._put.tasks_part(describe_put(self._client.connection, self._put))
 
     def _rows(self, receipts: Any) -> Iterable[Any]:
-        if self._put.repeated:
-            return ()
         if isinstance(receipts, pa.Table):
             return list(receipts.to_pylist())
         if hasattr(receipts, "sparkSession"):
@@ -189,7 +190,7 @@ def write(
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
-            log.warning("%s: %s is skipped. %s", put.finished, rows, _NEW_CHECKPOINT if isinstance(run, tuple) else "")
+            log.warning("%s: %s is skipped. %s", put.finished, rows, _SKIPPED)
             return put.finished
         with show_progress(path, put.progress, wanted=progress):
             return put.finish(df.mapInArrow(put, put.schema))

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ ZONES = [
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
 SPARK, STREAM = Path(__file__).with_name("demo_spark.py"), Path(__file__).with_name("demo_stream.py")
-START_LIMIT = 60.0  # seconds
+PATIENCE = 60.0  # seconds for the server to start, and to end
 
 
 def trips(rows: int = ROWS) -> pa.Table:
@@ -77,44 +76,36 @@ def shell(line: str) -> None:
     say()
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """`penstock serve` on any free port and with its data in `folder`; told to stop at the end, as init would."""
-    say(paint("$ penstock serve", "1;36"))
-    flags = [
-        "--listen",
-        "grpc://127.0.0.1:0",
-        "--http",
-        "off",
-        "--data",
-        str(folder / "data"),
-        "--log-level",
-        "warning",
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    with (folder / "log").open("w+") as log:
-        process = subprocess.Popen([str(PENSTOCK), "serve", *flags], stderr=log, env=environment)
-        try:
-            yield address(process, folder / "log")
-            process.send_signal(signal.SIGTERM)
-            if process.wait(START_LIMIT) != 0:
-                raise SystemExit(f"the server ended with {process.returncode}: {(folder / 'log').read_text()}")
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+class Server:
+    """`penstock serve` on one address and one data folder; it may be killed and started again."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._listen = folder, "grpc://127.0.0.1:0"
+        self._process: subprocess.Popen[bytes] | None = None
 
-def address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where the server listens, as soon as it says so."""
-    give_up = time.monotonic() + START_LIMIT
-    while time.monotonic() < give_up and process.poll() is None:
-        text = log.read_text()
-        if match := re.search(r"^penstock serves (\S+)$", text, re.MULTILINE):
-            say(text)
-            return match[1]
-        time.sleep(0.02)
-    raise SystemExit(f"the server didn't start:\n{log.read_text()}")
+    def start(self) -> str:
+        """Start it, and return its address, the same each time."""
+        log, data = self._folder / "log", str(self._folder / "data")
+        flags = ["--listen", self._listen, "--http", "off", "--data", data, "--log-level", "error"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        with log.open("w") as file:
+            self._process = subprocess.Popen([str(PENSTOCK), "serve", *flags], stderr=file, env=environment)
+        give_up = time.monotonic() + PATIENCE
+        while time.monotonic() < give_up and self._process.poll() is None:
+            text = log.read_text()
+            if match := re.search(r"^penstock serves (\S+)$", text, re.MULTILINE):
+                say(text)
+                self._listen = match[1]
+                return self._listen
+            time.sleep(0.02)
+        raise SystemExit(f"the server didn't start:\n{log.read_text()}")
+
+    def end(self, number: int) -> int | None:
+        """Send it a signal, and return its exit code."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            return self._process.wait(PATIENCE)
+        return None
 
 
 def timed(work: Callable[[], int]) -> tuple[int, float]:
@@ -167,28 +158,31 @@ def main() -> None:
     if not PENSTOCK.exists():
         raise SystemExit(f"{PENSTOCK} isn't there: make setup installs it")
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    out = Path("out.parquet")
+    server, out = Server(folder), Path("out.parquet")
     try:
         table = trips()
         pq.write_table(table, "trips.parquet")
         say(f"trips.parquet: {table.num_rows:,} trips, {format_size(Path('trips.parquet').stat().st_size)}\n")
-        with server(folder) as url:
-            os.environ["PENSTOCK_URL"] = url
-            for line in (
-                "penstock put store/demo/trips trips.parquet",
-                "penstock ls store/",
-                "penstock get store/demo/trips -n 5",
-                "penstock get store/demo/trips -o out.parquet",
-            ):
-                shell(line)
-            if not pq.read_table(out).equals(table):
-                raise SystemExit("out.parquet isn't trips.parquet")
-            in_python(url, table)
-            say(f"{rates(url, table)}\n")
-            for script in (SPARK, STREAM):
-                if code := subprocess.run([sys.executable, script], check=False).returncode:
-                    raise SystemExit(code)
+        say(paint("$ penstock serve", "1;36"))
+        url = os.environ["PENSTOCK_URL"] = server.start()
+        for line in (
+            "penstock put store/demo/trips trips.parquet",
+            "penstock ls store/",
+            "penstock get store/demo/trips -n 5",
+            "penstock get store/demo/trips -o out.parquet",
+        ):
+            shell(line)
+        if not pq.read_table(out).equals(table):
+            raise SystemExit("out.parquet isn't trips.parquet")
+        in_python(url, table)
+        say(f"{rates(url, table)}\n")
+        for script in (SPARK, STREAM):
+            if code := subprocess.run([sys.executable, script], check=False).returncode:
+                raise SystemExit(code)
+        if ended := server.end(signal.SIGTERM):
+            raise SystemExit(f"the server ended with {ended}: {(folder / 'log').read_text()}")
     finally:
+        server.end(signal.SIGKILL)
         out.unlink(missing_ok=True)
         shutil.rmtree(folder)
     say("\nThe server has stopped and its data is gone; trips.parquet is still here. Now you: in one shell")

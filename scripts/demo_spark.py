@@ -118,10 +118,7 @@ def shown(spark: SparkSession) -> tuple[WriteSummary, list[tuple[str, int, float
     say(f"{written}\n")
     assert written.seconds is not None
     measured = [("write", written.rows, written.seconds)]
-    code(
-        f'back = penstock.read(spark, "{PATH}")',
-        f'few = penstock.read(spark, "{PATH}", filter="{FILTER}")',
-    )
+    code(f'back = penstock.read(spark, "{PATH}")', f'few = penstock.read(spark, "{PATH}", filter="{FILTER}")')
     frames = {
         "read all": (penstock.read(spark, PATH), df),
         "read filtered": (penstock.read(spark, PATH, filter=FILTER), df.where(FILTER)),
@@ -138,13 +135,7 @@ def shown(spark: SparkSession) -> tuple[WriteSummary, list[tuple[str, int, float
 def figures(written: WriteSummary, measured: list[tuple[str, int, float]]) -> str:
     """The three ways, as a table. What a filter leaves at the server counts as worked through, not as moved."""
     lines = [
-        (
-            name,
-            f"{rows:,}",
-            f"{seconds:.2f}",
-            f"{written.rows / seconds:,.0f}",
-            f"{written.bytes / seconds / 1e6:,.0f}",
-        )
+        (name, f"{rows:,}", f"{seconds:.2f}", f"{written.rows / seconds:,.0f}", f"{written.bytes / seconds / 1e6:,.0f}")
         for name, rows, seconds in measured
     ]
     heads = ("", "rows moved", "seconds", "rows/s", "MB/s")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ import penstock
 from penstock.client.client import Client
 from penstock.errors import NotFound
 from penstock.text import format_table
-from scripts.demo import PENSTOCK, address, paint, say
+from scripts.demo import Server, paint, say
 from scripts.demo_spark import code, missing, session
 
 if TYPE_CHECKING:
@@ -38,38 +37,6 @@ KILLED_AT, BACK_AFTER = 0.4, 1.5
 PATIENCE = 300.0
 TOPIC, DATASET = "topic/demo/orders", "store/demo/orders"
 _BARS = " ▁▂▃▄▅▆▇█"
-
-
-class Server:
-    """`penstock serve` on one address and one data folder, to be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._listen = folder, "grpc://127.0.0.1:0"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> str:
-        """Its address, the same each time."""
-        log = self._folder / "log"
-        flags = [
-            "--listen",
-            self._listen,
-            "--http",
-            "off",
-            "--data",
-            str(self._folder / "data"),
-            "--log-level",
-            "error",
-        ]
-        with log.open("w") as file:
-            self._process = subprocess.Popen([str(PENSTOCK), "serve", *flags], stderr=file)
-        self._listen = address(self._process, log)
-        return self._listen
-
-    def end(self, number: int) -> None:
-        """Send a signal, and wait until it is gone."""
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(30)
 
 
 class Producer:

@@ -141,8 +141,9 @@ def put(
     """
     schema, batches = _batches_to_put(data, schema)
     repeatable = isinstance(batches, list)
-    run = run or f"put-{uuid.uuid4().hex}"
-    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not repeatable)
+    brief, run = (True, f"put-{uuid.uuid4().hex}") if run is None else (None, run)
+    ready = not repeatable
+    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, brief=brief, ready=ready)
     begun = False
 
     def once() -> Receipt:

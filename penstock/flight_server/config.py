@@ -45,6 +45,8 @@ class ServerConfig:
     """Certificates of authorities: only callers with a certificate of one of them get through the TLS handshake."""
     token_file: Path | None = None
     insecure: bool = False
+    accept_loss: bool = False
+    """Whether to start although something acknowledged is gone."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     patience: float = 10.0
     """Seconds for which a start waits for a data folder or a port that another process has."""

@@ -83,10 +83,10 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
     command = PutCommand.decode(descriptor.command)
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
-    own = (command.path, command.mode, command.run, command.create)
+    own = (command.path, command.mode, command.run, command.brief, command.create)
     if command.ticket is None and command.path is None:
         raise InvalidRequest("a put needs a path, or the ticket of an open write")
-    if command.ticket is not None and own != (None, None, None, None):
+    if command.ticket is not None and any(each is not None for each in own):
         raise InvalidRequest("a put has either the ticket of an open write, or path, mode, run and create of its own")
     return replace(command, attempt=command.attempt.replace("-", ""))
 
@@ -150,7 +150,8 @@ def _store(
                 shards.append(shard)
             if len(running) == _IN_FLIGHT:
                 stored.append(running.popleft().result())
-            running.append(state.pool.submit(state.store.write, f"{prefix}-{number:06}", schema, batches))
+            name = f"{prefix}-{number:06}"
+            running.append(state.pool.submit(state.store.write, name, schema, batches, path=write.path))
         while running:
             stored.append(running.popleft().result())
         upload.check_whole()

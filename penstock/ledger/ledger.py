@@ -24,7 +24,7 @@ from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Destination, Write
 from penstock.store.database import Database, Reader, View
-from penstock.wire.actions import Summary
+from penstock.wire.actions import LandedEpoch, Summary
 from penstock.wire.put import Mode, Receipt
 
 IDLE = 24 * 3600.0
@@ -56,6 +56,8 @@ class Ledger:
         self.most_paths = most_paths
         """The datasets and topics that there may be."""
         self.now = now
+        self.life = uuid.uuid4().hex[:16]
+        """Tells this start of the server from all others."""
         self._lock = threading.Lock()  # _unnoted
         self._unnoted: dict[str, float] = {}
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
@@ -176,6 +178,10 @@ class Ledger:
         """Return a finished write as the one receipt of a put that was a write of its own."""
         return attempts.finished_receipt(self.database, write_id)
 
+    def last_epochs(self, path: str) -> tuple[LandedEpoch, ...]:
+        """Return what the queries that write to a path have landed last."""
+        return tuple(LandedEpoch(*each) for each in runs.last_epochs(self.database, path))
+
     # --- datasets -----------------------------------------------------------------------------
 
     def dataset(self, path: str) -> Dataset:
@@ -257,6 +263,11 @@ class Ledger:
     def part_names(self) -> list[str]:
         """Return every part that a row names: any other in the store is an orphan."""
         return parts.names(self.database)
+
+    def accept_missing(self, missing: Sequence[str]) -> None:
+        """Note that the bytes of these parts are gone: reading one names its loss."""
+        if missing:
+            self.change(partial(parts.accept_missing, missing=missing))
 
     def freeable(self) -> list[str]:
         """Return the retired parts that no ticket names any more."""

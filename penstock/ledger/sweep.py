@@ -42,10 +42,10 @@ def free(ledger: Ledger, store: SplitPayloadStore) -> int:
 
 
 def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
-    """End, at start, the puts that a crash cut, and remove the bytes that no row names; return how many parts."""
+    """End, at start, the puts that a crash cut, and set the parts aside that no row names; return how many."""
     ledger.abort_own()
     orphans = store.orphans(ledger.part_names())
-    store.discard(orphans)
+    store.set_aside(orphans)
     return len(orphans)
 
 
@@ -99,4 +99,7 @@ class Sweeper:
             log.info("swept %d parts", freed)
         if time.monotonic() - self._tended >= TEND_EVERY:
             self._tended = time.monotonic()
+            dropped = self._store.drop_set_aside()
+            if dropped:
+                log.info("deleted %d orphans", dropped)
             self._tend(self._stop.is_set)

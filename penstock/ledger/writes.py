@@ -14,6 +14,7 @@ from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.ledger import attempts, parts, runs
 from penstock.ledger.attempts import Attempt
+from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import Transaction, to_schema
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
@@ -73,6 +74,14 @@ class Destination(Protocol):
 
     def remove(self, t: Transaction, path: str, /) -> None:
         """Free the path; the parts' bytes stay for as long as tickets name them."""
+        ...
+
+    def visible_parts(self, reader: Reader, /) -> list[NamedPart]:
+        """Return the parts on disk that readers see, without those whose loss was accepted."""
+        ...
+
+    def disagreements(self, reader: Reader, /) -> list[str]:
+        """Describe where the rows of these paths and of their parts don't agree: no change leaves them so."""
         ...
 
 

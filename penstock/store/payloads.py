@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, Lost, StoreFull
 from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
+from penstock.store.records import Label
 from penstock.wire.paths import check_key
 
 TABLES: Tables = {
@@ -27,6 +28,10 @@ CREATE TABLE IF NOT EXISTS payloads(
 ) WITHOUT ROWID;
 """
 }
+
+ORPHAN_GRACE = 24 * 3600.0
+"""Seconds for which parts stay that no row names: another process may be writing one, or the ledger may be the wrong
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class SplitPayloadStore:
         check_key(key)
         whole = _as_payload(key, payload)
         noted = _as_json(key, whole)
-        part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches())  # 1.
+        part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches(), path=key)  # 1.
         now = self._now()
         expires = None if ttl is None else now + ttl
         row = (key, part.name, self.medium.incarnation, whole.split_id, noted, now, expires)
@@ -167,8 +172,8 @@ class SplitPayloadStore:
 
     # --- parts by name ----------------------------------------------------------------------
 
-    def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> Part:
-        """Write a part, durable and unseen. StoreFull when it does not fit into the quota."""
+    def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
+        """Write a part for a path, durable and unseen. StoreFull when it does not fit into the quota."""
         size = sum(batch.nbytes for batch in batches)
         with self._lock:
             if self.quota is not None and self._used + size > self.quota:
@@ -179,7 +184,8 @@ class SplitPayloadStore:
                 )
             self._note(name, size)
         try:
-            part = self.medium.write(name, schema, batches)
+            label = Label(self._database.id, path, name, self._database.commits)
+            part = self.medium.write(name, schema, batches, label)
         except BaseException:
             with self._lock:
                 self._note(name, 0)
@@ -198,6 +204,22 @@ class SplitPayloadStore:
             self.medium.delete(name)
             with self._lock:
                 self._note(name, 0)
+
+    def set_aside(self, names: Iterable[str]) -> None:
+        """Hide parts that no row names; they are deleted after ORPHAN_GRACE."""
+        for name in names:
+            self.medium.set_aside(name)
+            with self._lock:
+                self._note(name, 0)
+
+    def drop_set_aside(self) -> int:
+        """Delete the parts that were set aside for longer than ORPHAN_GRACE; return how many."""
+        return self.medium.drop_set_aside(before=self._now() - ORPHAN_GRACE)
+
+    def has(self, name: str) -> bool:
+        """Whether the bytes of a part are in the store."""
+        with self._lock:
+            return name in self._sizes
 
     def orphans(self, known: Iterable[str] = (), *, before: float = math.inf) -> list[str]:
         """Return the parts written before that time that are neither known nor a payload's: a crash left them."""

@@ -233,6 +233,14 @@ class ConsumerState(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class LandedEpoch(Body):
+    """The last epoch of a streaming query, or the last number of a run `query/number`, whose rows are at a path."""
+
+    query: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description(Body):
     """The answer of describe; `kind` says which of the optional fields are there."""
 
@@ -254,6 +262,8 @@ class Description(Body):
     oldest: float | None = None
     """The age of a topic's oldest row, in seconds."""
     consumers: tuple[ConsumerState, ...] | None = None
+    queries: tuple[LandedEpoch, ...] | None = None
+    """Of a dataset or a topic: what the queries that write to it have landed last."""
     write: str | None = None
     mode: Mode | None = None
     state: State | None = None

@@ -34,6 +34,9 @@ class PutCommand(Body):
     path: str | None = None
     mode: Mode | None = None
     run: str | None = None
+    brief: bool | None = None
+    """The client has minted the run, so that it can send a put again whose answer is lost: a topic remembers it for an
+    hour."""
     ready: bool | None = None
     """The sender waits for the server's word `{"v":1}`, which admits this put, before it sends the first batch."""
     create: TopicOptions | None = None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
+import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.flight as flight
+
 from tests.chaos.rig import Rig
-from tests.kit.faults import files_at_most
+from tests.kit.faults import blank, cut, files_at_most, flip, noise
 from tests.kit.server import named_parts
+from tests.kit.wire import call, error_code, read
 
 
 def server_killed(rig: Rig, dice: random.Random) -> None:
@@ -34,16 +39,13 @@ def kill_at(rig: Rig, step: str) -> None:
         time.sleep(0.01)
 
 
-def server_killed_at_a_step(rig: Rig, dice: random.Random, steps: Sequence[str]) -> None:
-    kill_at(rig, dice.choice(steps))
+def server_killed_at(rig: Rig, step: str) -> None:
+    kill_at(rig, step)
     rig.server.start()
 
 
 def orphans_damaged(rig: Rig, dice: random.Random, step: str) -> None:
-    """A crash leaves parts without a row, and a tail of the ledger's log: flip bits of them, cut pieces off.
-
-    The bytes of rows that were answered for stay as they are, as they could not come back.
-    """
+    """A crash leaves parts without a row, and a tail of the ledger's log: flip bits of them, cut pieces off."""
     kill_at(rig, step)
     data = rig.server.data
     named = named_parts_of(data)
@@ -53,9 +55,7 @@ def orphans_damaged(rig: Rig, dice: random.Random, step: str) -> None:
         shutil.copyfile(some, copy)
         orphans.append(copy)
     for file in orphans:
-        damaged = bytearray(file.read_bytes())
-        damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
-        file.write_bytes(damaged[: dice.randrange(1, len(damaged))] if dice.random() < 0.5 else damaged)
+        file.write_bytes(dice.choice((flip, cut))(file.read_bytes(), dice))
     with (data / "ledger.db-wal").open("ab") as wal:
         wal.write(dice.randbytes(dice.randrange(1, 9_000)))
     rig.server.start()
@@ -71,6 +71,64 @@ def named_parts_of(data: Path) -> set[str]:
         return named_parts(aside)
     finally:
         shutil.rmtree(aside)
+
+
+def live_part_damaged(rig: Rig, dice: random.Random, path: str) -> None:
+    """Damage the newest part of a topic: whoever reads its rows is told its name. Then put it back, as from a backup.
+
+    It has been read before, so it is mapped. If compaction replaces it meanwhile, another one is damaged.
+    """
+    data, is_refused = rig.server.data, False
+    while not is_refused:
+        name, *rows = newest_part(data, path)
+        file, quarantined = data / "parts" / name[:2] / name, data / "quarantine" / name
+        with contextlib.suppress(flight.FlightError):  # it was compacted just now
+            read_rows(rig, path, *rows)
+        with contextlib.suppress(FileNotFoundError):
+            whole = damaged = file.read_bytes()
+            while damaged == whole:
+                damaged = dice.choice((flip, cut, blank, noise))(whole, dice)
+            rig.damaged.add(name)
+            _replace(file, damaged)
+            try:
+                is_refused = is_lost_by_name(rig, path, name, *rows)
+                time.sleep(dice.uniform(0, 1.5))  # the workload may meet it, too
+            finally:
+                _replace(file, whole)
+                quarantined.unlink(missing_ok=True)
+                if name not in named_parts(data):
+                    file.unlink()
+        assert is_refused or newest_part(data, path)[0] != name, f"the damage of part {name} is not noticed"
+
+
+def newest_part(data: Path, path: str) -> tuple[str, int, int, int]:
+    """Return the part that a topic got last, its shard, and the offsets of its rows."""
+    query = "SELECT part, shard, first, first + rows FROM journal WHERE path = ? ORDER BY rowid DESC"
+    with contextlib.closing(sqlite3.connect(data / "ledger.db")) as ledger:
+        newest: tuple[str, int, int, int] = ledger.execute(query, (path,)).fetchone()
+    return newest
+
+
+def read_rows(rig: Rig, path: str, shard: int, first: int, end: int) -> None:
+    with flight.connect(rig.server.url) as bare:
+        ends = {str(shard["shard"]): shard["next"] for shard in call(bare, "describe", path=path)["shards"]}
+        read(bare, path, start={**ends, str(shard): first}, end={str(shard): end})
+
+
+def is_lost_by_name(rig: Rig, path: str, name: str, *rows: int) -> bool:
+    """Whether a read of these rows fails, and names the part."""
+    try:
+        read_rows(rig, path, *rows)
+    except flight.FlightError as error:
+        return error_code(error) == "lost" and name in str(error)
+    return False
+
+
+def _replace(file: Path, raw: bytes) -> None:
+    """Replace a file at once: a map of one that is cut in place would end the server."""
+    copy = file.with_name(f"{file.name}.copy")
+    copy.write_bytes(raw)
+    copy.rename(file)
 
 
 def server_stopped(rig: Rig, dice: random.Random) -> None:
@@ -107,7 +165,7 @@ def fsync_slow(rig: Rig, dice: random.Random) -> None:
     _fsync(rig, "0.3", 2)
 
 
-def cut(rig: Rig, dice: random.Random) -> None:
+def connections_cut(rig: Rig, dice: random.Random) -> None:
     """Cut all connections once some more bytes have passed, so in the middle of something."""
     cuts = rig.proxy.cuts
     rig.proxy.cut_after(dice.randrange(1, 60_000))
@@ -146,10 +204,10 @@ FAULTS: dict[str, Callable[[Rig, random.Random], None]] = {
     "disk full": disk_full,
     "fsync fails": fsync_fails,
     "fsync slow": fsync_slow,
-    "connections cut": cut,
+    "connections cut": connections_cut,
     "connections reset": reset,
     "half-open": half_open,
     "latency": latency,
     "throttled": throttled,
 }
-"""The faults of every workload. Others need to know its steps: `server_killed_at_a_step`, `orphans_damaged`."""
+"""The faults of every workload. Others need to know its steps or its path."""

@@ -16,12 +16,14 @@ from typing import Any
 
 from penstock import steps
 from penstock.flight_server.local import LocalDoor
+from penstock.ledger import sweep
 from penstock.ledger.ledger import Ledger
 from penstock.store.payloads import SplitPayloadStore
 
 
 def plant(folder: Path) -> None:
-    """Put the hooks in place; they do nothing as long as the folder is empty."""
+    """Put the hooks in place; they do nothing as long as the folder is empty. Topics are tended every second."""
+    sweep.TEND_EVERY = 1.0
     wall, fsync = time.time, os.fsync
 
     def switch(name: str) -> str:

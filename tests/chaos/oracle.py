@@ -140,11 +140,15 @@ class Outcome:
     litter: list[str]
     """Files that are there after the sweep and belong to nothing."""
 
+    def removed(self) -> set[int]:
+        """Return the rows that the first place need not have any more."""
+        return set()
+
 
 def lost(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L1: what was answered for is at the first place, and what is at one place is at the next."""
     (first, rows), *others = outcome.places.items()
-    there = {row.seq for row in rows}
+    there = {row.seq for row in rows} | outcome.removed()
     for run in sent.runs:
         if run.outcome == "ok" and (gone := run.rows.keys() - there):
             yield from (f"row {seq} of {run.name} was answered for and isn't in the {first}" for seq in gone)

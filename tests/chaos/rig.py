@@ -74,6 +74,8 @@ class Rig:
         self.server = Server(folder, proxy)
         self.producers: list[Producer] = []
         self.ended = threading.Event()
+        self.damaged: set[str] = set()
+        """Parts that were damaged for a while: errors may name them."""
         self.allowed = 0
         """Rows that may have been published by now."""
 

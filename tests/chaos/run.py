@@ -25,7 +25,7 @@ from tests.chaos.topic_stream import TopicStream
 from tests.kit.proxy import open_proxy
 
 log = logging.getLogger(__name__)
-ROWS, LEAST_FAULTS = 200_000, 50
+ROWS, LEAST_FAULTS = 200_000, 55
 AHEAD = 8_000
 """Rows that producers may publish beyond the next fault's moment, so that it falls while rows flow."""
 HEADS = ("seed", "workload", "rows", "faults", "lost", "changed", "doubled", "seconds")

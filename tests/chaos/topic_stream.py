@@ -9,9 +9,9 @@ import shutil
 import signal
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 import penstock
 from tests.chaos.driver import ROWS, TOPIC
-from tests.chaos.faults import kill_at, orphans_damaged, server_killed_at_a_step
+from tests.chaos.faults import live_part_damaged, orphans_damaged, server_killed_at
 from tests.chaos.oracle import SCHEMA, Law, Outcome, Row, SentRows, Usage
 from tests.chaos.rig import FAILED, Rig
 from tests.chaos.schedule import Plan
@@ -29,8 +29,10 @@ from tests.kit.wire import at, call, create_topic, info, new_attempt, put
 
 CLUSTER = "local-cluster[2,1,1024]"
 SHARDS = 4
-KEPT = 30 * 24 * 3600
-"""Seconds for which topics keep their rows: the clock jumps, and the rows must be there to be counted at the end."""
+KEPT = 1 << 20
+"""Bytes that the topic keeps of rows that the query has committed: two batches, of the 20 that are published."""
+MONTH = 30 * 24 * 3600
+"""Seconds for which a topic as the sink keeps its rows: the clock jumps, and they must be there to be counted."""
 STEPS = (
     "part.synced", "part.named", "append.durable", "append.committed", "put.durable", "put.recorded",
     "finish.checked", "finish.shown",
@@ -64,9 +66,20 @@ class StreamOutcome(Outcome):
 
     places: Mapping[str, list[Landed]]
     before: Mapping[str, list[Landed]]
+    ends: Mapping[int, int]
+    """shard: the next offset of the topic"""
     samples: list[Sample] = field(default_factory=list)
     is_ordered: bool = False
     """Whether the sink keeps a key's order."""
+
+    def first(self, shard: int) -> int:
+        """Return the offset of the first row that retention has left in the topic."""
+        return min((row.offset for row in self.places["topic"] if row.shard == shard), default=self.ends[shard])
+
+    def removed(self) -> set[int]:
+        """Return the rows that retention may have removed: they have landed."""
+        firsts = {shard: self.first(shard) for shard in self.ends}
+        return {row.seq for row in self.places["sink"] if row.offset < firsts.get(row.shard, 0)}
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -74,19 +87,28 @@ class StreamOutcome(Outcome):
 
 def misplaced(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
     """L5: offsets are dense, and name the same row for ever: after a restart, and when Spark read it."""
-    shards: dict[int, list[int]] = defaultdict(list)
-    for row in outcome.places["topic"]:
-        shards[row.shard].append(row.offset)
-    for shard, offsets in shards.items():
-        if sorted(offsets) != list(range(len(offsets))):
-            yield f"shard {shard}: {len(offsets)} rows, and not the offsets 0 to {len(offsets) - 1}"
-    for place, rows in outcome.places.items():
-        if outcome.before[place] != rows:
+    topic, sink = outcome.places["topic"], outcome.places["sink"]
+    firsts = {shard: outcome.first(shard) for shard in outcome.ends}
+    for shard, first in firsts.items():
+        left = sorted(row.offset for row in topic if row.shard == shard)
+        if left != list(range(first, outcome.ends[shard])):
+            yield f"shard {shard}: {len(left)} rows, and not the offsets {first} to {outcome.ends[shard]}"
+        if gone := set(range(first)) - {row.offset for row in sink if row.shard == shard}:
+            yield f"shard {shard}: {len(gone)} rows were removed before they had landed"
+    before = [row for row in outcome.before["topic"] if row.offset >= firsts.get(row.shard, 0)]
+    for place, old, new in (("topic", before, topic), ("sink", outcome.before["sink"], sink)):
+        if old != new:
             yield f"the {place} reads otherwise after a restart"
-    by_offset = {(row.shard, row.offset): row for row in outcome.places["topic"]}
-    for row in outcome.places["sink"]:
-        if by_offset.get((row.shard, row.offset)) != row:
+    by_offset = {(row.shard, row.offset): row for row in topic}
+    for row in sink:
+        is_left = row.offset >= firsts.get(row.shard, 0)
+        if is_left and by_offset.get((row.shard, row.offset)) != row:
             yield f"shard {row.shard} offset {row.offset} was row {row.seq} when Spark read it"
+
+
+def retained(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
+    """L10: retention has removed rows in each shard; else the run says nothing of it."""
+    yield from (f"shard {shard} has all its rows" for shard in outcome.ends if not outcome.first(shard))
 
 
 def went_back(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
@@ -168,17 +190,19 @@ class TopicStream:
     """The workload. Its sink is a dataset for an even seed, else a topic."""
 
     laws: Mapping[str, Law] = {
-        "misplaced": misplaced, "went back": went_back, "too early": too_early, "disordered": disordered
+        "misplaced": misplaced, "went back": went_back, "too early": too_early, "disordered": disordered,
+        "retained": retained,
     }  # fmt: skip
     plan = Plan(
         least={
-            "server killed": 3, "server killed at a step": 3, "server stopped": 2, "server's clock jumps": 2,
-            "answer lost": 1, "run sent again": 2, "orphans damaged": 2, "disk full": 2, "fsync fails": 2,
-            "fsync slow": 2, "connections cut": 3, "connections reset": 3, "half-open": 2, "latency": 2, "throttled": 2,
+            **dict.fromkeys((f"server killed at {step}" for step in STEPS), 1),
+            "server killed": 3, "server stopped": 2, "server's clock jumps": 2, "run sent again": 2,
+            "live part damaged": 3, "orphans damaged": 2, "disk full": 2, "fsync fails": 2, "fsync slow": 2,
+            "connections cut": 3, "connections reset": 3, "half-open": 2, "latency": 2, "throttled": 2,
             "worker killed": 3, "worker stopped": 2, "executor killed": 1, "source killed": 1, "driver killed": 1,
             "commit unlogged": 1, "older checkpoint": 1,
         },
-        more=("server killed", "server killed at a step", "server stopped", "server's clock jumps", "run sent again",
+        more=("server killed", "server stopped", "server's clock jumps", "run sent again", "live part damaged",
               "connections cut", "connections reset", "latency", "worker killed", "worker stopped"),  # no new driver
         early="older checkpoint",
     )  # fmt: skip
@@ -194,10 +218,10 @@ class TopicStream:
 
     def start(self) -> None:
         with flight.connect(self.rig.server.url) as bare:
-            create_topic(bare, TOPIC, SCHEMA, key="key", shards=SHARDS, keep_seconds=KEPT)
+            create_topic(bare, TOPIC, SCHEMA, key="key", shards=SHARDS, keep_bytes=KEPT)
             if self.sink.startswith("topic/"):
                 schema = pa.schema([*SCHEMA, ("shard", pa.int32()), ("at", pa.int64())])
-                create_topic(bare, self.sink, schema, key="key", shards=2, keep_seconds=KEPT)
+                create_topic(bare, self.sink, schema, key="key", shards=2, keep_seconds=MONTH)
         self.driver.start()
         self.watch.start()
         self.rig.produce(self._put_by_plain_flight, self._put_by_client)
@@ -243,7 +267,11 @@ class TopicStream:
     def _published(self) -> int:
         """Count the rows of the topic."""
         with flight.connect(self.rig.server.url) as bare:
-            return sum(shard["next"] for shard in call(bare, "describe", path=TOPIC)["shards"])
+            return sum(self._ends(bare).values())
+
+    @staticmethod
+    def _ends(bare: flight.FlightClient) -> dict[int, int]:
+        return {shard["shard"]: shard["next"] for shard in call(bare, "describe", path=TOPIC)["shards"]}
 
     def outcome(self) -> StreamOutcome:
         before, litter, idle = self._contents(), self.rig.sweep(), self.rig.server.usage()
@@ -251,7 +279,9 @@ class TopicStream:
         self.rig.server.start()
         fresh, is_ordered = self.rig.server.usage(), self.sink.startswith("topic/")
         places, watch = self._contents(), self.watch
-        return StreamOutcome(places, before, watch.usage, idle, fresh, litter, watch.samples, is_ordered)
+        with flight.connect(self.rig.server.url) as bare:
+            ends = self._ends(bare)
+        return StreamOutcome(places, before, watch.usage, idle, fresh, litter, ends, watch.samples, is_ordered)
 
     def _contents(self) -> dict[str, list[Landed]]:
         return {"topic": self._read(TOPIC), "sink": self._read(self.sink)}
@@ -275,7 +305,8 @@ class TopicStream:
         return [*self.driver.ends(), *["the driver died"] * self.unplanned]
 
     def unexplained(self) -> list[str]:
-        return [end for end in self.ends() if UNCALLED.search(end) and TOO_OLD not in end]
+        explained = (TOO_OLD, *self.rig.damaged)
+        return [end for end in self.ends() if UNCALLED.search(end) and not any(text in end for text in explained)]
 
     def close(self) -> None:
         self.rig.ended.set()
@@ -285,18 +316,17 @@ class TopicStream:
 # --- faults -------------------------------------------------------------------------------------
 
 
-def killed_at_a_step(stream: TopicStream, dice: random.Random) -> None:
-    server_killed_at_a_step(stream.rig, dice, STEPS)
-
-
-def answer_lost(stream: TopicStream, dice: random.Random) -> None:
-    """Rows are durable and visible, and their producer isn't told: it sends them again."""
-    kill_at(stream.rig, "append.committed")
-    stream.rig.server.start()
+def killed_at(step: str, stream: TopicStream, dice: random.Random) -> None:
+    """At append.committed rows are durable and visible, and their producer isn't told: it sends them again."""
+    server_killed_at(stream.rig, step)
 
 
 def damaged_orphans(stream: TopicStream, dice: random.Random) -> None:
     orphans_damaged(stream.rig, dice, "append.durable")
+
+
+def damaged_live_part(stream: TopicStream, dice: random.Random) -> None:
+    live_part_damaged(stream.rig, dice, TOPIC)
 
 
 def worker_killed(stream: TopicStream, dice: random.Random) -> None:
@@ -378,8 +408,8 @@ def _copied(checkpoint: Path, copy: Path) -> bool:
 
 
 FAULTS: dict[str, Callable[[TopicStream, random.Random], None]] = {
-    "server killed at a step": killed_at_a_step,
-    "answer lost": answer_lost,
+    **{f"server killed at {step}": partial(killed_at, step) for step in STEPS},
+    "live part damaged": damaged_live_part,
     "orphans damaged": damaged_orphans,
     "worker killed": worker_killed,
     "worker stopped": worker_stopped,

@@ -13,6 +13,7 @@ from penstock.cli.group import cli
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
 from tests.kit.cli import NOWHERE, Complete, Run
+from tests.kit.server import TOKEN, token_file
 
 MISTAKES = [
     (("put", "store/a", "{tmp}/none.parquet"), app.NOT_FOUND, "none.parquet: no such file"),
@@ -91,15 +92,12 @@ def test_a_server_that_is_away_is_5(penstock: Run, monkeypatch: pytest.MonkeyPat
 def test_a_wrong_token_is_6(
     make_server: Callable[..., PenstockServer], penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = tmp_path / "token"
-    token.write_text("a secret of enough length")
-    token.chmod(0o600)
-    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=token).url))
+    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=token_file(tmp_path)).url))
     assert penstock("ls").code == app.DENIED
     monkeypatch.setenv("PENSTOCK_TOKEN", "another one of some length")
     assert penstock("ls").code == app.DENIED
     assert penstock("doctor").code == app.FAILED
-    monkeypatch.setenv("PENSTOCK_TOKEN", "a secret of enough length")
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
     assert penstock("ls").code == 0
 
 

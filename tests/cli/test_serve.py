@@ -21,7 +21,7 @@ from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.server import PenstockServer
 from penstock.store.open import parse_bytes
 from tests.kit.cli import LIMIT, Run, run_process, serving
-from tests.kit.server import free_port
+from tests.kit.server import free_port, token_file
 
 ANY = ("--listen", "grpc://127.0.0.1:0", "--http", "off")
 MISTAKES = [
@@ -69,9 +69,7 @@ def test_serve_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Si
 @pytest.mark.process
 def test_every_flag_of_serve_is_also_a_variable(tmp_path: Path) -> None:
     """And half of the memory is the limit, where none is named."""
-    token, http = tmp_path / "token", free_port()
-    token.write_text("a secret of enough length")
-    token.chmod(0o600)
+    token, http = token_file(tmp_path), free_port()
     with serving(
         tmp_path / "log",
         PENSTOCK_LISTEN="grpc://127.0.0.1:0", PENSTOCK_HTTP=f"127.0.0.1:{http}", PENSTOCK_STORE="memory:?max=1GB",

@@ -71,17 +71,6 @@ def test_a_range_lies_between_offsets(here: Run, ten: str) -> None:
     assert ids(here("get", ten, "--end", "earliest")) == ids(here("get", ten, "--start", "latest")) == []
 
 
-def test_a_shard_that_is_not_named_is_read_whole(here: Run, client: Client) -> None:
-    create_topic(client, pa.schema([("id", pa.int64())]), key="id", shards=2)
-    client.put("topic/x", pa.table({"id": range(40)}))
-    rows = client.get("topic/x", columns=["id", "_shard", "_offset"]).read_all().to_pylist()
-    from_3 = [row["id"] for row in rows if row["_shard"] == 1 or row["_offset"] >= 3]
-    below_3 = [row["id"] for row in rows if row["_shard"] == 1 or row["_offset"] < 3]
-    assert ids(here("get", "topic/x", "--start", "0:3")) == from_3
-    assert ids(here("get", "topic/x", "--end", "0:3")) == below_3
-    assert len(from_3) < 40 > len(below_3)
-
-
 def test_a_range_lies_between_times(here: Run, client: Client, ten: str) -> None:
     moment = client.get(ten, columns=["_time"]).read_all()["_time"].to_pylist()[6] - timedelta(microseconds=1)
     middle, local = moment.isoformat(), moment.astimezone().replace(tzinfo=None).isoformat()
@@ -90,14 +79,6 @@ def test_a_range_lies_between_times(here: Run, client: Client, ten: str) -> None
     assert ids(here("get", ten, "--end", middle)) == [0, 1, 2, 3, 4, 5]
     assert ids(here("get", ten, "--start", middle, "--end", "0:8")) == [6, 7]
     assert (ids(here("get", ten, "--since", "1h")), ids(here("get", ten, "--end", "1h"))) == (list(range(10)), [])
-
-
-def test_columns_of_the_server_are_there_by_name(here: Run, ten: str, tmp_path: Path) -> None:
-    heads, *rows = here("get", ten, "-c", "_offset,id,_shard,_time").text.splitlines()
-    assert heads == '"_offset","id","_shard","_time"'
-    assert [row.split(",")[:3] for row in rows] == [[str(n), str(n), "0"] for n in range(10)]
-    assert here("get", ten, "-o", str(tmp_path / "a.parquet"), "--start", "0:8").code == 0
-    assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {"id": [8, 9]}
 
 
 def test_a_preview_counts_the_range(here: Run, ten: str) -> None:

@@ -57,26 +57,22 @@ READS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_columns_in_one_text_are_refused_with_the_list_to_say(client: Client, read: Callable[..., Any]) -> None:
-    client.put("store/x", ROWS)
-    with pytest.raises(InvalidRequest, match=r"columns='id': expected a list of names: columns=\['id'\]"):
-        read(client, columns="id")
+NAMES = "columns=.*: expected a list of names, such as"
+WRONG = [
+    ("columns", "id", r"columns='id': expected a list of names: columns=\['id'\]"),
+    *(("columns", columns, NAMES) for columns in ([Column()], 3, [1], [b"id"])),
+    ("filter", Column(), r"filter=.*Column.*: expected text such as \"fare > 10"),
+]
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-@pytest.mark.parametrize("wrong", [[Column()], 3, [1], [b"id"]], ids=["Column", "number", "numbers", "bytes"])
-def test_columns_that_are_no_names_are_refused(client: Client, read: Callable[..., Any], wrong: Any) -> None:
+@pytest.mark.parametrize(("argument", "value", "message"), WRONG)
+def test_a_value_of_another_type_is_refused_by_argument(
+    client: Client, read: Callable[..., Any], argument: str, value: Any, message: str
+) -> None:
     client.put("store/x", ROWS)
-    with pytest.raises(InvalidRequest, match=r"columns=.*: expected a list of names, such as"):
-        read(client, columns=wrong)
-
-
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_filter_that_is_no_text_is_refused(client: Client, read: Callable[..., Any]) -> None:
-    client.put("store/x", ROWS)
-    with pytest.raises(InvalidRequest, match=r"filter=.*Column.*: expected text such as \"fare > 10"):
-        read(client, filter=Column())
+    with pytest.raises(InvalidRequest, match=message):
+        read(client, **{argument: value})
 
 
 @pytest.mark.parametrize("names", [["id"], ("id",), {"id": 1}, ROWS.select(["id"]).schema.names])

@@ -73,15 +73,20 @@ def test_the_demo_without_java_says_how_to_install_it(tmp_path: Path) -> None:
     assert "make run-flight" in output
 
 
-def test_the_demo_names_missing_pyspark_or_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+JAVAS = {"1.8.0_402": "is 8", "11.0.2": "is 11", "16.0.1": "is 16", "17": None, "17.0.10": None, "25-ea": None}
+
+
+def test_what_spark_lacks_is_named_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it starts; tests of Spark are skipped with the same words."""
     java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
-    java.chmod(0o700)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    assert f"needs Java 17 or newer, {java} is 11: " in str(demo_spark.missing())
-    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\" 2024-01-16' >&2\n")
-    assert demo_spark.missing() is None
+    with pytest.raises(pytest.skip.Exception, match=f"needs Java 17 or newer, no {java}: .*scripts/java.sh"):
+        needs_spark()
+    java.parent.mkdir()
+    for version, lack in JAVAS.items():
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")
+        java.chmod(0o700)
+        assert (lack or "None") in str(demo_spark.missing())
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert demo_spark.missing() == "pyspark isn't installed: pip install 'penstock-flight[spark]'"

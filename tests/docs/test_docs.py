@@ -221,6 +221,21 @@ def test_every_promise_names_existing_tests_and_bugs() -> None:
             assert (ROOT / "scripts/planted" / f"{bug}.patch").exists(), row
 
 
+@pytest.mark.process
+def test_every_planted_bug_is_looked_for_by_some_test() -> None:
+    """A name that no test has any more would select none, and find nothing."""
+    pytest.importorskip("pyspark.sql.datasource", reason="without Spark its tests are not collected")
+    bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}
+    files = {argument.partition("::")[0] for tests in bugs.values() for argument in tests if ".py" in argument}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *sorted(files)]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout
+    for bug, tests in bugs.items():
+        places = tuple(argument for argument in tests if ".py" in argument)
+        word = tests[-1].lower() if "-k" in tests else ""
+        selected = [line for line in collected.splitlines() if line.startswith(places)]
+        assert [line for line in selected if word in line.partition("::")[2].lower()], f"{bug}: {tests}"
+
+
 def test_every_planted_bug_is_found_by_its_promises_tests() -> None:
     """Else `make planted` could be green while the tests named for a promise miss its bug."""
     bugs = {patch.stem: planting.read(patch).tests for patch in (ROOT / "scripts/planted").glob("*.patch")}

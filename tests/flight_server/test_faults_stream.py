@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.flight as flight
 import pytest
 
 from tests.kit.faults import ROWS, framed, mutated, varied
+from tests.kit.proxy import open_proxy
 from tests.kit.raw_flight import RawFlight, flight_data, ipc_messages
 from tests.kit.server import ProcessServer, process_server
 from tests.kit.wait import eventually, files, peak_memory, threads
@@ -74,12 +76,12 @@ def test_the_server_survives_two_thousand_damaged_streams(victim: ProcessServer,
     messages, dice = ipc_messages(varied(), codec), random.Random(f"penstock {codec}")
     accepted, refusals = set(), 0
     with RawFlight(victim.url) as raw, flight.connect(victim.url) as bare:
-        assert raw.put(framed(messages, "store/whole")).accepted
+        assert raw.put(framed(messages, "store/whole"))
         assert read(bare, "store/whole").equals(varied())
 
         for number in range(MUTATIONS):
             path = f"store/damaged/{number}"
-            if raw.put(mutated(messages, path, dice)).accepted:
+            if raw.put(mutated(messages, path, dice)):
                 accepted.add(path)
             else:
                 refusals += 1
@@ -102,7 +104,7 @@ def test_a_dictionary_before_a_message_without_header_is_refused(victim: Process
     schema, dictionary, *_ = ipc_messages(varied(), None)
     with RawFlight(victim.url) as raw:
         headerless = flight_data(metadata=trailer(0, 0))
-        assert not raw.put([flight_data(*schema, path=["store", "x"]), flight_data(*dictionary), headerless]).accepted
+        assert not raw.put([flight_data(*schema, path=["store", "x"]), flight_data(*dictionary), headerless])
     assert_unharmed(victim)
 
 
@@ -154,26 +156,30 @@ def raised(server: ProcessServer, count: int) -> None:
                 raise RuntimeError("in the user's own code")
 
 
-def begun(server: ProcessServer, path: str) -> RawFlight:
-    """Begin a put on a raw connection: its schema and a batch are sent."""
-    raw = RawFlight(server.url)
+def begun(url: str, path: str) -> RawFlight:
+    """Begin a put on a connection of its own: its schema and a batch are sent."""
+    raw = RawFlight(url)
     messages = ipc_messages(pa.Table.from_batches([trips(1, 2, 3)]), None)
     raw.begin(flight_data(*message, path=path.split("/") if at_ == 0 else ()) for at_, message in enumerate(messages))
     return raw
 
 
 def reset(server: ProcessServer, count: int) -> None:
-    """Reset the connection (RST)."""
-    for number in range(count):
-        begun(server, f"store/reset/{number}").reset()
+    """Reset the connections (RST), as a machine that crashed and came back does."""
+    with open_proxy() as proxy, ExitStack() as stack, flight.connect(server.url) as bare:
+        proxy.target = int(server.url.rpartition(":")[2])
+        for number in range(count):
+            stack.enter_context(begun(proxy.url, f"store/reset/{number}"))
+        eventually(lambda: call(bare, "health")["open_streams"] == count)
+        proxy.reset()
 
 
 def half_open(server: ProcessServer, count: int) -> None:
     """Send nothing more on an open connection: the server cuts it after put_idle."""
-    silent = [begun(server, f"store/silent/{number}") for number in range(count)]
+    silent = [begun(server.url, f"store/silent/{number}") for number in range(count)]
     for raw in silent:
         with raw:
-            assert raw.hears_the_end()
+            raw.await_end()
 
 
 @pytest.mark.parametrize("way", [killed, raised, reset, half_open], ids=lambda way: way.__name__)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -180,15 +182,29 @@ def test_a_server_on_every_interface_tells_no_address(make_server: Callable[...,
         assert endpoint.locations == []
 
 
-def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(bare: flight.FlightClient) -> None:
-    put(bare, at("store/x"), [trips(0) for _ in range(20)])
-    for number in range(1, 15):
-        flight_info = info(bare, "store/x")
-        put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(number)] * (20 + number))
-        assert [bare.do_get(e.ticket).read_all().column("id").to_pylist() for e in flight_info.endpoints] == [
-            [number - 1] * (20 + number - 1)
-        ]
-        assert read(bare, "store/x").column("id").to_pylist() == [number] * (20 + number)
+def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(server: PenstockServer, bare: flight.FlightClient) -> None:
+    """They read while it happens: rows of one put, all of them, and never an older put's after a newer one's."""
+    put(bare, at("store/x"), [trips(0)] * 20)
+    is_over = threading.Event()
+
+    def read_until_over() -> int:
+        reads = last = 0
+        with flight.connect(server.url) as reader:
+            while not is_over.is_set():
+                numbers = read(reader, "store/x").column("id").to_pylist()
+                assert numbers == [max(numbers)] * (20 + max(numbers))
+                assert last <= numbers[0]
+                reads, last = reads + 1, numbers[0]
+        return reads
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read_until_over) for _ in range(3)]
+        try:
+            for number in range(1, 50):
+                put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(number)] * (20 + number))
+        finally:
+            is_over.set()
+        assert all(reader.result(30) > 10 for reader in readers)
 
 
 # --- topics ----------------------------------------------------------------------------------

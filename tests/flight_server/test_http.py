@@ -11,16 +11,13 @@ from collections.abc import Iterator
 
 import pyarrow.flight as flight
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
 from tests.kit.streams import Reading, X
 from tests.kit.wait import eventually
 from tests.kit.wire import at, call, new_attempt, put, read, refused, trips
-
-_LINE = re.compile(
-    r'(?P<name>[a-z_]+)(?:\{(?P<labels>[a-z]+="[^"\n]*"(?:,[a-z]+="[^"\n]*")*)\})? (?P<value>[0-9.e+-]+)'
-)
 
 
 @pytest.fixture
@@ -42,22 +39,15 @@ def ask(url: str) -> tuple[int, str]:
 
 
 def metrics(door: str) -> dict[str, float]:
-    """Return every sample of the page, parsed as Prometheus does."""
-    samples: dict[str, float] = {}
-    typed: set[str] = set()
-    for line in ask(f"{door}/metrics")[1].splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
-            assert kind in ("counter", "gauge", "histogram")
-            assert name not in typed
-            typed.add(name)
-        elif not line.startswith("# HELP "):
-            sample = _LINE.fullmatch(line)
-            assert sample, line
-            assert {sample["name"], re.sub("_(bucket|sum|count)$", "", sample["name"])} & typed, line
-            assert line.rpartition(" ")[0] not in samples
-            samples[line.rpartition(" ")[0]] = float(sample["value"])
-    return samples
+    """Return every sample of the page, as Prometheus reads it."""
+    page: dict[str, float] = {}
+    for family in text_string_to_metric_families(ask(f"{door}/metrics")[1]):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            name = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert name not in page
+            page[name] = sample.value
+    return page
 
 
 def test_healthz_says_ok_and_readyz_ready(door: str) -> None:

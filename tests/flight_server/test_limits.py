@@ -29,7 +29,6 @@ from tests.kit.wire import (
     ids,
     info,
     list_paths,
-    new_attempt,
     put,
     refused,
     trailer,
@@ -75,18 +74,6 @@ def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightCli
     """The batch has no bytes and 2^27 rows."""
     with refused("limit", "batch_rows"):
         put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
-
-
-def test_datasets_are_limited(make_server: Make) -> None:
-    with flight.connect(make_server(limits=ServerLimits(datasets=2)).url) as bare:
-        for path in ("store/a", "store/b"):
-            put(bare, at(path), [trips(1)])
-        with refused("limit", "datasets="):
-            put(bare, at("store/c"), [trips(1)])
-        put(bare, at("store/b", attempt=new_attempt(), mode="append"), [trips(2)])
-        call(bare, "delete", path="store/a")
-        put(bare, at("store/c"), [trips(1)])
-        assert list_paths(bare) == ["store/b", "store/c"]
 
 
 def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make, tmp_path: Path) -> None:

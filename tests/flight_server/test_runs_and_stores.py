@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull, Unavailable
 from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import data_folder, serving
+from penstock.flight_server.lifecycle import data_folder
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import Crash
+from tests.kit.server import served
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -46,16 +47,6 @@ def test_a_put_that_fails_leaves_the_other_of_its_run_alone(client: Client) -> N
     second.write(TABLE)
     second.abandon()
     assert first.close().rows == 3
-    assert client.get("store/t").read_all() == TABLE
-
-
-def test_a_replayed_batch_is_written_once_until_a_delete(client: Client) -> None:
-    for _ in range(2):
-        client.put("store/t", TABLE, mode="append", run="query/7")
-    assert client.info("store/t").rows == 3
-    client.delete("store/t")
-    for _ in range(2):
-        client.put("store/t", TABLE, mode="append", run="query/7")
     assert client.get("store/t").read_all() == TABLE
 
 
@@ -104,41 +95,41 @@ def test_parts_in_quarantine_show_in_health_and_metrics(server: PenstockServer, 
 
 
 def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
-    def settings(data: str) -> ServerConfig:
-        return ServerConfig(data=tmp_path / data, listen="grpc://127.0.0.1:0", store=f"disk:{tmp_path / 'store'}")
-
-    with serving(settings("a")) as server, connect(server.url) as client:
+    store = f"disk:{tmp_path / 'store'}"
+    with served(tmp_path / "a", store=store) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
-        with pytest.raises(InvalidRequest, match="belongs to another data folder"), serving(settings("b")):
+        with pytest.raises(Unavailable, match="in use by another penstock"), served(tmp_path / "b", store=store):
             pass
         assert client.get("store/t").read_all() == TABLE
+    with pytest.raises(InvalidRequest, match="belongs to another data folder"), served(tmp_path / "b", store=store):
+        pass
 
 
 def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -> None:
     """The server was killed in its first put to a topic: the part is stored, and no row names it yet."""
     settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with data_folder(settings) as (_, store, _):
-        store.write("first-000000", TABLE.schema, TABLE.to_batches())
-    with serving(settings) as server, connect(server.url) as client:
+        store.write("first-000000", TABLE.schema, TABLE.to_batches(), path="store/a")
+    with served(settings.data) as server, connect(server.url) as client:
         assert not list((tmp_path / "data" / "parts").rglob("*-000000"))
         client.put("store/t", TABLE)
 
 
 def test_a_crash_while_a_store_gets_its_owner_leaves_it_free(tmp_path: Path) -> None:
-    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
-    with mock.patch("os.rename", side_effect=Crash), pytest.raises(Crash), serving(settings):
+    data = tmp_path / "data"
+    with mock.patch("os.rename", side_effect=Crash), pytest.raises(Crash), served(data):
         pass
     for _ in range(2):
-        with serving(settings) as server, connect(server.url) as client:
+        with served(data) as server, connect(server.url) as client:
             client.put("store/t", TABLE, mode="append")
 
 
 def test_a_new_ledger_does_not_start_over_a_store_with_parts(tmp_path: Path) -> None:
-    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
-    with serving(settings) as server, connect(server.url) as client:
+    data = tmp_path / "data"
+    with served(data) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
-    for file in tmp_path.glob("data/ledger.db*"):
+    for file in data.glob("ledger.db*"):
         file.unlink()
-    with pytest.raises(InvalidRequest, match="restore"), serving(settings):
+    with pytest.raises(InvalidRequest, match="restore"), served(data):
         pass
-    assert list((tmp_path / "data" / "parts").rglob("*-000000"))
+    assert list((data / "parts").rglob("*-000000"))

@@ -147,7 +147,7 @@ def test_three_hundred_silent_strangers_hold_half_of_the_streams(tmp_path: Path,
         assert open_streams() == 64, "and all silent ones are still open"
 
         for connection in flood:
-            connection.reset()
+            connection.close()
         eventually(lambda: open_streams() == 0)
         put(there, attempt_of(opened["ticket"], late := new_attempt()), [trips(2)])
         assert call(there, "write.finish", ticket=opened["ticket"], attempts=[early, late])["rows"] == 2

@@ -65,6 +65,41 @@ def failing_server(data: Path, system_call: str, code: str = "errno.EIO") -> Ite
         yield server, flag
 
 
+# --- damaged bytes ------------------------------------------------------------------------------
+
+
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+def flip(raw: bytes, dice: random.Random) -> bytes:
+    """Flip a bit."""
+    changed = bytearray(raw)
+    changed[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
+    return bytes(changed)
+
+
+def cut(raw: bytes, dice: random.Random) -> bytes:
+    """Cut off the end."""
+    return raw[: dice.randrange(len(raw))]
+
+
+def blank(raw: bytes, dice: random.Random) -> bytes:
+    """Blank a sector, as if it had never been written."""
+    start = dice.randrange(len(raw)) // 512 * 512
+    return raw[:start] + bytes(min(512, len(raw) - start)) + raw[start + 512 :]
+
+
+def noise(raw: bytes, dice: random.Random) -> bytes:
+    """Overwrite some bytes."""
+    start = dice.randrange(max(1, len(raw) - 16))
+    return raw[:start] + dice.randbytes(16) + raw[start + 16 :]
+
+
+def lengthen(raw: bytes, dice: random.Random) -> bytes:
+    """Add some bytes."""
+    return raw + dice.randbytes(dice.randrange(1, 100))
+
+
 # --- a damaged put -----------------------------------------------------------------------------
 
 ROWS = 40

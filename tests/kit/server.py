@@ -31,6 +31,7 @@ from penstock.flight_server.state import State
 from penstock.flight_server.upload import Upload
 from penstock.ledger.writes import Write
 from tests.kit import wire
+from tests.kit.proxy import Proxy, open_proxy
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
@@ -54,11 +55,18 @@ def make_server(tmp_path: Path, servers: list[PenstockServer]) -> Iterator[Calla
     with ExitStack() as stack:
 
         def make(**settings: Any) -> PenstockServer:
-            settings = {"data": tmp_path / "data", "listen": ANY_PORT, "drain": 5.0, **settings}
-            servers.append(stack.enter_context(serving(ServerConfig(**settings))))
+            servers.append(stack.enter_context(served(**{"data": tmp_path / "data", **settings})))
             return servers[-1]
 
         yield make
+
+
+@contextmanager
+def served(data: Path, **settings: Any) -> Iterator[PenstockServer]:
+    """Serve a data folder in this process, on any port."""
+    settings = {"listen": ANY_PORT, "drain": 5.0, "http": None, **settings}
+    with serving(ServerConfig(data=data, **settings)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -78,6 +86,33 @@ def client(server: PenstockServer) -> Iterator[Client]:
     """A client of `server`."""
     with connect(server.url, retry_for=2) as client:
         yield client
+
+
+@pytest.fixture
+def url_variable(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let PENSTOCK_URL name `server`."""
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+
+
+@pytest.fixture
+def token_client(make_server: Callable[..., PenstockServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client of a server with a token; the environment has both."""
+    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=token_file(tmp_path)).url))
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+    return connect(retry_for=2)
+
+
+@pytest.fixture
+def proxied(make_server: Callable[..., PenstockServer]) -> Iterator[Proxy]:
+    """A proxy whose address is the only one of a server in this process."""
+    with open_proxy() as proxy:
+        proxy.target = make_server(advertise=proxy.url).port
+        yield proxy
+
+
+def sorted_ids(client: Client, path: str) -> list[int]:
+    """Return the ids of all rows, sorted."""
+    return sorted(client.get(path).read_all()["id"].to_pylist())
 
 
 def token_file(folder: Path, text: str = TOKEN, mode: int = 0o600) -> Path:

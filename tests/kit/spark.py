@@ -168,13 +168,12 @@ def start_driver_process(
     )  # fmt: skip
 
 
-def start_driver(
-    folder: Path, python: Path, url: str, scenarios: str, *master: str, module: str = "batch_driver"
-) -> subprocess.Popen[str]:
-    """Start a driver of `tests/kit/programs`: it reports each scenario, and waits for a line before the next one."""
+def start_driver(folder: Path, python: Path, url: str, scenarios: str, *master: str) -> subprocess.Popen[str]:
+    """Start `programs.driver`: it reports each scenario, and waits for a line before the next one."""
     arguments, pipe = (url, str(folder), scenarios, *master), subprocess.PIPE
-    module = f"tests.kit.programs.{module}"
-    return start_driver_process(module, folder, python, *arguments, stdin=pipe, stdout=pipe, text=True)
+    return start_driver_process(
+        "tests.kit.programs.driver", folder, python, *arguments, stdin=pipe, stdout=pipe, text=True
+    )
 
 
 def end_driver(process: subprocess.Popen[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from penstock.spark_plugin.offsets import StreamOffset, StreamOptions
 from penstock.wire.actions import DESCRIBE, ConsumerState, Target
 from penstock.wire.position import Position
 from tests.kit.clock import Clock
-from tests.kit.wire import TRIPS, at, create_topic, put, trips
+from tests.kit.wire import TRIPS, at, create_topic, ids, put, trips
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,6 +89,11 @@ class Streams:
     def ids(self, path: str) -> list[int]:
         numbers: list[int] = self.client.get(path).read_all()["id"].to_pylist()
         return numbers
+
+    def landed(self, path: str) -> Counter[int]:
+        """Count each id, read by plain pyarrow."""
+        with flight.connect(self.client.settings.url) as bare:
+            return Counter(ids(bare, path))
 
     def consumers(self) -> list[dict[str, Any]]:
         consumers: list[dict[str, Any]] = self.client.call("describe", {"path": IN})["consumers"]

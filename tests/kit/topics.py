@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -29,14 +30,12 @@ from tests.kit.clock import Clock
 from tests.kit.wire import TRIPS, trips
 
 TOPIC = "topic/x"
+SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A folder in memory, where an fsync costs nothing."""
 
 
 def small_put(
-    *ids: int,
-    path: str = TOPIC,
-    run: str | None = None,
-    attempt: str | None = None,
-    rows: pa.RecordBatch | None = None,
+    *ids: int, path: str = TOPIC, run: str | None = None, attempt: str | None = None, rows: pa.RecordBatch | None = None
 ) -> SmallPut:
     """Return a put of some trips, or of other rows."""
     batch = trips(*ids) if rows is None else rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,11 @@ def bare(server: PenstockServer) -> Iterator[flight.FlightClient]:
 def trips(*ids: int) -> pa.RecordBatch:
     """Return a batch of trips with these ids."""
     return pa.RecordBatch.from_pydict({"id": list(ids), "city": [f"city {number}" for number in ids]}, schema=TRIPS)
+
+
+def wide_trips(*ids: int) -> list[pa.RecordBatch]:
+    """Return a batch for each of these trips, of 1 MiB of noise: a dozen make two parts."""
+    return [pa.RecordBatch.from_pydict({"id": [n], "city": [os.urandom(1 << 19).hex()]}, TRIPS) for n in ids]
 
 
 def new_attempt() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import threading
@@ -17,29 +16,20 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
-from tests.kit.server import ANY_PORT, named_parts, process_server
+from tests.kit.server import named_parts, process_server, served
 from tests.kit.wait import eventually, files
-from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
+from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips, wide_trips
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
 BEFORE = {"store/kept": [1, 2, 3], "store/there": [7, 8]}
-PADDING = 1 << 20
-
-
-def wide(*numbers: int) -> list[pa.RecordBatch]:
-    """Return rows of 1 MiB each: a dozen of them make two parts."""
-    schema = pa.schema([("id", pa.int64()), ("city", pa.string())])
-    return [pa.RecordBatch.from_pydict({"id": [n], "city": [os.urandom(PADDING // 2).hex()]}, schema) for n in numbers]
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a data folder with two datasets, one of them in two parts."""
     data = tmp_path_factory.mktemp("filled") / "d"
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(data) as server, flight.connect(server.url) as bare:
         put(bare, at("store/kept"), [trips(1, 2)])
         put(bare, at("store/kept", attempt=new_attempt(), mode="append"), [trips(3)])
         put(bare, at("store/there"), [trips(7, 8)])
@@ -68,7 +58,7 @@ def rows_by_path(client: flight.FlightClient) -> dict[str, list[int]]:
 
 
 def new(client: flight.FlightClient) -> None:
-    put(client, at("store/new"), wide(*range(20, 32)))
+    put(client, at("store/new"), wide_trips(*range(20, 32)))
 
 
 def append(client: flight.FlightClient) -> None:
@@ -136,7 +126,7 @@ def test_a_kill_at_a_step_leaves_the_state_before_or_after(
 @contextlib.contextmanager
 def restarted(data: Path) -> Iterator[flight.FlightClient]:
     """Serve the folder again: bytes and rows must agree from the first answer on."""
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(data) as server, flight.connect(server.url) as bare:
         assert files(data / "parts") == named_parts(data)
         assert files(data / "tmp") == files(data / "quarantine") == set()
         yield bare
@@ -234,7 +224,7 @@ def test_random_kills_under_load_lose_and_double_nothing(tmp_path: Path, kills: 
     """An answered put is visible exactly once, another one at most once, and once when it is repeated."""
     data, puts = tmp_path / "d", Puts()
     random.seed(20)
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(data) as server, flight.connect(server.url) as bare:
         puts.sent.append(0)
         append_run(bare, 0)
         replace_all(bare, 0)

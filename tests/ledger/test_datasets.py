@@ -7,13 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.errors import (
-    AlreadyExists,
-    LimitExceeded,
-    NotFound,
-    SchemaMismatch,
-    StoreFull,
-)
+from penstock.errors import AlreadyExists, LimitExceeded, NotFound, SchemaMismatch, StoreFull
 from penstock.ledger import writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
@@ -31,14 +25,6 @@ def test_a_path_is_a_dataset_or_a_folder_never_both(ledger: Ledger, taken: str, 
     finish_write(ledger, make_attempt(1), path=taken)
     with pytest.raises(AlreadyExists, match=r"folder|nothing can be below"):
         ledger.open_write(new, mode=mode)  # type: ignore[arg-type]
-
-
-def test_dataset_or_folder_is_checked_again_at_finish(ledger: Ledger) -> None:
-    write, one = ledger.open_write("store/a/b").id, make_attempt(1)
-    ledger.record(write, one)
-    finish_write(ledger, make_attempt(2), path="store/a")
-    with pytest.raises(AlreadyExists, match="store/a is a dataset"):
-        ledger.finish(write, [one.id])
 
 
 def test_a_common_prefix_makes_no_folder(ledger: Ledger) -> None:
@@ -126,18 +112,6 @@ def test_the_schema_is_checked_again_at_finish(ledger: Ledger) -> None:
 # --- delete, and parts that tickets name -----------------------------------------------------
 
 
-def test_a_deleted_dataset_is_gone_and_its_path_free(ledger: Ledger) -> None:
-    one, two = make_attempt(1, 2), make_attempt(3)
-    finish_write(ledger, one)
-    assert ledger.delete(PATH).rows == 3
-    assert visible_parts(ledger) == []
-    with pytest.raises(NotFound, match=f"no dataset at {PATH}"):
-        ledger.delete(PATH)
-    assert sorted(ledger.freeable()) == sorted(part_names(one))
-    finish_write(ledger, two)
-    assert visible_parts(ledger) == part_names(two)
-
-
 @pytest.mark.parametrize("end", ["delete", "overwrite"])
 def test_bytes_that_a_ticket_names_stay_until_it_expires(ledger: Ledger, clock: Clock, end: str) -> None:
     one = make_attempt(1)
@@ -171,27 +145,6 @@ def test_a_ticket_that_could_not_be_noted_holds_its_bytes(
     assert ledger.freeable() == []
     clock.advance(120)
     assert len(ledger.freeable()) == 1
-
-
-def test_the_ticket_that_expires_last_holds_the_bytes(ledger: Ledger, clock: Clock) -> None:
-    finish_write(ledger, make_attempt(1))
-    start = clock.now()
-    for seconds in (100, 5_000, 30):
-        ledger.snapshot(PATH, ticketed_until=start + seconds)
-    ledger.delete(PATH)
-    clock.set(start + 5_000)
-    assert ledger.freeable() == []
-    clock.advance(120)
-    assert len(ledger.freeable()) == 1
-
-
-def test_a_ticket_from_before_an_append_holds_its_parts(ledger: Ledger, clock: Clock) -> None:
-    finish_write(ledger, make_attempt(1))
-    ledger.snapshot(PATH, ticketed_until=clock.now() + 100)
-    finish_write(ledger, make_attempt(2), mode="append")
-    ledger.delete(PATH)
-    clock.advance(100)
-    assert ledger.freeable() == []
 
 
 def test_bytes_held_by_tickets_alone_are_counted(ledger: Ledger, clock: Clock) -> None:

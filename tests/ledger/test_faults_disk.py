@@ -6,48 +6,63 @@ import os
 import subprocess
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
 from tests.kit.faults import failing_server, files_at_most
 from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.wait import eventually, files
-from tests.kit.wire import at, attempt_of, call, error_details, ids, list_paths, new_attempt, put, read, refused, trips
+from tests.kit.wire import (
+    at,
+    attempt_of,
+    call,
+    error_details,
+    ids,
+    list_paths,
+    new_attempt,
+    put,
+    read,
+    refused,
+    trips,
+    wide_trips,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
 MIB = 1 << 20
 
 
-def noise(mib: int) -> pa.RecordBatch:
-    """Return so many MiB of random bytes."""
-    return pa.RecordBatch.from_pydict({"noise": [os.urandom(MIB) for _ in range(mib)]})
+PATHS = pytest.mark.parametrize("path", ["store/x", "topic/x"])
 
 
-def assert_nothing_half_kept(server: ProcessServer, bare: flight.FlightClient) -> None:
-    """Check that files and rows agree, and that no write is open."""
+def assert_rows(server: ProcessServer, bare: flight.FlightClient, path: str, *expected: int) -> None:
+    """Check that the rows are these, in a topic from offset 0 on, that files and rows agree, and no write is open."""
+    assert ids(bare, path) == list(expected)
+    if path.startswith("topic/"):
+        assert read(bare, path, columns=["_offset"])["_offset"].to_pylist() == list(range(len(expected)))
     eventually(lambda: files(server.data / "parts") == named_parts(server.data))
     assert files(server.data / "tmp") == set()
     assert list_paths(bare, b"write/") == []
 
 
-def test_parts_are_refused_while_the_disk_has_no_room(tmp_path: Path) -> None:
+def append(path: str, **options: str) -> flight.FlightDescriptor:
+    return at(path, attempt=new_attempt(), mode="append", **options)
+
+
+@PATHS
+def test_parts_are_refused_while_the_disk_has_no_room(tmp_path: Path, path: str) -> None:
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
-        put(bare, at("store/kept"), [trips(1, 2)])
+        put(bare, at(path), [trips(0)])
 
         with files_at_most(server, 3 * MIB):
             for _ in range(3):
                 with refused("full", "no room on the disk", "nothing of it was kept"):
-                    put(bare, at("store/large"), [noise(20)])
-            assert ids(bare, "store/kept") == [1, 2]
-            put(bare, at("store/small"), [trips(3)])
-            assert list_paths(bare) == ["store/kept", "store/small"]
-            assert_nothing_half_kept(server, bare)
+                    put(bare, append(path), wide_trips(*range(90, 110)))
+            put(bare, append(path), [trips(1)])
+            assert_rows(server, bare, path, 0, 1)
 
-        put(bare, at("store/large"), [noise(20)])
-        assert read(bare, "store/large").num_rows == 20
-        assert_nothing_half_kept(server, bare)
+        put(bare, append(path), wide_trips(*range(2, 22)))
+        assert_rows(server, bare, path, *range(22))
 
 
 def test_an_attempt_refused_for_room_may_be_put_again(tmp_path: Path) -> None:
@@ -56,32 +71,30 @@ def test_an_attempt_refused_for_room_may_be_put_again(tmp_path: Path) -> None:
         ticket = call(bare, "write.open", path="store/x")["ticket"]
         attempt = new_attempt()
         with files_at_most(server, MIB), pytest.raises(flight.FlightUnavailableError) as caught:
-            put(bare, attempt_of(ticket, attempt), [noise(4)])
+            put(bare, attempt_of(ticket, attempt), wide_trips(*range(4)))
         assert error_details(caught.value)["retry_after"] > 0
 
-        put(bare, attempt_of(ticket, attempt), [noise(4)])
+        put(bare, attempt_of(ticket, attempt), wide_trips(*range(4)))
         call(bare, "write.finish", ticket=ticket, attempts=[attempt])
         assert read(bare, "store/x").num_rows == 4
 
 
-def test_a_ledger_without_room_changes_nothing(tmp_path: Path) -> None:
-    """The bytes would fit, the row that names them does not."""
+@PATHS
+def test_a_ledger_without_room_changes_nothing(tmp_path: Path, path: str) -> None:
+    """The bytes would fit, the row that names them does not. Rows are still read, though no ticket's time is noted."""
     with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
-        put(bare, at("store/kept"), [trips(1, 2)])
-        size = (server.data / "ledger.db-wal").stat().st_size
-
-        with files_at_most(server, size):
+        put(bare, at(path), [trips(0)])
+        with files_at_most(server, (server.data / "ledger.db-wal").stat().st_size):
             for _ in range(3):
                 with refused("full", "no room on the disk for the ledger"):
-                    put(bare, at("store/new"), [trips(3)])
+                    put(bare, append(path), [trips(90)])
             with refused("full", "ledger"):
-                call(bare, "delete", path="store/kept")
-            assert list_paths(bare) == ["store/kept"]
+                call(bare, "delete", path=path)
+            assert ids(bare, path) == [0]
 
-        put(bare, at("store/new"), [trips(3)])
-        assert ids(bare, "store/new") == [3]
-        call(bare, "delete", path="store/kept")
-        assert_nothing_half_kept(server, bare)
+        put(bare, append(path), [trips(1)])
+        assert_rows(server, bare, path, 0, 1)
+        call(bare, "delete", path=path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
@@ -99,16 +112,15 @@ def test_a_full_disk_takes_puts_again_after_a_delete(tmp_path: Path) -> None:
             number = 0
             with refused("full", "no room on the disk"):
                 for number in range(10):
-                    put(bare, at(f"store/fill/{number}"), [noise(5)])
+                    put(bare, at(f"store/fill/{number}"), wide_trips(*range(5)))
             assert 2 <= number <= 4
-            assert_nothing_half_kept(server, bare)
-            assert ids(bare, "store/kept") == [1, 2]
-            assert read(bare, "store/fill/0").num_rows == 5
+            assert_rows(server, bare, "store/kept", 1, 2)
+            assert ids(bare, "store/fill/0") == list(range(5))
 
             call(bare, "delete", path="store/fill/1")
             eventually(lambda: call(bare, "health")["retired_bytes"] == 0)
-            put(bare, at("store/again"), [noise(5)])
-            assert read(bare, "store/again").num_rows == 5
+            put(bare, at("store/again"), wide_trips(*range(5)))
+            assert ids(bare, "store/again") == list(range(5))
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
@@ -125,27 +137,29 @@ def test_more_parts_are_read_than_files_may_be_open(tmp_path: Path) -> None:
 # --- a disk that fails ---------------------------------------------------------------------
 
 
+@PATHS
 @pytest.mark.parametrize(
     ("system_call", "code", "words"),
     [("fsync", "errno.EIO", "the disk failed (Input/output error)"), ("writev", "errno.EIO", "the disk failed"),
      ("rename", "errno.EIO", "the disk failed"), ("writev", "errno.ENOSPC", "no room on the disk"),
      ("fsync", "errno.EDQUOT", "no room on the disk"), ("open", "errno.EIO", "the disk failed")],
 )  # fmt: skip
-def test_a_put_to_a_failing_disk_is_refused(tmp_path: Path, system_call: str, code: str, words: str) -> None:
-    """Nothing of it is kept, and once the disk works again so does the put."""
+def test_a_put_to_a_failing_disk_is_refused(tmp_path: Path, path: str, system_call: str, code: str, words: str) -> None:
+    """A run of one row, a large put, and the run again: once the disk works each is there, once."""
+    puts = [(append(path, run="the run"), [trips(2)]), (append(path), wide_trips(*range(3, 15)))]
+    puts.append(puts[0])
     with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
-        put(bare, at("store/kept"), [trips(1, 2)])
+        put(bare, at(path), [trips(0, 1)])
         flag.touch()
-        for _ in range(2):
+        for descriptor, rows in puts:
             with refused("full" if "room" in words else "unavailable", words, "nothing of it was kept"):
-                put(bare, at("store/x"), [noise(9), noise(9)])
-        assert list_paths(bare) == ["store/kept"]
+                put(bare, descriptor, rows)
         flag.unlink()
-        assert_nothing_half_kept(server, bare)
+        assert_rows(server, bare, path, 0, 1)
 
-        put(bare, at("store/x"), [noise(9), noise(9)])
-        assert read(bare, "store/x").num_rows == 18
-        assert ids(bare, "store/kept") == [1, 2]
+        for descriptor, rows in puts:
+            put(bare, descriptor, rows)
+        assert_rows(server, bare, path, *range(15))
 
 
 def test_a_sweep_on_a_failing_disk_is_repeated(tmp_path: Path) -> None:

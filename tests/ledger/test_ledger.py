@@ -9,18 +9,9 @@ import pytest
 from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
-from penstock.wire.put import Mode
 from tests.kit.ledger import OTHER, PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- open, record, finish --------------------------------------------------------------------
-
-
-def test_nothing_is_visible_before_finish(ledger: Ledger) -> None:
-    write = ledger.open_write(PATH)
-    ledger.record(write.id, make_attempt(5))
-    assert visible_parts(ledger) == []
-    assert ledger.datasets("store/") == []
-    assert ledger.summary(write.id).state == "open"
 
 
 def test_finish_shows_the_listed_attempts_in_their_order(ledger: Ledger) -> None:
@@ -100,17 +91,6 @@ def test_a_repeated_finish_gets_the_first_answer(ledger: Ledger) -> None:
     assert visible_parts(ledger) == part_names(one, two)
 
 
-def test_attempts_that_are_not_listed_are_retired_at_once(ledger: Ledger) -> None:
-    write, one, two = ledger.open_write(PATH).id, make_attempt(5), make_attempt(6, 7)
-    ledger.record(write, one)
-    ledger.record(write, two)
-    assert ledger.freeable() == []
-    ledger.finish(write, [one.id])
-    assert sorted(ledger.freeable()) == sorted(part_names(two))
-    ledger.forget(ledger.freeable())
-    assert ledger.part_names() == part_names(one)
-
-
 def test_a_write_that_has_ended_records_nothing(ledger: Ledger) -> None:
     finished, aborted = finish_write(ledger, make_attempt(5)), ledger.open_write("store/b").id
     ledger.abort(aborted)
@@ -173,23 +153,6 @@ def test_an_empty_append_changes_nothing(ledger: Ledger) -> None:
 # --- modes -----------------------------------------------------------------------------------
 
 
-def test_append_adds_after_the_existing_parts(ledger: Ledger) -> None:
-    one, two, three = make_attempt(1), make_attempt(2, 3), make_attempt(4)
-    for attempt in (one, two, three):
-        finish_write(ledger, attempt, mode="append")
-    assert visible_parts(ledger) == part_names(one, two, three)
-    assert ledger.dataset(PATH).rows == 10
-
-
-def test_overwrite_replaces_and_retires(ledger: Ledger) -> None:
-    one, two = make_attempt(1, 2), make_attempt(3)
-    finish_write(ledger, one)
-    finish_write(ledger, two, mode="overwrite")
-    assert visible_parts(ledger) == part_names(two)
-    assert (ledger.dataset(PATH).rows, ledger.dataset(PATH).part_count) == (3, 1)
-    assert sorted(ledger.freeable()) == sorted(part_names(one))
-
-
 def test_mode_error_refuses_a_taken_path_at_open(ledger: Ledger) -> None:
     finish_write(ledger, make_attempt(1))
     with pytest.raises(AlreadyExists, match="choose mode 'append' or 'overwrite'"):
@@ -207,16 +170,3 @@ def test_mode_error_refuses_a_taken_path_at_finish(ledger: Ledger) -> None:
         ledger.finish(first, [one.id])
     assert visible_parts(ledger) == part_names(two)
     ledger.abort(first)
-
-
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_concurrent_writes_count_in_the_order_of_finish(ledger: Ledger, mode: Mode) -> None:
-    """Two appends both count; of two overwrites the last one to finish stays."""
-    one, two = make_attempt(1), make_attempt(2)
-    first, second = (ledger.open_write(PATH, mode=mode).id for _ in range(2))
-    ledger.record(first, one)
-    ledger.record(second, two)
-    ledger.finish(second, [two.id])
-    ledger.finish(first, [one.id])
-    assert visible_parts(ledger) == (part_names(two, one) if mode == "append" else part_names(one))
-    assert ledger.freeable() == ([] if mode == "append" else part_names(two))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock import steps
 from penstock.errors import Lost, NotFound, PenstockError, WriteEnded
 from penstock.ledger import tables
 from penstock.ledger.attempts import Attempt
@@ -16,19 +15,9 @@ from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
 from penstock.store.database import Database
 from penstock.wire.put import Mode
 from tests.kit.clock import Clock
-from tests.kit.faults import Crash, crash_at
 from tests.kit.ledger import PATH, SCHEMA, finish_write, make_attempt, part_names, visible_parts
 
 # --- abort, expire ---------------------------------------------------------------------------
-
-
-def test_abort_leaves_nothing_and_may_be_repeated(ledger: Ledger) -> None:
-    write, one = ledger.open_write(PATH).id, make_attempt(5)
-    ledger.record(write, one)
-    assert ledger.abort(write).state == "aborted"
-    assert ledger.abort(write).state == "aborted"
-    assert visible_parts(ledger) == []
-    assert ledger.freeable() == part_names(one)
 
 
 def test_finish_and_abort_exclude_each_other(ledger: Ledger) -> None:
@@ -129,17 +118,6 @@ def test_only_the_last_opener_of_a_run_may_abort_it(ledger: Ledger) -> None:
     assert ledger.abort(first.id, opener=last.opener).state == "aborted"
 
 
-def test_an_aborted_or_expired_run_begins_anew(ledger: Ledger, clock: Clock) -> None:
-    first = ledger.open_write(PATH, run="r").id
-    ledger.abort(first)
-    second = ledger.open_write(PATH, run="r").id
-    clock.advance(IDLE + 1)
-    ledger.expire()
-    third = ledger.open_write(PATH, run="r")
-    assert len({first, second, third.id}) == 3
-    assert third.state == "open"
-
-
 def finish_run(ledger: Ledger, run: str, *, mode: Mode = "append") -> tuple[str, Attempt]:
     """Finish a write of one attempt under this run, and return its id and the attempt."""
     write, one = ledger.open_write(PATH, mode=mode, run=run).id, make_attempt(1)
@@ -185,49 +163,7 @@ def test_a_repeated_finish_is_answered_after_a_delete(ledger: Ledger) -> None:
     assert visible_parts(ledger) == []
 
 
-def test_a_run_belongs_to_its_path(ledger: Ledger) -> None:
-    assert ledger.open_write("store/a", run="r").id != ledger.open_write("store/b", run="r").id
-    assert ledger.open_write("store/a").id != ledger.open_write("store/a").id
-
-
 # --- restarts, crashes -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step", ["finish.checked", "finish.shown"])
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_a_crash_within_finish_changes_nothing(
-    reopen: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch, step: str, mode: str
-) -> None:
-    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
-    finish_write(ledger, one)
-    write = ledger.open_write(PATH, mode=mode).id  # type: ignore[arg-type]
-    ledger.record(write, two)
-
-    monkeypatch.setattr(steps, "passed", crash_at(step))
-    with pytest.raises(Crash):
-        ledger.finish(write, [two.id])
-    monkeypatch.undo()
-    for reader in (ledger, reopen()):
-        assert visible_parts(reader) == part_names(one)
-        assert reader.summary(write).state == "open"
-        assert reader.freeable() == []
-    reader.finish(write, [two.id])
-    assert visible_parts(reader) == (part_names(one, two) if mode == "append" else part_names(two))
-
-
-def test_writes_and_datasets_are_known_after_a_restart(reopen: Callable[..., Ledger]) -> None:
-    ledger, one, two = reopen(), make_attempt(1), make_attempt(2)
-    finish_write(ledger, one)
-    write = ledger.open_write(PATH, mode="append", run="r", schema=SCHEMA)
-    ledger.record(write.id, two)
-    before = ledger.open_writes()
-    ledger.close()
-    again = reopen()
-    assert again.open_writes() == before
-    assert again.write(write.id) == write
-    assert again.open_write(PATH, mode="append", run="r").id == write.id
-    again.finish(write.id, [two.id])
-    assert visible_parts(again) == part_names(one, two)
 
 
 def test_rows_in_the_memory_of_an_earlier_server_are_lost(reopen: Callable[..., Ledger]) -> None:
@@ -245,9 +181,7 @@ def test_rows_in_the_memory_of_an_earlier_server_are_lost(reopen: Callable[..., 
     assert not again.dataset(PATH).lost
 
 
-def test_a_run_whose_rows_are_lost_may_be_written_again(
-    reopen: Callable[..., Ledger],
-) -> None:
+def test_a_run_whose_rows_are_lost_may_be_written_again(reopen: Callable[..., Ledger]) -> None:
     """So may the other runs of its dataset."""
     ledger = reopen("first-life")
     before = {run: finish_run(ledger, run)[0] for run in ("batch 1", "batch 2")}

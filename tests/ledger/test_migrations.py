@@ -15,13 +15,12 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Internal, NotFound
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from penstock.ledger import tables
 from penstock.queue.topics import journal
 from penstock.store import payloads
 from penstock.store.database import FORMAT, Database
 from penstock.store.disk import DiskMedium
+from tests.kit.server import served, sorted_ids
 
 DUMP = Path(__file__).parent / "format_2.sql"
 DUMPED_AT = 1_795_097_829.0
@@ -60,22 +59,15 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[Client]:
-    with (
-        serving(ServerConfig(data=folder, listen="grpc://127.0.0.1:0", http=None)) as server,
-        penstock.connect(server.url) as client,
-    ):
+    with served(folder) as server, penstock.connect(server.url) as client:
         yield client
 
 
-def ids(client: Client, path: str) -> list[int]:
-    return sorted(client.get(path, columns=["id"]).read_all()["id"].to_pylist())
-
-
 def test_a_folder_of_format_2_reads_as_before(client: Client) -> None:
-    assert ids(client, "store/a/b") == [1, 2, 3, 4]
-    assert ids(client, "store/old") == [10]
-    assert ids(client, "topic/keyed") == [1, 2, 3, 4]
-    assert ids(client, "topic/x") == [1, 2, 3]
+    assert sorted_ids(client, "store/a/b") == [1, 2, 3, 4]
+    assert sorted_ids(client, "store/old") == [10]
+    assert sorted_ids(client, "topic/keyed") == [1, 2, 3, 4]
+    assert sorted_ids(client, "topic/x") == [1, 2, 3]
     (consumer,) = client.call("describe", {"path": "topic/x"})["consumers"]
     assert (consumer["consumer"], consumer["position"], consumer["lag_rows"]) == ("reader", {"0": 1}, 2)
 
@@ -85,7 +77,7 @@ def test_a_folder_of_format_2_takes_writes(client: Client) -> None:
     client.put("store/a/b", rows(99), mode="append", run="nightly")
     client.put("topic/x", rows(4))
     client.put("topic/x", rows(99), run="named")
-    assert (ids(client, "store/a/b"), ids(client, "topic/x")) == ([1, 2, 3, 4, 5], [1, 2, 3, 4])
+    assert (sorted_ids(client, "store/a/b"), sorted_ids(client, "topic/x")) == ([1, 2, 3, 4, 5], [1, 2, 3, 4])
     opened = client.call("write.open", {"path": "store/opened", "run": "open one"})
     assert (opened["summary"]["attempts"], opened["summary"]["rows"]) == (1, 1)
     client.delete("store/a/b")

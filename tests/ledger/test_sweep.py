@@ -18,7 +18,7 @@ from penstock.ledger.sweep import Sweeper, recover
 from penstock.store.disk import DiskMedium
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
-from tests.kit.rows import assert_same, numbers
+from tests.kit.rows import numbers
 from tests.kit.topics import Reach
 
 PATH = "store/a"
@@ -37,7 +37,10 @@ class DataFolder(Reach):
 
     def attempt(self, *rows: int) -> Attempt:
         name, schema = uuid.uuid4().hex, numbers(0).schema
-        parts = [self.store.write(f"{name}-{at}", schema, numbers(n).to_batches()) for at, n in enumerate(rows)]
+        parts = [
+            self.store.write(f"{name}-{at}", schema, numbers(n).to_batches(), path="store/a")
+            for at, n in enumerate(rows)
+        ]
         return Attempt(name, schema, sum(rows), tuple(parts))
 
     def write(self, *rows: int, mode: str = "append") -> list[str]:
@@ -85,18 +88,6 @@ def test_bytes_of_unlisted_attempts_are_removed(folder: DataFolder) -> None:
     folder.ledger.finish(write, [one.id])
     assert folder.free() == 1
     assert folder.kept() == {part.name for part in one.parts}
-
-
-def test_parts_that_a_ticket_names_are_served_until_it_expires(folder: DataFolder, clock: Clock) -> None:
-    (name,) = folder.write(3)
-    folder.ledger.snapshot(PATH, ticketed_until=clock.now() + 600)
-    folder.ledger.delete(PATH)
-    clock.advance(600)
-    assert folder.free() == 0
-    assert_same(folder.store.open(name).reader().read_all(), numbers(3))
-    clock.advance(120)
-    assert folder.free() == 1
-    assert folder.kept() == set()
 
 
 def test_visible_parts_open_attempts_and_payloads_stay(folder: DataFolder) -> None:

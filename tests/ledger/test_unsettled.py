@@ -14,8 +14,6 @@ import pytest
 
 from penstock import store as stores
 from penstock.errors import StoreFull, Unavailable
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
@@ -23,6 +21,7 @@ from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.payloads import SplitPayloadStore
 from tests.kit.rows import numbers
+from tests.kit.server import served
 from tests.kit.wait import files
 from tests.kit.wire import at, attempt_of, call, ids, list_paths, new_attempt, put, refused, trips
 
@@ -123,23 +122,23 @@ def test_a_crash_after_a_failed_commit_shows_the_whole_dataset(
     after = tmp_path / "after"
     shutil.copytree(tmp_path / "data", after, ignore=shutil.ignore_patterns("lock", "ledger.db*"))
     shutil.copytree(crashed, after, dirs_exist_ok=True)
-    with serving(ServerConfig(data=after, listen="grpc://127.0.0.1:0")) as again, flight.connect(again.url) as bare:
+    with served(after) as again, flight.connect(again.url) as bare:
         assert ids(bare, "store/x") == [1, 2]
 
 
 def test_the_next_start_deletes_the_bytes_of_a_failed_commit(tmp_path: Path, crashed: Path) -> None:
     """Until then the server goes on serving, and keeps them."""
-    settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
-    with serving(settings) as server, flight.connect(server.url) as bare:
+    data = tmp_path / "data"
+    with served(data) as server, flight.connect(server.url) as bare:
         FailingCommit(server.state.ledger.database, "INSERT INTO parts", crashed)
         with refused("unavailable"):
             put_once(bare, "a write of its own")
         put(bare, at("store/x"), [trips(3)])
         assert ids(bare, "store/x") == [3]
-        assert len(files(settings.data / "parts")) == 2
-    with serving(settings) as server, flight.connect(server.url) as bare:
+        assert len(files(data / "parts")) == 2
+    with served(data) as server, flight.connect(server.url) as bare:
         assert ids(bare, "store/x") == [3]
-        assert len(files(settings.data / "parts")) == 1
+        assert len(files(data / "parts")) == 1
 
 
 def test_a_commit_without_room_removes_the_bytes_at_once(

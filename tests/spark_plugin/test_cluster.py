@@ -13,19 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.client.client import connect
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.local import LocalDoor
-from tests.kit.programs.batch_driver import ROWS
-from tests.kit.server import ANY_PORT, Puts, leftover_files, watch_puts
-from tests.kit.spark import (
-    driver_reports,
-    end_driver,
-    expected_rows,
-    server_paths,
-    start_driver,
-    stored_rows,
-)
+from tests.kit.programs.driver import ROWS
+from tests.kit.server import Puts, leftover_files, served, watch_puts
+from tests.kit.spark import driver_reports, end_driver, expected_rows, server_paths, start_driver, stored_rows
 from tests.kit.spark_faults import Marks
 from tests.kit.wait import eventually, files
 
@@ -61,7 +52,7 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with (
         pytest.MonkeyPatch.context() as patched,
         watch_puts() as puts,
-        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        served(folder / "data") as server,
     ):
         patched.setattr(LocalDoor, "_opened", lambda *_: ([], []))  # executors are elsewhere
         url = str(server.url)
@@ -127,7 +118,7 @@ def test_a_random_key_leaves_all_rows_once_or_none(cluster: Cluster, scenario: s
 
 def test_a_dead_driver_leaves_only_an_open_write(bare_python: Path, tmp_path: Path, puts: Puts) -> None:
     """Nothing is visible; `penstock rm` ends the write."""
-    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with served(tmp_path / "data") as server:
         url = str(server.url)
         process = start_driver(tmp_path / "spark", bare_python, url, "never_ends", "local[2]")
         marks = Marks(tmp_path / "spark" / "marks-never_ends")
@@ -153,7 +144,7 @@ def test_a_dead_driver_leaves_only_an_open_write(bare_python: Path, tmp_path: Pa
 @pytest.mark.usefixtures("elsewhere")
 def test_a_dead_driver_of_a_read_leaves_no_stream_open(bare_python: Path, tmp_path: Path) -> None:
     """The dataset is as it was."""
-    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with served(tmp_path / "data") as server:
         url = str(server.url)
         process = start_driver(tmp_path / "spark", bare_python, url, "never_reads", "local[2]")
         marks = tmp_path / "spark" / "marks-never_reads"
@@ -170,7 +161,7 @@ def test_a_dead_driver_of_a_read_leaves_no_stream_open(bare_python: Path, tmp_pa
 
 def test_workers_without_pyarrow_are_a_clear_error(tmp_path: Path) -> None:
     venv.create(tmp_path / "none", symlinks=True)
-    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
+    with served(tmp_path / "data") as server:
         url = str(server.url)
         python = tmp_path / "none" / "bin" / "python"
         process = start_driver(tmp_path / "spark", python, url, "lost_shuffle", "local[2]")

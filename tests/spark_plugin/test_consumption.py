@@ -108,10 +108,6 @@ class TestHowMuchABatchHas:
         assert all(size == rows for size in sizes[:-1])
         assert 1 <= sizes[-1] <= rows
 
-    def test_both_shards_go_on_together(self, topic: Reading) -> None:
-        query = topic.query(max_rows=6)
-        assert query.latest(query.initial()).position == {0: 4, 1: 2}
-
     def test_bytes_are_a_limit_too_but_a_row_is_always_taken(self, topic: Reading) -> None:
         size = call(topic.bare, "describe", path=X)["bytes"]
         third = topic.query(max_bytes=size // 3)
@@ -227,12 +223,6 @@ class TestWhatIsDone:
         assert topic.position() == end.position
         restarted.latest()
         assert topic.position() == further.position
-
-    def test_a_repeated_batch_isnt_done(self, topic: Reading) -> None:
-        _, start, end = topic.begun(max_rows=6)
-        restarted = topic.query()
-        assert restarted.planned(again(start), again(end)) == (start, end)
-        assert topic.position() == start.position
 
     def test_a_batch_that_is_planned_twice_is_one_batch(self, topic: Reading) -> None:
         """As of a union of a stream with itself: Spark scans the one source twice."""
@@ -351,11 +341,6 @@ class TestAsyncProgressTracking:
         restarted.latest(offsets[3])
         assert topic.position() == offsets[1].position
 
-    def test_an_ordinary_query_is_believed_for_as_long_as_it_runs(self, topic: Reading) -> None:
-        query = topic.query(max_rows=2)
-        sizes_of(query, query.initial())
-        assert topic.position() == {0: 10, 1: 5}
-
 
 class TestTwoQueriesOnOneCheckpoint:
     def test_the_older_one_is_told(self, topic: Reading) -> None:
@@ -396,9 +381,7 @@ class TestTwoQueriesOnOneCheckpoint:
 
     def test_a_batch_between_two_consumers_is_refused_with_the_cure(self, topic: Reading) -> None:
         """4.0 and 4.1 with their wrapper for AvailableNow ask for the end first, and get one of a new consumer."""
-        query = topic.query(max_rows=3)
-        place = query.latest(query.initial())
-        query.planned(query.initial(), place)
+        _, _, place = topic.begun(max_rows=3)
         restarted = topic.query()
         end = restarted.latest()
         with pytest.raises(InvalidRequest, match=r"triggerAvailableNowWrapper\.enabled to false"):
@@ -461,10 +444,7 @@ class TestRowsThatAreGone:
     @pytest.fixture
     def purged(self, topic: Reading) -> StreamOffset:
         """A query was to read shard 0 from 2 on and shard 1 from 1 on; of them 10 and 5 rows are gone, and 3 came."""
-        query = topic.query(max_rows=3)
-        start = query.initial()
-        place = query.latest(start)
-        query.planned(start, place)
+        query, _, place = topic.begun(max_rows=3)
         query.committed(place)
         topic.purge()
         topic.put(0, 3)
@@ -517,9 +497,7 @@ class TestATopicThatWasMadeAgain:
     @pytest.fixture
     def old(self, topic: Reading) -> StreamOffset:
         """A place in the topic that was. Now it has one shard, and six rows."""
-        query = topic.query(max_rows=3)
-        place = query.latest(query.initial())
-        query.planned(query.initial(), place)
+        query, _, place = topic.begun(max_rows=3)
         query.committed(place)
         topic.client.delete(X)
         topic.create(shards=1)
@@ -589,9 +567,7 @@ class TestAConsumerThatIsAway:
     def test_it_expires_loudly_holds_nothing_and_comes_back(
         self, topic: Reading, caplog: pytest.LogCaptureFixture
     ) -> None:
-        query = topic.query(max_rows=3)
-        place = query.latest(query.initial())
-        query.planned(query.initial(), place)
+        query, _, place = topic.begun(max_rows=3)
         query.committed(place)
         topic.later(7 * DAY - 60)
         assert topic.desk.expire() == []

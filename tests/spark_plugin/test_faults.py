@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.client.client import Client
-from penstock.errors import AlreadyExists, InvalidRequest, NotFound
+from penstock.errors import AlreadyExists, NotFound
 from penstock.flight_server.server import PenstockServer
 from tests.kit.cli import Run
 from tests.kit.server import Puts
@@ -22,12 +22,7 @@ from tests.kit.wait import eventually, files
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("nothing_stays")]
-
-
-@pytest.fixture(autouse=True)
-def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("url_variable", "nothing_stays")]
 
 
 # --- evaluated twice, or in part -----------------------------------------------------------------
@@ -100,20 +95,6 @@ def test_finish_shows_what_the_receipts_say_and_no_more(
     found = stored_rows("store/x")
     assert found.total() == written.rows
     assert found <= expected_rows(800)
-
-
-def test_receipts_of_another_write_are_refused(spark: SparkSession, client: Client) -> None:
-    put, other = penstock.do_put("store/x"), penstock.do_put("store/y")
-    receipts = row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect()
-
-    with pytest.raises(InvalidRequest, match=f"write/{put.write}, this is write/{other.write}"):
-        other.finish(receipts)
-    with pytest.raises(InvalidRequest, match="with the columns write, attempt"):
-        other.finish([(1, 2)])
-
-    assert server_paths() == []
-    put.finish(receipts)
-    assert stored_rows("store/x") == expected_rows(100)
 
 
 # --- failed, killed, tried again ------------------------------------------------------------------

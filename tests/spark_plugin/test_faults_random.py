@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from penstock.flight_server.server import PenstockServer
-from tests.kit.proxy import Proxy, open_proxy
+from tests.kit.proxy import Proxy
 from tests.kit.server import Puts, leftover_files
 from tests.kit.spark import Rows, collected_rows, expected_rows, row_frame, server_paths, stored_rows
 from tests.kit.spark_faults import FaultyPut, Marks, Once, fail_task, kill_worker, widen
@@ -39,18 +38,11 @@ GATHERED: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-@pytest.fixture
-def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Proxy]:
-    with open_proxy() as found:
-        found.target = make_server(advertise=found.url).port
-        yield found
-
-
 class Schedule:
     """A dataset that some appends and overwrites make, each with faults of its own."""
 
-    def __init__(self, spark: SparkSession, cut: Proxy, folder: Path, seed: int) -> None:
-        self.spark, self.cut, self.folder = spark, cut, folder
+    def __init__(self, spark: SparkSession, proxy: Proxy, folder: Path, seed: int) -> None:
+        self.spark, self.proxy, self.folder = spark, proxy, folder
         self.dice = random.Random(seed)
         self.path = f"store/{seed}"
         self.ledger: Rows = Counter()
@@ -60,10 +52,10 @@ class Schedule:
     def run(self) -> None:
         for step in range(self.dice.randint(1, 2)):
             self._write(step)
-        frame = penstock.read(self.spark, self.path, url=self.cut.url)
+        frame = penstock.read(self.spark, self.path, url=self.proxy.url)
         with self._cut(self.bytes):
             self._agree(collected_rows(frame.select("id", "text")), "by Spark")
-        self._agree(stored_rows(self.path, self.cut.url), "by pyarrow")
+        self._agree(stored_rows(self.path, self.proxy.url), "by pyarrow")
 
     def _write(self, step: int) -> None:
         rows, partitions = self.dice.randint(0, 600), self.dice.randint(1, 5)
@@ -83,7 +75,7 @@ class Schedule:
         frame = widen(row_frame(self.spark, rows, partitions), PARTITION * filled // max(rows, 1))
         marks = self.folder / f"{self.path.replace('/', '-')}-{step}"
         marks.mkdir()
-        put = penstock.do_put(self.path, mode=mode, url=self.cut.url, schema=frame.schema)
+        put = penstock.do_put(self.path, mode=mode, url=self.proxy.url, schema=frame.schema)
         happened = Marks(marks)
         task = FaultyPut(put, Once(happened, plan))
         with self._cut(PARTITION * filled):
@@ -100,9 +92,9 @@ class Schedule:
         """The wire, once in three times: while so many bytes pass, or more where something is tried again."""
         after = self.dice.choice([None, None, self.dice.randint(1, size + size // 2 + 1)])
         self.told.append(f"cut after {after} bytes")
-        self.cut.cut_after(after)
+        self.proxy.cut_after(after)
         yield
-        self.cut.cut_after(None)
+        self.proxy.cut_after(None)
 
     def _agree(self, found: Rows, how: str) -> None:
         lost, more = self.ledger - found, found - self.ledger
@@ -114,16 +106,18 @@ class Schedule:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])])
-def test_random_schedules_of_faults(spark: SparkSession, cut: Proxy, puts: Puts, tmp_path: Path, count: int) -> None:
+def test_random_schedules_of_faults(
+    spark: SparkSession, proxied: Proxy, puts: Puts, tmp_path: Path, count: int
+) -> None:
     seeds = [int.from_bytes(os.urandom(4)) for _ in range(count)]
     whole: set[str] = set()
 
     for seed in seeds:
-        schedule = Schedule(spark, cut, tmp_path, seed)
+        schedule = Schedule(spark, proxied, tmp_path, seed)
         schedule.run()
         whole.add(schedule.path)
-        assert leftover_files(cut.url, tmp_path / "data") == set(), schedule
+        assert leftover_files(proxied.url, tmp_path / "data") == set(), schedule
 
-    assert set(server_paths(cut.url)) == whole
-    assert server_paths(cut.url, b"write/") == []
+    assert set(server_paths(proxied.url)) == whole
+    assert server_paths(proxied.url, b"write/") == []
     assert any(rows for _, rows in puts.broken), "no fault fell while rows were on the wire"

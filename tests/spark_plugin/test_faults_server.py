@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,8 @@ from penstock.client.client import Client, connect
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.tickets import ReadTicket, Signer
 from tests.kit.faults import files_at_most
-from tests.kit.proxy import Proxy, open_proxy
-from tests.kit.server import (
-    NO_LOCAL_READS,
-    RestartingServer,
-    leftover_files,
-    named_parts,
-    process_server,
-)
+from tests.kit.proxy import Proxy
+from tests.kit.server import NO_LOCAL_READS, RestartingServer, leftover_files, named_parts, process_server
 from tests.kit.spark import collected_rows, expected_rows, row_batch, row_frame, server_paths, stored_rows
 from tests.kit.spark_faults import FaultyGet, FaultyPut, Marks, Once, widen
 from tests.kit.wait import eventually, files
@@ -31,12 +25,7 @@ from tests.kit.wait import eventually, files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.faults,
-    pytest.mark.process,
-    pytest.mark.usefixtures("nothing_stays"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process, pytest.mark.usefixtures("nothing_stays")]
 
 
 # --- the server dies ----------------------------------------------------------------------------
@@ -107,36 +96,27 @@ def test_a_server_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: 
 # --- the wire is cut ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cut(make_server: Callable[..., PenstockServer]) -> Iterator[Proxy]:
-    """A server whose only address is a wire that can be cut."""
-    with open_proxy() as found:
-        server = make_server(advertise=found.url)
-        found.target = server.port
-        yield found
-
-
 @pytest.mark.parametrize("after", [100_000, 1_500_000, 3_000_000])
-def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, cut: Proxy, after: int) -> None:
-    put = penstock.do_put("store/x", url=cut.url)
-    cut.cut_after(after)
+def test_a_wire_cut_in_the_middle_of_a_put(spark: SparkSession, proxied: Proxy, after: int) -> None:
+    put = penstock.do_put("store/x", url=proxied.url)
+    proxied.cut_after(after)
 
     put.finish(widen(row_frame(spark, 400, 4), 10_000).mapInArrow(put, put.schema))
 
-    assert cut.cuts == 1
-    assert stored_rows("store/x", cut.url) == expected_rows(400)
+    assert proxied.cuts == 1
+    assert stored_rows("store/x", proxied.url) == expected_rows(400)
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("after", [1_000_000, 3_500_000])
-def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, cut: Proxy, after: int) -> None:
-    penstock.write(widen(row_frame(spark, 400, 4), 10_000), "store/x", url=cut.url, progress=False)
-    frame = penstock.read(spark, "store/x", url=cut.url)
-    cut.cut_after(after)
+def test_a_wire_cut_in_the_middle_of_a_read(spark: SparkSession, proxied: Proxy, after: int) -> None:
+    penstock.write(widen(row_frame(spark, 400, 4), 10_000), "store/x", url=proxied.url, progress=False)
+    frame = penstock.read(spark, "store/x", url=proxied.url)
+    proxied.cut_after(after)
 
     found = collected_rows(frame)
 
-    assert cut.cuts == 1
+    assert proxied.cuts == 1
     assert found == expected_rows(400)
 
 

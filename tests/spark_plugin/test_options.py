@@ -39,34 +39,25 @@ def test_whatever_case_spark_hands_over_is_one_name() -> None:
     assert options.checked({"PATH": "store/x", "Url": "grpc://h:1"}, "read") == {"path": "store/x", "url": "grpc://h:1"}
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("fliter", "did you mean 'filter'"),
-        ("kafka.bootstrap.servers", "did you mean 'url'"),
-        ("txnAppId", "did you mean 'run'"),
-        ("zzz", "there are path, url, token, ca, cert, key, retry_for, columns, filter, pushdown, starting.*"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_the_nearest(name: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
-        options.checked({"path": "store/x", name: "1"}, "read")
+NEAREST: list[tuple[options.Use, str, str]] = [
+    ("read", "fliter", "did you mean 'filter'"),
+    ("read", "kafka.bootstrap.servers", "did you mean 'url'"),
+    ("read", "txnAppId", "did you mean 'run'"),
+    ("read", "zzz", "there are path, url, token, ca, cert, key, retry_for, columns, filter, pushdown, starting.*"),
+    ("stream", "subscribe", "did you mean 'path'"),
+    ("stream", "maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+    ("stream", "minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),
+    ("stream", "startingTimestamp", "did you mean 'startingOffsets'"),
+    ("stream", "numFetchPartitions", "did you mean 'minPartitions'"),
+    ("stream", "maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("subscribe", "did you mean 'path'"),
-        ("maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
-        ("minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),
-        ("startingTimestamp", "did you mean 'startingOffsets'"),
-        ("numFetchPartitions", "did you mean 'minPartitions'"),
-        ("maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
-    ],
-)
-def test_a_streams_options_are_known_by_other_sources_names(name: str, said: str) -> None:
+@pytest.mark.parametrize(("use", "name", "said"), NEAREST)
+def test_an_unknown_option_is_refused_with_the_nearest(use: options.Use, name: str, said: str) -> None:
+    """Options of other sources are known by their names there."""
     with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
-        options.checked({"path": "topic/x", name: "1"}, "stream")
+        options.checked({"path": "topic/x", name: "1"}, use)
 
 
 def test_what_is_sparks_own_is_no_option_of_a_sink() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +17,27 @@ from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics.retention import retain
 from tests.kit.pages import blocks
+from tests.kit.server import sorted_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("url_variable")]
 IN, OUT = "topic/in", "store/out"
-
-
-@pytest.fixture
-def here(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
 
 
 def put(client: Client, first: int, count: int) -> None:
     client.put(IN, pa.table({"id": range(first, first + count)}))
 
 
-@pytest.mark.usefixtures("here")
 def test_a_range_is_read_and_never_more_or_fewer_rows(spark: SparkSession, client: Client) -> None:
     put(client, 0, 10)
     frame = penstock.read(spark, IN, start={0: 3}, end={0: 5})
     put(client, 10, 10)
     assert [row.id for row in frame.collect()] == [3, 4]
     assert penstock.read(spark, IN, start={0: 18}).count() == 2
+    get = penstock.do_get(IN, start=datetime(2001, 1, 1, tzinfo=UTC), columns=["id", "_offset"])
+    assert [tuple(row) for row in get.rows(spark).collect()] == [(n, n) for n in range(20)]
     with pytest.raises(InvalidRequest, match="has no offsets 0 to 21"):
         penstock.read(spark, IN, end={0: 21})
 
@@ -50,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def take(spark: SparkSession, file: Path, here: None) -> Callable[[], None]:
+def take(spark: SparkSession, file: Path) -> Callable[[], None]:
     """The page's recipe, once."""
     (code,) = [code for code in blocks("docs/streaming.md", "python") if "def take(" in code]
     names: dict[str, Any] = {"penstock": penstock}
@@ -63,10 +61,6 @@ def killed_before_the_write(take: Callable[[], None]) -> None:
         broken.setattr(penstock, "write", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             take()
-
-
-def written(client: Client) -> list[int]:
-    return sorted(client.get(OUT).read_all()["id"].to_pylist())
 
 
 def test_the_recipe_takes_each_row_once_wherever_it_is_killed(
@@ -85,7 +79,7 @@ def test_the_recipe_takes_each_row_once_wherever_it_is_killed(
     assert client.info(OUT).rows == 15
     for _ in range(2):
         take()
-    assert written(client) == list(range(20))
+    assert sorted_ids(client, OUT) == list(range(20))
 
 
 def test_the_recipes_first_range_never_reads_as_fewer_rows(
@@ -103,7 +97,7 @@ def test_the_recipes_first_range_never_reads_as_fewer_rows(
     assert len(client.list("store/")) == 0
     file.unlink()
     take()
-    assert written(client) == [6]
+    assert sorted_ids(client, OUT) == [6]
 
 
 def test_the_recipe_notices_a_topic_that_was_created_again(
@@ -116,15 +110,14 @@ def test_the_recipe_notices_a_topic_that_was_created_again(
     for _ in range(2):
         with pytest.raises(Lost, match="made again"):
             take()
-    assert written(client) == list(range(10))
+    assert sorted_ids(client, OUT) == list(range(10))
     file.unlink()
     client.delete(IN)
     put(client, 200, 10)  # which ends at an offset that was written before
     take()
-    assert written(client) == [*range(10), *range(200, 210)]
+    assert sorted_ids(client, OUT) == [*range(10), *range(200, 210)]
 
 
-@pytest.mark.usefixtures("here")
 def test_a_range_of_a_journal_is_no_other_ones(client: Client) -> None:
     put(client, 0, 10)
     journal = client.call("describe", {"path": IN})["journal"]

@@ -218,10 +218,7 @@ def test_rows_that_dont_fit_are_rejected_before_a_task_runs(people: SparkSession
         ({"path": "store/p", "columns": "ide"}, "no column 'ide'; did you mean 'id'"),
         ({"path": "store/none"}, "no dataset at store/none"),
         ({}, "'path' is missing: say .load"),
-        (
-            {"path": "store/p", "url": "grpc://127.0.0.1:1", "retry_for": "0"},
-            "could not reach grpc://.*running",
-        ),
+        ({"path": "store/p", "url": "grpc://127.0.0.1:1", "retry_for": "0"}, "could not reach grpc://.*running"),
         ({"path": "store/p", "url": "127.0.0.1"}, "expected grpc://host:port"),
     ],
 )

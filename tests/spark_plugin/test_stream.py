@@ -396,14 +396,3 @@ def test_a_range_that_isnt_there_is_refused(options: dict[str, str], said: str, 
     streams.put(0, 1, "store/x")
     with pytest.raises(Exception, match=said):
         streams.spark.read.format("penstock").options(**{"path": IN, **options}).load().collect()
-
-
-def test_penstock_read_takes_a_range_too(streams: Streams) -> None:
-    import penstock
-
-    streams.put(0, 10)
-    url = str(streams.client.settings.url)
-    found = penstock.read(streams.spark, IN, start={0: 3}, end={0: 5}, url=url)
-    assert [row.id for row in found.collect()] == [3, 4]
-    get = penstock.do_get(IN, start=datetime(2001, 1, 1, tzinfo=UTC), columns=["id", "_offset"], url=url)
-    assert [tuple(row) for row in get.rows(streams.spark).collect()] == [(n, n) for n in range(10)]

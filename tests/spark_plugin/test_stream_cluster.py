@@ -1,11 +1,10 @@
-"""Executors and drivers that die while a query runs: each row lands once."""
+"""A task of the sink that executors of its own run twice: its rows land once. Kills of them: tests/chaos."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,16 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.client import connect
-from penstock.errors import NotFound
 from penstock.flight_server import put
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
-from tests.kit.programs.stream_driver import TASKS
-from tests.kit.server import ANY_PORT, leftover_files
-from tests.kit.spark import (
-    driver_reports,
-    end_driver,
-    expected_rows,
-    row_batch,
-    server_paths,
-    start_driver,
-    stored_rows,
-)
+from tests.kit.programs.driver import ROWS, TASKS
+from tests.kit.server import leftover_files, served
+from tests.kit.spark import driver_reports, expected_rows, row_batch, server_paths, start_driver, stored_rows
 from tests.kit.spark_faults import Marks
-from tests.kit.wait import eventually
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.process, pytest.mark.timeout(600)]
 
 IN = "topic/in"
-ROWS = 1_200
 
 
 def fill(url: str) -> None:
@@ -43,18 +29,6 @@ def fill(url: str) -> None:
     with connect(url) as client:
         for first in range(0, ROWS, ROWS // 12):
             client.put(IN, pa.Table.from_batches([row_batch(*range(first, first + ROWS // 12))]))
-
-
-@dataclass
-class Cluster:
-    """What a driver in a process of its own told of its scenarios."""
-
-    url: str
-    told: dict[str, dict[str, Any]]
-    left: dict[str, set[str]]
-    """After each: the writes that were open, and what was on disk and was no dataset's."""
-    speculated: list[str]
-    """The attempts that were whole of the epoch with the slow task."""
 
 
 @contextmanager
@@ -68,7 +42,7 @@ def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
 
     def recording(state: Any, write: Any, attempt: Any, *, own: bool) -> Any:
         receipt = record(state, write, attempt, own=own)
-        if write.path == "store/speculated":
+        if write.path == "store/epochs":
             attempts.append(attempt.id)
             if len(attempts) == TASKS:
                 marks.first("overtaken")
@@ -82,69 +56,20 @@ def overtaken_in_time(marks: Marks) -> Iterator[list[str]]:
         yield attempts
 
 
-@pytest.fixture(scope="module")
-def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Both scenarios, in one Spark with two executors."""
-    folder = tmp_path_factory.mktemp("cluster")
-    left: dict[str, set[str]] = {}
+def test_a_task_of_an_epoch_that_runs_twice_counts_once(bare_python: Path, tmp_path: Path) -> None:
+    """Both attempts are whole before the epoch's commit."""
     with (
-        overtaken_in_time(Marks(folder / "spark" / "marks-speculation")) as speculated,
-        serving(ServerConfig(data=folder / "data", listen=ANY_PORT, drain=5.0, http=None)) as server,
+        overtaken_in_time(Marks(tmp_path / "spark" / "marks-streamed_speculation")) as attempts,
+        served(tmp_path / "data") as server,
     ):
         url = str(server.url)
         fill(url)
-        process = start_driver(
-            folder / "spark", bare_python, url, "speculation,killed_executor", module="stream_driver"
-        )
-
-        def look(name: str) -> None:
-            left[name] = {*server_paths(url, b"write/"), *leftover_files(url, folder / "data")}
-
-        told = driver_reports(process, look)
-        yield Cluster(url, told, left, speculated)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "path"), [("speculation", "store/speculated"), ("killed_executor", "store/killed")]
-)
-def test_an_epoch_is_there_once(cluster: Cluster, scenario: str, path: str) -> None:
-    """Its executors are killed, or a task of it runs twice."""
-    told = cluster.told[scenario]
-    assert "error" not in told, told["error"]
-    assert all(told["happened"])
-    assert told["rows"] == [ROWS]
-    assert stored_rows(path, cluster.url) == expected_rows(ROWS)
-    assert cluster.left[scenario] == set()
-
-
-def test_both_attempts_were_whole_before_the_commit(cluster: Cluster) -> None:
-    """Of the task that ran twice."""
-    assert len(set(cluster.speculated)) > TASKS
-
-
-def test_a_driver_that_is_killed_goes_on_where_it_was(bare_python: Path, tmp_path: Path) -> None:
-    """kill -9 for the driver, its JVM and its workers, in the middle of small batches."""
-    with serving(ServerConfig(data=tmp_path / "data", listen=ANY_PORT, drain=5.0, http=None)) as server:
-        url = str(server.url)
-        fill(url)
-        with connect(url) as client:
-
-            def landed() -> int:
-                try:
-                    return client.info("store/lives").rows
-                except NotFound:
-                    return 0
-
-            for until in (200, ROWS):
-                before = landed()
-                process = start_driver(
-                    tmp_path / f"to {until}", bare_python, url, "goes_on", "local[2]", module="stream_driver"
-                )
-                try:
-                    eventually(lambda until=until: landed() >= until, within=180, what="rows land")  # type: ignore[misc]
-                finally:
-                    end_driver(process)
-                assert before < until <= landed()
-            assert len(client.call("describe", {"path": IN})["consumers"]) == 1
-        assert stored_rows("store/lives", url) == expected_rows(ROWS)
+        told = driver_reports(start_driver(tmp_path / "spark", bare_python, url, "streamed_speculation"))
+        epoch = told["streamed_speculation"]
+        assert "error" not in epoch, epoch["error"]
+        assert all(epoch["happened"])
+        assert epoch["rows"] == [ROWS]
+        assert stored_rows("store/epochs", url) == expected_rows(ROWS)
+        assert len(set(attempts)) > TASKS
+        assert server_paths(url, b"write/") == []
         assert leftover_files(url, tmp_path / "data") == set()

@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,22 +14,15 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Expired, LimitExceeded, Lost, WriteEnded
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from tests.kit.certificates import Certificates
-from tests.kit.server import ANY_PORT
+from tests.kit.server import served
 from tests.kit.spark import expected_rows, row_batch, server_paths, stored_rows
 from tests.kit.wait import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults]
-
-
-@pytest.fixture(autouse=True)
-def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyspark")
-    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+pytest.importorskip("pyspark")
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.usefixtures("url_variable")]
 
 
 def test_a_receipt_leaves_only_when_its_attempt_is_whole() -> None:
@@ -149,12 +141,12 @@ def test_a_ticket_that_has_ended_never_reads_as_fewer_rows(
 
 
 def test_rows_lost_with_a_memory_store_are_rejected_at_finish(tmp_path: Path) -> None:
-    settings = ServerConfig(data=tmp_path / "memory", listen=ANY_PORT, http=None, store="memory:")
-    with serving(settings) as server:
+    data, memory = tmp_path / "memory", "memory:"
+    with served(data, store=memory) as server:
         put = penstock.do_put("store/x", url=server.url)
         receipts = pa.Table.from_batches(put(iter([row_batch(1, 2)])))
 
-    with serving(replace(settings, listen=f"grpc://127.0.0.1:{server.port}")):
+    with served(data, store=memory, listen=f"grpc://127.0.0.1:{server.port}"):
         with pytest.raises(Lost, match="Write them again"):
             put.finish(receipts)
         assert server_paths(server.url) == []

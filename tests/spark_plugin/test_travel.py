@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.client.client import Client, connect
+from penstock.client.client import Client
 from penstock.errors import Denied, InvalidRequest, SchemaMismatch
-from penstock.flight_server.server import PenstockServer
-from tests.kit.server import TOKEN, token_file
+from tests.kit.server import TOKEN
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
 
@@ -31,13 +29,10 @@ ROWS = pa.table({"id": [1, 2, 3]}, schema=pa.schema([pa.field("id", pa.int64(), 
 
 
 @pytest.fixture
-def guarded(make_server: Callable[..., PenstockServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """A server that asks for its token, which the environment has; with rows at store/x."""
-    monkeypatch.setenv("PENSTOCK_URL", str(make_server(token_file=token_file(tmp_path)).url))
-    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
-    client = connect(retry_for=2)
-    client.put("store/x", ROWS)
-    return client
+def guarded(token_client: Client) -> Client:
+    """A client of a server with a token, and with rows at store/x."""
+    token_client.put("store/x", ROWS)
+    return token_client
 
 
 def sent(thing: Any) -> tuple[Any, bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,78 +16,28 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.flight_server.server import PenstockServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("url_variable")]
 
 ZONES = ["Europe/Berlin", "America/Los_Angeles", "+05:30"]
 
 
-class Carried:
-    """A function of penstock's, which a worker gets with the modules that it needs."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from penstock.spark_plugin import carry
-
-        return carry.pack(self.function)
-
-
 def out(frame: DataFrame, *, by_driver: bool = True) -> pa.Table:
-    """What the tasks would store of the frame; in the driver's schema, or in the one that a task finds for itself."""
-    from penstock.spark_plugin.spark_types import to_arrow
-    from penstock.spark_plugin.worker.fitting import fit_batches
-    from penstock.spark_plugin.worker.types import widen_schema
-
-    given_schema = to_arrow(frame.schema) if by_driver else None
-    carried: list[Any] = [Carried(fit_batches), Carried(widen_schema)]
-
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import io
-        from itertools import chain
-
-        import pyarrow  # noqa: ICN001  `pa` is the driver's
-
-        fit, find = carried
-        batches = iter(batches)
-        for first in batches:
-            schema = given_schema or find(first.schema)
-            sink = io.BytesIO()
-            with pyarrow.ipc.new_stream(sink, schema) as writer:
-                for batch in fit(chain((first,), batches), schema):
-                    batch.validate(full=True)
-                    writer.write(batch)
-            yield pyarrow.record_batch({"stream": pyarrow.array([sink.getvalue()], pyarrow.binary())})
-
-    streams = [bytes(row["stream"]) for row in frame.mapInArrow(task, "stream binary").collect()]
-    tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
-    return pa.concat_tables(tables) if tables or given_schema is None else given_schema.empty_table()
+    """Write the frame, in the driver's schema or in the one that a task finds for itself; return what is stored."""
+    put = penstock.do_put("store/t", mode="overwrite", schema=frame.schema if by_driver else None)
+    put.finish(frame.mapInArrow(put, put.schema).collect())
+    with penstock.connect() as client:
+        return client.get("store/t").read_all()
 
 
 def back(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """The frame that reading the table gives."""
-    from penstock.spark_plugin.spark_types import to_spark
-    from penstock.spark_plugin.worker.fitting import fit_batches
-
-    struct, schema = to_spark(table.schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write(table)
-    stream = sink.getvalue().to_pybytes()
-    carried: Any = Carried(fit_batches)
-
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow  # noqa: ICN001  `pa` is the driver's
-
-        for _ in batches:
-            yield from carried(pyarrow.ipc.open_stream(stream), schema)
-
-    return spark.range(1).coalesce(1).mapInArrow(task, struct)
+    """Store a table, and read it."""
+    with penstock.connect() as client:
+        client.put("store/t", table, mode="overwrite")
+    return penstock.read(spark, "store/t")
 
 
 def seen(frame: DataFrame) -> list[Any]:
@@ -214,18 +164,6 @@ def test_every_type_at_every_depth_comes_back_as_it_was(
         table = out(full)
         again = back(spark, table)
         assert table.num_rows == len(rows_of_full)
-        assert again.schema == full.schema
-        assert seen(again) == rows_of_full
-
-
-def test_every_type_comes_back_from_a_server_as_it_was(
-    spark: SparkSession, server: PenstockServer, full: DataFrame, rows_of_full: list[Any]
-) -> None:
-    """In one task, as seen rows have an order."""
-    rows_of_full[:] = rows_of_full or seen(full)
-    with conf(spark, zone=ZONES[0]):
-        penstock.write(full.coalesce(1), "store/t", url=server.url)
-        again = penstock.read(spark, "store/t", url=server.url)
         assert again.schema == full.schema
         assert seen(again) == rows_of_full
 

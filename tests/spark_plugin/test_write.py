@@ -13,7 +13,6 @@ import pytest
 
 import penstock
 from penstock.client.client import Client
-from penstock.client.connection import Connection
 from penstock.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -25,21 +24,13 @@ from penstock.errors import (
     WriteEnded,
 )  # fmt: skip
 from penstock.flight_server.server import PenstockServer
+from tests.kit.server import TOKEN, sorted_ids, token_file
 from tests.kit.wait import eventually, files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def _url(server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
-
-
-def ids(client: Client, path: str) -> list[int]:
-    return sorted(client.get(path).read_all()["id"].to_pylist())
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("url_variable")]
 
 
 def test_workers_have_pyarrow_alone(spark: SparkSession) -> None:
@@ -65,7 +56,7 @@ def test_the_five_lines(spark: SparkSession, client: Client) -> None:
     get = penstock.do_get("store/x", columns=["id"])
     frame = get.tickets(spark).mapInArrow(get, get.schema)
 
-    assert ids(client, "store/x") == list(range(1000))
+    assert sorted_ids(client, "store/x") == list(range(1000))
     assert sorted(row.id for row in frame.collect()) == list(range(1000))
 
 
@@ -75,15 +66,15 @@ def test_one_line_writes_and_says_what_was_written(spark: SparkSession, client: 
     assert (written.rows, written.path, written.attempts) == (1000, "store/x", 5)
     assert repr(written).startswith("store/x: 1,000 rows, ")
     assert "1,000" in written._repr_html_()
-    assert ids(client, "store/x") == list(range(1000))
+    assert sorted_ids(client, "store/x") == list(range(1000))
 
 
 def test_modes(spark: SparkSession, client: Client) -> None:
     penstock.write(spark.range(3), "store/x")
     penstock.write(spark.range(3, 5), "store/x", mode="append")
-    assert ids(client, "store/x") == [0, 1, 2, 3, 4]
+    assert sorted_ids(client, "store/x") == [0, 1, 2, 3, 4]
     penstock.write(spark.range(7, 9), "store/x", mode="overwrite")
-    assert ids(client, "store/x") == [7, 8]
+    assert sorted_ids(client, "store/x") == [7, 8]
     with pytest.raises(AlreadyExists, match="store/x"):
         penstock.write(spark.range(3), "store/x")
 
@@ -114,7 +105,7 @@ def test_finish_takes_receipts_in_every_form(spark: SparkSession, client: Client
     }
 
     assert put.finish(forms[form]()).rows == 10
-    assert ids(client, "store/x") == list(range(10))
+    assert sorted_ids(client, "store/x") == list(range(10))
 
 
 def test_finish_again_returns_the_same_and_rejects_others(spark: SparkSession) -> None:
@@ -143,32 +134,7 @@ def test_a_put_is_for_one_frame_and_refuses_a_second_ones_rows(spark: SparkSessi
     with pytest.raises(Exception, match="WriteEnded"):
         put.finish(spark.range(10, 20, 1, 2).mapInArrow(put, put.schema))
 
-    assert ids(client, "store/x") == list(range(10))
-
-
-def test_a_finish_whose_answer_is_late_is_repeated(
-    spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finishes: list[Any] = []
-    retry = Connection.retry
-
-    def late(self: Connection, call: Callable[[], Any], **options: Any) -> Any:
-        def late_once() -> Any:
-            answer = call()
-            if isinstance(answer, dict) and answer.get("state") == "finished":
-                finishes.append(answer)
-                if len(finishes) == 1:
-                    raise TimedOut("planted: the answer is late")
-            return answer
-
-        return retry(self, late_once, **options)
-
-    monkeypatch.setattr(Connection, "retry", late)
-    written = penstock.write(spark.range(10), "store/x", mode="append")
-
-    assert len(finishes) == 2
-    assert written.rows == 10
-    assert ids(client, "store/x") == list(range(10))
+    assert sorted_ids(client, "store/x") == list(range(10))
 
 
 @pytest.mark.parametrize("error", [TimedOut, Unavailable])
@@ -186,7 +152,7 @@ def test_two_drivers_of_one_run_write_it_once_and_both_are_told(spark: SparkSess
     first, second = (put.finish(rows) for put, rows in zip(puts, receipts, strict=True))
 
     assert (first.rows, second.rows, second.seconds) == (10, 10, None)
-    assert ids(client, "store/x") == list(range(10))
+    assert sorted_ids(client, "store/x") == list(range(10))
 
 
 def test_what_cannot_be_written_is_refused_with_its_cure(spark: SparkSession, server: PenstockServer) -> None:
@@ -286,7 +252,7 @@ def test_a_run_is_written_once_and_warns_that_it_skips(
 
     assert [(one.name, one.levelname) for one in caplog.records] == [("penstock.spark_plugin.write", "WARNING")] * 2
     assert re.search(rf"store/x: 10 rows, .* written before by run {re.escape(skipped)}", caplog.messages[0])
-    assert ids(client, "store/x") == list(range(10))
+    assert sorted_ids(client, "store/x") == list(range(10))
     assert (tmp_path / "evaluations").read_text() == evaluations
     assert "written before by run" in repr(written)
 
@@ -323,7 +289,7 @@ def test_progress_is_told_while_spark_works(
 
 
 @pytest.fixture
-def people(spark: SparkSession, client: Client) -> DataFrame:
+def people(spark: SparkSession, client: Client, url_variable: None) -> DataFrame:
     client.put("store/people", pa.table({"id": range(100), "name": [f"n{n % 3}" for n in range(100)]}))
     return penstock.read(spark, "store/people")
 
@@ -364,11 +330,8 @@ def test_tickets_are_in_partitions_of_about_the_same_bytes(spark: SparkSession, 
 def test_no_token_travels_with_a_task(make_server: Any, tmp_path: Path, spark: SparkSession) -> None:
     import pickle
 
-    token = tmp_path / "token"
-    token.write_text("canary-0123456789abcdef")
-    token.chmod(0o600)
-    with_token = make_server(data=tmp_path / "other", token_file=token)
-    known = {"url": with_token.url, "token": "canary-0123456789abcdef"}
+    with_token = make_server(data=tmp_path / "other", token_file=token_file(tmp_path))
+    known = {"url": with_token.url, "token": TOKEN}
 
     put = penstock.do_put("store/x", **known)
     put.finish(spark.range(0, 10, 1, 2).mapInArrow(put, put.schema).collect())

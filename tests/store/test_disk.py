@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +19,7 @@ from penstock import store as stores
 from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
 from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
-from penstock.store.open import ORPHAN_GRACE
-from penstock.store.payloads import SplitPayload, SplitPayloadStore
+from penstock.store.payloads import ORPHAN_GRACE, SplitPayload, SplitPayloadStore
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import SHAPES, assert_same, numbers
@@ -88,7 +83,7 @@ class TestDiskStore(StoreContract):
                 assert path.stat().st_mode & 0o077 == 0, path
 
     def test_the_descriptor_of_a_part_is_read_only(self, store: SplitPayloadStore) -> None:
-        store.write("p", numbers(1_000).schema, numbers(1_000).to_batches())
+        store.write("p", numbers(1_000).schema, numbers(1_000).to_batches(), path="store/a")
         descriptor = store.open("p").descriptor()
         assert descriptor is not None
         fd, length = descriptor
@@ -150,7 +145,7 @@ def test_old_leftovers_of_a_crash_are_removed_at_a_start(tmp_path: Path) -> None
     store = stores.open(f"disk:{tmp_path}")
     store.store("k", numbers(5))
     for name in ("old-orphan", "young-orphan"):
-        store.write(name, numbers(1).schema, numbers(1).to_batches())
+        store.write(name, numbers(1).schema, numbers(1).to_batches(), path="store/a")
         (tmp_path / "tmp" / name).write_bytes(b"half a part")
     long_ago = time.time() - ORPHAN_GRACE - 60
     for path in (
@@ -293,49 +288,13 @@ def test_a_part_that_is_deleted_while_it_is_opened_is_lost(tmp_path: Path, monke
     medium.write("p", numbers(3).schema, numbers(3).to_batches())
     mapped = MappedPart.__init__
 
-    def too_late(part: MappedPart, path: Path, stamp: tuple[int, int, int]) -> None:
+    def too_late(part: MappedPart, name: str, path: Path, stamp: tuple[int, int, int]) -> None:
         path.unlink()
-        mapped(part, path, stamp)
+        mapped(part, name, path, stamp)
 
     monkeypatch.setattr(MappedPart, "__init__", too_late)
     with pytest.raises(Lost, match="part p is lost"):
         medium.open("p")
-
-
-_SMALL_DISK = """
-    import json, resource, sys
-    import pyarrow as pa
-    from penstock import store as stores
-    from penstock.errors import StoreFull
-    store, results = stores.open("disk:" + sys.argv[1]), []
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    store.store("small", pa.table({"n": range(10)}))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
-    for _ in range(3):
-        try:
-            store.store("large", pa.table({"n": range(100_000)}))
-        except StoreFull as full:
-            results.append(str(full))
-    store.store("other", pa.table({"n": range(11)}))
-    results.append([store.get("small").data.num_rows, store.get("other").data.num_rows, store.get("large")])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    store.store("large", pa.table({"n": range(100_000)}))
-    results.append(store.get("large").data.num_rows)
-    print(json.dumps(results))
-"""
-
-
-@pytest.mark.process
-def test_a_store_is_full_while_its_files_may_not_grow(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", textwrap.dedent(_SMALL_DISK), str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == 0, done.stderr[-2_000:]
-    *refused, rows, large = json.loads(done.stdout)
-    assert len(refused) == 3
-    assert all(text.startswith("no room on the disk") for text in refused)
-    assert (rows, large) == ([10, 11, None], 100_000)
-    assert len([name for name in stored_files(tmp_path) if name.startswith("parts")]) == 3
-    assert not [name for name in stored_files(tmp_path) if name.startswith("tmp")]
 
 
 # --- the store as a value ------------------------------------------------------------------

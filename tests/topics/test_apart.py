@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 
 import pyarrow as pa
 import pytest
 
 import penstock
 from penstock.client.put import Writer
-from penstock.errors import AlreadyExists, LimitExceeded, StoreFull, WriteEnded
+from penstock.errors import AlreadyExists, LimitExceeded, StoreFull
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import REMEMBERED_BRIEFLY
 from penstock.queue.topics.append import Appender
@@ -74,28 +74,6 @@ def test_a_users_run_named_put_is_remembered_as_any_other(reach: Reach, clock: C
     reach.put(1, run="put-nightly")
 
     assert reach.ids() == [1]
-
-
-def test_a_key_keeps_its_shard_in_a_topic_made_anew(server: PenstockServer) -> None:
-    """The topic was made anew, with more shards, while a put ran: its finish is refused."""
-    rows = pa.table({"id": list(range(40)), "k": [f"k{n % 20}" for n in range(40)]}, schema=KEYED)
-    with penstock.connect(str(server.url)) as client:
-        client.create_topic("topic/k", KEYED, key="k", shards=2)
-        opened = client.call("write.open", {"path": "topic/k"})
-        writer = client.attempt(opened["ticket"], KEYED)
-        writer.write(rows.to_batches()[0])
-        client.delete("topic/k")
-        client.create_topic("topic/k", KEYED, key="k", shards=8)
-        receipt = writer.close()
-        with pytest.raises(WriteEnded, match="made anew"):
-            client.call("write.finish", {"ticket": opened["ticket"], "attempts": [receipt.attempt]})
-        client.put("topic/k", rows)
-
-        columns = client.get("topic/k", columns=["k", "_shard"]).read_all().to_pydict()
-        shards = defaultdict(set)
-        for key, shard in zip(columns["k"], columns["_shard"], strict=True):
-            shards[key].add(shard)
-        assert {len(each) for each in shards.values()} == {1}
 
 
 def test_rows_without_the_key_go_to_the_shard_of_null(server: PenstockServer) -> None:

@@ -1,4 +1,4 @@
-"""Faults of a topic's disk and its bytes: a clear error, and no row is lost, changed or doubled."""
+"""A slow disk, a stopped server, damaged bytes: no row of a topic is lost, changed or doubled."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
@@ -19,86 +17,18 @@ from penstock.client.client import connect
 from penstock.errors import Lost
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
-from tests.kit.faults import failing_server, files_at_most
-from tests.kit.server import ProcessServer, named_parts, process_server
+from tests.kit.faults import Damage, blank, cut, flip, lengthen
+from tests.kit.server import process_server
 from tests.kit.topics import Reach
 from tests.kit.wait import eventually, files
-from tests.kit.wire import TRIPS, at, ids, new_attempt, put, read, refused, trips
+from tests.kit.wire import at, ids, new_attempt, put, trips
 
 pytestmark = pytest.mark.faults
 
 TOPIC = "topic/x"
-MIB = 1 << 20
 
 
-def large(first: int, rows: int) -> list[pa.RecordBatch]:
-    """Return rows of 1 MiB each: a dozen make two parts."""
-    text = os.urandom(MIB // 2).hex()
-    return [pa.RecordBatch.from_pydict({"id": [n], "city": [text]}, TRIPS) for n in range(first, first + rows)]
-
-
-def assert_rows(server: ProcessServer, bare: flight.FlightClient, *expected: int) -> None:
-    """Check that these rows lie at the offsets from 0 on, and that no other bytes are kept."""
-    columns = read(bare, TOPIC, columns=["id", "_offset"]).to_pydict()
-    assert columns == {"id": list(expected), "_offset": list(range(len(expected)))}
-    eventually(lambda: files(server.data / "parts") == named_parts(server.data), what="no bytes without a row")
-    assert files(server.data / "tmp") == set()
-
-
-# --- the disk -------------------------------------------------------------------------------
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("system_call", "code", "words"),
-    [("fsync", "errno.EIO", "the disk failed (Input/output error)"), ("writev", "errno.EIO", "the disk failed"),
-     ("rename", "errno.EIO", "the disk failed"), ("open", "errno.EIO", "the disk failed"),
-     ("writev", "errno.ENOSPC", "no room on the disk"), ("fsync", "errno.EDQUOT", "no room on the disk")],
-)  # fmt: skip
-def test_an_append_to_a_failing_disk_takes_no_offset(tmp_path: Path, system_call: str, code: str, words: str) -> None:
-    """Try a small put, a large one and a run: each succeeds once the disk works."""
-    run = at(TOPIC, attempt=new_attempt(), run="the run")
-    with failing_server(tmp_path / "d", system_call, code) as (server, flag), flight.connect(server.url) as bare:
-        put(bare, at(TOPIC), [trips(0, 1)])
-        flag.touch()
-        for descriptor, rows in ((run, [trips(2)]), (at(TOPIC), large(90, 12)), (run, [trips(2)])):
-            with refused("full" if "room" in words else "unavailable", words):
-                put(bare, descriptor, rows)
-        assert ids(bare, TOPIC) == [0, 1]
-        flag.unlink()
-
-        put(bare, run, [trips(2)])
-        put(bare, at(TOPIC), large(3, 12))
-        put(bare, run, [trips(2)])
-        assert_rows(server, bare, *range(15))
-
-
-@pytest.mark.process
-def test_rows_are_refused_while_the_disk_has_no_room(tmp_path: Path) -> None:
-    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
-        put(bare, at(TOPIC), [trips(0)])
-        with files_at_most(server, 3 * MIB):
-            for _ in range(3):
-                with refused("full", "no room on the disk"):
-                    put(bare, at(TOPIC), large(90, 12))
-            put(bare, at(TOPIC), [trips(1)])
-        put(bare, at(TOPIC), large(2, 12))
-        assert_rows(server, bare, *range(14))
-
-
-@pytest.mark.process
-def test_rows_are_refused_while_the_ledger_has_no_room(tmp_path: Path) -> None:
-    """Their bytes are removed. Rows are still read, though there is no room to note the tickets' time."""
-    with process_server(tmp_path / "d") as server, flight.connect(server.url) as bare:
-        put(bare, at(TOPIC), [trips(0)])
-        with files_at_most(server, (server.data / "ledger.db-wal").stat().st_size):
-            for _ in range(3):
-                with refused("full", "no room on the disk for the ledger"):
-                    put(bare, at(TOPIC), [trips(90)])
-            assert ids(bare, TOPIC) == [0]
-        put(bare, at(TOPIC), [trips(1)])
-        assert_rows(server, bare, 0, 1)
-
+# --- the disk and the process -----------------------------------------------------------------
 
 STUCK = """
 import os, pathlib, time
@@ -181,31 +111,9 @@ def test_a_stopped_server_resumes_every_put_and_follower(tmp_path: Path) -> None
 PUTS = [(0, 1, 2), (3,), (4, 5, 6, 7), (8, 9), (10,), (11, 12, 13)]
 
 
-def flip(raw: bytes, dice: random.Random) -> bytes:
-    changed = bytearray(raw)
-    changed[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
-    return bytes(changed)
-
-
-def cut(raw: bytes, dice: random.Random) -> bytes:
-    return raw[: dice.randrange(len(raw))]
-
-
-def blank(raw: bytes, dice: random.Random) -> bytes:
-    """Blank a sector, as if it had never been written."""
-    start = dice.randrange(len(raw))
-    return raw[:start] + bytes(min(512, len(raw) - start)) + raw[start + 512 :]
-
-
-def longer(raw: bytes, dice: random.Random) -> bytes:
-    return raw + dice.randbytes(dice.randrange(1, 100))
-
-
-@pytest.mark.parametrize("damage", [flip, cut, blank, longer])
+@pytest.mark.parametrize("damage", [flip, cut, blank, lengthen])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_damaged_segment_costs_only_its_own_rows(
-    reach: Reach, seed: int, damage: Callable[[bytes, random.Random], bytes]
-) -> None:
+def test_a_damaged_segment_costs_only_its_own_rows(reach: Reach, seed: int, damage: Damage) -> None:
     """Reads of them name the segment, before and after a restart; others succeed, and new rows are taken."""
     dice = random.Random(f"{seed} {damage.__name__}")
     for numbers in PUTS:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -20,38 +19,17 @@ from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
 from tests.kit.clock import Clock
-from tests.kit.topics import Reach
+from tests.kit.faults import Damage, blank, cut, flip, noise
+from tests.kit.topics import SHM, Reach
 
 pytestmark = pytest.mark.faults
 
-SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync there costs nothing
 HOUR = 3600.0
 DAMAGE_ERRORS = (PenstockError, pa.ArrowException)
 """The errors that damage may cause; the server translates Arrow's own."""
 
 
 # --- the ledger's file ------------------------------------------------------------------------
-
-Damage = Callable[[bytearray, random.Random], None]
-
-
-def flip(raw: bytearray, dice: random.Random) -> None:
-    raw[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
-
-
-def noise(raw: bytearray, dice: random.Random) -> None:
-    start = dice.randrange(len(raw) - 16)
-    raw[start : start + 16] = dice.randbytes(16)
-
-
-def blank(raw: bytearray, dice: random.Random) -> None:
-    """Blank a sector, as if it had never been written."""
-    start = dice.randrange(len(raw) // 512) * 512
-    raw[start : start + 512] = bytes(512)
-
-
-def cut(raw: bytearray, dice: random.Random) -> None:
-    del raw[dice.randrange(len(raw)) :]
 
 
 @dataclass
@@ -104,9 +82,7 @@ def test_a_damaged_ledger_shows_all_rows_or_is_an_error(filled: FilledTopic, see
         dice = random.Random(f"{seed} {damage.__name__}")
         folder = filled.folder.with_name(f"{damage.__name__} {seed}")
         shutil.copytree(filled.folder, folder)
-        raw = bytearray((folder / "ledger.db").read_bytes())
-        damage(raw, dice)
-        (folder / "ledger.db").write_bytes(raw)
+        (folder / "ledger.db").write_bytes(damage((folder / "ledger.db").read_bytes(), dice))
         try:
             reach = Reach(folder, filled.clock)
         except DAMAGE_ERRORS:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import zlib
@@ -25,22 +24,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost
-from penstock.ledger import tables
-from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
-from penstock.queue.topics import compaction, journal
+from penstock.queue.topics import compaction
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import drop_lost, retain
-from penstock.queue.topics.topics import Topics
-from penstock.store import payloads
-from penstock.store.database import Database
 from penstock.store.medium import Part
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.records import Label
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.profiles import examples
+from tests.kit.topics import SHM, Reach
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # 14 s of crashes, alone
 
@@ -49,7 +44,6 @@ NARROW = pa.schema([pa.field("n", pa.int64(), nullable=False), ("key", pa.int64(
 WIDE = NARROW.append(pa.field("more", pa.string()))
 KEEP = 100.0
 CRASHES = [None, None, None, None, "written", "append.durable", "append.committed"]
-_SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync there costs nothing
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,9 @@ class Disk:
     dead: bool = False
     """The process has died: it deletes nothing any more."""
 
-    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part:
         if self.fails:
             self.dead = True
             raise Crash
@@ -105,6 +101,15 @@ class Disk:
     def delete(self, name: str) -> None:
         if not self.dead and name not in self.broken:
             self.stored.pop(name, None)
+
+    def label(self, name: str) -> None:
+        return None
+
+    def set_aside(self, name: str) -> None:
+        self.delete(name)
+
+    def drop_set_aside(self, *, before: float) -> int:
+        return 0
 
     def names(self, *, before: float = 0) -> Iterator[tuple[str, int]]:
         return iter([(name, table.nbytes) for name, table in self.stored.items() if name not in self.broken])
@@ -139,7 +144,7 @@ class Ticket:
 class JournalMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(dir=_SHM))
+        self.folder = Path(tempfile.mkdtemp(dir=SHM))
         self.clock, self.disk, self.life = Clock(), Disk(), 1
         self.count = self.puts_made = 0
         self.shards: dict[int, Shard] = {}
@@ -163,11 +168,9 @@ class JournalMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.disk = Disk(self.disk.incarnation, self.disk.stored, self.disk.broken)
-        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
+        reach = Reach(self.folder, self.clock, self.disk)
+        self.database, self.ledger, self.store, self.topics = reach.database, reach.ledger, reach.store, reach.topics
         self.database._connection.execute("PRAGMA synchronous = OFF")
-        self.ledger = Ledger(self.database, {"topic": journal}, incarnation=self.disk.incarnation, now=self.clock.now)
-        self.store = SplitPayloadStore(self.disk, self.database, url="test:", now=self.clock.now)
-        self.topics = Topics(self.ledger, self.store)
         self.consumers = Consumers(self.ledger, self.topics)
         self.compactor = Compactor(self.ledger, self.store)
 

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import shutil
 import sqlite3
+import time
 import uuid
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock import steps
-from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
-from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.lifecycle import serving
+from penstock.client.client import Client
+from penstock.errors import Lost, NotFound, StoreFull
+from penstock.flight_server.server import PenstockServer
 from penstock.ledger import ledger
-from penstock.ledger.sweep import Sweeper
+from penstock.ledger.sweep import TEND_EVERY
 from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
@@ -30,8 +30,8 @@ from penstock.queue.topics.retention import retain
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
-from tests.kit.faults import Crash, crash_at, varied
-from tests.kit.server import ANY_PORT, named_parts, process_server
+from tests.kit.faults import varied
+from tests.kit.server import named_parts, process_server, served
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
 from tests.kit.wire import TRIPS, at, fetch, ids, info, new_attempt, put, read, trips
@@ -111,20 +111,6 @@ def test_an_empty_shard_continues_at_its_end(reach: Reach) -> None:
     assert [row[:3] for row in reach.read()] == [(0, 3, 4)]
 
 
-def test_the_error_names_removed_rows_and_those_left(reach: Reach) -> None:
-    reach.put(1, 2, 3)
-    reach.clock.advance(25 * HOUR)
-    reach.put(4, 5)
-    retain(reach.ledger)
-    gone = r"topic/x: 2 rows from offset 1 on are gone, they are kept for 24 h: of shard 0 the offsets 3 to 5 are left"
-    for end in ({}, {0: 5}, {0: 3}):
-        with pytest.raises(Lost, match=gone):
-            reach.read(start={0: 1}, end=end)
-    with pytest.raises(Lost, match="1 rows from offset 1 on"):
-        reach.read(start={0: 1}, end={0: 2})
-    assert reach.read(start={0: 3}, end={0: 3}) == []
-
-
 def test_removed_parts_keep_their_bytes_for_tickets(reach: Reach) -> None:
     reach.put(1)
     (part,) = reach.parts()
@@ -182,43 +168,6 @@ def test_rows_stay_until_a_live_consumer_has_committed_them(reach: Reach, option
     consumers.commit(reach.topic(), "c", "session", {0: 8})
     assert retain(reach.ledger) == 4
     assert reach.ids() == [8, 9]
-
-
-def test_the_slowest_consumer_of_each_shard_counts(reach: Reach) -> None:
-    reach.create(shards=2)
-    for number in range(4):
-        for shard in (0, 1):
-            reach.put(number, attempt=attempt_for(shard))
-    consumers = Consumers(reach.ledger, reach.topics)
-    for name, position in {"a": {0: 1, 1: 4}, "b": {0: 3, 1: 2}, "c": {0: 4, 1: 4}}.items():
-        consumers.attach(reach.topic(), name, "session", initial={}, position=position)
-    reach.clock.advance(30 * HOUR)
-    retain(reach.ledger)
-    assert reach.topic().earliest() == {0: 1, 1: 2}
-
-
-def test_detached_consumers_hold_no_rows(reach: Reach) -> None:
-    """Nor does a consumer of an earlier topic at the path."""
-    reach.put(1)
-    consumer_at(reach, {0: 0})
-    reach.topics.remove(TOPIC)
-    reach.put(2)
-    consumers = Consumers(reach.ledger, reach.topics)
-    consumers.attach(reach.topic(), "left", "session", initial={}, position={0: 0})
-    consumers.detach(reach.topic(), "left", "session")
-    reach.clock.advance(30 * HOUR)
-    assert retain(reach.ledger) == 1
-
-
-def test_a_consumer_unseen_for_a_week_holds_no_rows(reach: Reach) -> None:
-    reach.put(1)
-    consumers = consumer_at(reach, {0: 0})
-    reach.clock.advance(UNSEEN)
-    consumers.expire()
-    assert retain(reach.ledger) == 0
-    reach.clock.advance(1)
-    consumers.expire()
-    assert retain(reach.ledger) == 1
 
 
 # --- lost with a server's memory -------------------------------------------------------------
@@ -321,17 +270,6 @@ def test_compaction_keeps_the_same_rows_in_order(reach: Reach) -> None:
     topic = reach.topic()
     assert (topic.rows, topic.part_count, topic.latest()) == (len(before), 1, {0: len(before)})
     assert topic.schema.equals(TRIPS, check_metadata=True)
-
-
-def test_compacted_parts_are_compacted_again_with_new_ones(reach: Reach) -> None:
-    compactor = Compactor(reach.ledger, reach.store)
-    put_parts(reach, 16)
-    compactor.compact()
-    put_parts(reach, 15, start=16)
-    before = reach.read()
-    assert compactor.compact() == 16
-    assert reach.read() == before
-    assert len(reach.parts()) == 1
 
 
 def test_few_parts_stay_as_they_are(reach: Reach) -> None:
@@ -463,10 +401,10 @@ def test_a_failed_compaction_does_not_stop_the_next_shard(
             reach.put(number, path=path)
     write, calls = reach.store.write, count()
 
-    def first_fails(*arguments: Any) -> Any:
+    def first_fails(*arguments: Any, path: str) -> Any:
         if next(calls) == 0:
             raise StoreFull("no room", retry_after=5)
-        return write(*arguments)
+        return write(*arguments, path=path)
 
     monkeypatch.setattr(reach.store, "write", first_fails)
     assert Compactor(reach.ledger, reach.store).compact() == 20
@@ -483,28 +421,12 @@ def test_compaction_opens_a_bounded_number_of_parts(reach: Reach, monkeypatch: p
     assert reach.read() == before
 
 
-@pytest.mark.parametrize("step", ["compact.durable", "compact.shown"])
-def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> None:
-    put_parts(reach, 20)
-    before, parts = reach.read(), reach.parts()
-    with (
-        mock.patch.object(steps, "passed", crash_at(step)),
-        mock.patch.object(type(reach.store), "discard"),  # a dead process cleans nothing up
-        pytest.raises(Crash),
-    ):
-        Compactor(reach.ledger, reach.store).compact()
-    assert len(reach.kept()) == 21
-    reach.restart()
-    assert (reach.read(), reach.parts()) == (before, parts)
-    assert reach.kept() == set(parts)
-
-
 @pytest.mark.process
 @pytest.mark.faults
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown", "sweep.deleted"])
 def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> None:
     data, kept = tmp_path / "d", Path(tmp_path / "kept")
-    with serving(ServerConfig(data=kept, listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(kept) as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         before = read(bare, TOPIC, columns=["id", "city", "_shard", "_offset", "_time"])
@@ -524,7 +446,7 @@ def test_a_kill_while_compacting_changes_no_row(tmp_path: Path, step: str) -> No
                 put(bare, at("store/wakes", attempt=new_attempt(), mode="append"), [trips(1)])
         assert killed.process.wait(20) == -9
 
-    with serving(ServerConfig(data=data, listen=ANY_PORT)) as restarted, flight.connect(restarted.url) as bare:
+    with served(data) as restarted, flight.connect(restarted.url) as bare:
         eventually(lambda: files(data / "parts") == named_parts(data), what="each part has bytes, and all bytes a part")
         assert read(bare, TOPIC, columns=before.column_names).equals(before)
         eventually(lambda: info(bare, TOPIC).endpoints and len(parts_of(data)) == 1, what="the parts are compacted")
@@ -540,7 +462,7 @@ def parts_of(data: Path) -> list[str]:
 
 
 def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
-    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(tmp_path / "d") as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number, number + 100)])
         requests: list[dict[str, Any]] = [
@@ -564,7 +486,7 @@ def test_readers_see_no_difference_after_compaction(tmp_path: Path) -> None:
 
 
 def test_a_filter_by_time_sees_each_rows_own_time(tmp_path: Path) -> None:
-    with serving(ServerConfig(data=tmp_path / "d", listen=ANY_PORT)) as server, flight.connect(server.url) as bare:
+    with served(tmp_path / "d") as server, flight.connect(server.url) as bare:
         for number in range(20):
             put(bare, at(TOPIC), [trips(number)])
         times = read(bare, TOPIC, columns=["_time"])["_time"].cast(pa.int64()).to_pylist()
@@ -574,25 +496,22 @@ def test_a_filter_by_time_sees_each_rows_own_time(tmp_path: Path) -> None:
         assert since.to_pylist() == [{"id": number, "_offset": number} for number in range(11, 20)]
 
 
-def test_the_sweeper_tends_the_topics(reach: Reach) -> None:
+def test_a_sweep_of_the_server_tends_its_topics(server: PenstockServer, client: Client) -> None:
     """It expires consumers, removes old rows and compacts parts."""
-    reach.create(keep_seconds=600)
-    reach.put(0)
-    consumers = consumer_at(reach, {0: 1})
-    reach.clock.advance(UNSEEN + 1)
-    put_parts(reach, 20, start=1)
-    before = reach.read()[1:]
+    client.put(TOPIC, trips(0))
+    journal = client.call("describe", {"path": TOPIC})["journal"]
+    client.call("consumer.attach", {"path": TOPIC, "journal": journal, "consumer": "c", "session": "s"})
+    server.state.ledger.now = lambda: time.time() + UNSEEN + 1
+    for number in range(1, 21):
+        client.put(TOPIC, trips(number))
 
-    def tend(stop: Callable[[], bool]) -> None:
-        consumers.expire()
-        retain(reach.ledger)
-        Compactor(reach.ledger, reach.store).compact(stop)
+    server.state.sweeper._tended = -TEND_EVERY  # as if a minute had passed
+    server.state.sweeper.soon()
 
-    sweeper = Sweeper(reach.ledger, reach.store, tend, every=3_600)
-    sweeper.start()
-    eventually(lambda: reach.read() == before and len(reach.parts()) == 1)
-    sweeper.close()
-    assert [each.state for each in consumers.of(reach.topic())] == ["expired"]
+    eventually(lambda: client.call("describe", {"path": TOPIC})["parts"] == 1)
+    topic = client.call("describe", {"path": TOPIC})
+    assert (topic["shards"][0]["first"], topic["rows"]) == (1, 20)
+    assert [consumer["state"] for consumer in topic["consumers"]] == ["expired"]
 
 
 # --- the ledger stays small ------------------------------------------------------------------
@@ -641,9 +560,3 @@ def test_a_delete_removes_all_parts_and_frees_the_path(reach: Reach) -> None:
     reach.put(1)
     assert reach.topic().journal != first.journal
     assert [row[:3] for row in reach.read()] == [(0, 0, 1)]
-
-
-def test_offsets_past_the_end_are_refused_with_those_left(reach: Reach) -> None:
-    reach.put(1, 2)
-    with pytest.raises(InvalidRequest, match=r"has no offsets 1 to 9: of shard 0 the offsets 0 to 2 are left"):
-        reach.read(start={0: 1}, end={0: 9})

@@ -63,7 +63,7 @@ class DatasetKind(Kind):
         dataset = self.state.ledger.dataset(str(path))
         return Description(
             "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
-            schemas.to_json(dataset.schema), dataset.lost,
+            schemas.to_json(dataset.schema), dataset.lost, queries=self.state.ledger.last_epochs(dataset.path),
         )  # fmt: skip
 
     def delete(self, path: Path) -> Deleted:

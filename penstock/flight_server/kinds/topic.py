@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server import endpoints
-from penstock.flight_server.consumer_actions import ConsumerActions, check_journal, complete_position
+from penstock.flight_server.consumer_actions import ConsumerActions, check_journal
 from penstock.flight_server.kinds.kind import Handler, Kind
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
@@ -31,9 +31,6 @@ from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffs
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import Entry, ReadCommand
-
-_RETRIED = re.compile("put-[0-9a-f]{32}")
-"""A run that the client has made so that it can retry: nobody asks for it after that."""
 
 
 class TopicKind(Kind):
@@ -84,11 +81,12 @@ class TopicKind(Kind):
         if command.start is not None and command.since is not None:
             raise InvalidRequest(f"{path}: expected `start` or `since`, not both")
         begin = {} if command.since is None else self.topics.at(topic, command.since)
-        start = complete_position(topic, command.start, begin)
-        end = complete_position(topic, command.end, topic.latest())
+        start = self.topics.complete_position(topic, command.start, begin)
+        end = self.topics.complete_position(topic, command.end, topic.latest())
         expires = self.state.ticket_expiry()
         pieces = self.topics.range(topic, start, end, ticketed_until=expires)
-        return endpoints.readable(self.state, descriptor, selection, pieces, self._entry(topic), expires)
+        entry = replace(self._entry(topic), life=self.topics.labelled(topic, topic.latest()).life)
+        return endpoints.readable(self.state, descriptor, selection, pieces, entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         return _select(self.topics.topic(str(path)), command).schema
@@ -106,6 +104,7 @@ class TopicKind(Kind):
             schemas.to_json(topic.schema), journal=topic.journal, epoch=topic.epoch, key=topic.key,
             keep_seconds=topic.keep_seconds, keep_bytes=topic.keep_bytes,
             shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
+            queries=self.state.ledger.last_epochs(topic.path),
             oldest=self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None,
             consumers=tuple(
                 ConsumerState(
@@ -208,8 +207,5 @@ def _small_put(path: Path, command: PutCommand, upload: Upload, batches: list[pa
     """Return a put that came whole and fits a part, without metadata: pandas notes its index there, each time anew."""
     size = sum(batch.nbytes for batch in batches)
     batches = [batch.replace_schema_metadata(None) for batch in batches]
-    schema, unnamed = (
-        upload.schema.remove_metadata(),
-        command.run is None or _RETRIED.fullmatch(command.run) is not None,
-    )
-    return SmallPut(str(path), command.run, upload.attempt, schema, batches, upload.rows, size, unnamed)
+    schema, brief = upload.schema.remove_metadata(), command.run is None or bool(command.brief)
+    return SmallPut(str(path), command.run, upload.attempt, schema, batches, upload.rows, size, brief)

@@ -159,7 +159,8 @@ class Appender:
         stored: list[_StoredRows] = []
         try:
             for number, ((path, shard, schema), batches) in enumerate(_by_shard(puts, layouts).items()):
-                part = self._store.write(f"{group}-{number:06}", schema, list(slices.together(batches)))  # 2.
+                rows = list(slices.together(batches))
+                part = self._store.write(f"{group}-{number:06}", schema, rows, path=path)  # 2.
                 stored.append(_StoredRows(path, shard, schema, part, layouts[path]))
             steps.passed("append.durable")
             durable = time.perf_counter()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 1_200
+TASKS = 4
+"""Of an epoch."""
 CLUSTER = "local-cluster[2,1,512]"
 EXECUTORS = {
     "spark.executor.memory": "512m",
@@ -140,6 +142,29 @@ def random_key_then_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]
     }
 
 
+def same(batches: Batches) -> Batches:
+    yield from batches
+
+
+def streamed_speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A slow task of an epoch gets a second attempt; the test keeps that at the server until both are whole."""
+    from pyspark import cloudpickle
+
+    def slow(step: str, partition: int) -> None:
+        if (step, partition) == ("half", 1) and marks.first("slow"):
+            marks.await_mark("overtaken", 120)
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    spark.dataSource.register(penstock.DataSource)
+    rows = spark.readStream.format("penstock").option("minPartitions", TASKS).load("topic/in")
+    faulty = rows.mapInArrow(FaultyTask(same, slow), "id long, text string")
+    sink = faulty.writeStream.format("penstock").option("checkpointLocation", f"{marks.folder}/checkpoint")
+    query = sink.trigger(availableNow=True).start("store/epochs")
+    assert query.awaitTermination(180), "the query does not end"
+    batches = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    return {"rows": batches, "happened": [marks.seen("overtaken")]}
+
+
 def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A driver to be killed: half of its partitions are whole, the others are in the middle."""
     put = penstock.do_put("store/new", run="orphan")
@@ -173,7 +198,7 @@ SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
     each.__name__: each
     for each in (
         killed_executor, killed_executor_reading, speculation, zombie, lost_shuffle, random_key,
-        random_key_then_shuffle, never_ends, never_reads,
+        random_key_then_shuffle, streamed_speculation, never_ends, never_reads,
     )
 }  # fmt: skip
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cli.readers import InputFiles
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.rows.converter import Converter
 from tests.kit.cli import TRIPS, text_file, write_table
 
 
@@ -69,6 +73,22 @@ def test_times_of_csv_keep_their_zone(tmp_path: Path, values: list[str], kind: p
     if kind == pa.timestamp("us", "UTC"):
         hours = [value and value.hour for value in table["at"].to_pylist()]
         assert hours == [20, None, 19] * 2
+
+
+FIELDS = [
+    "", '""', "x", "0017", "null", "1", "-5", "+7", " 1", "1.5", "1e3", "-.5", "nan", "-inf", "12345678901234567890",
+    "true", "FALSE", "2026-11-18", "2026-11-18T20:00", "2026-11-18T20:00:00Z", "2026-11-18 20:00:00.25+01:00",
+    "20:00:00", "20:00:00.5", "2026-11-18T20:00:00", "2026-11-18T20:00:00.123456789", "2026-11-18T20:00:00+0100",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3))
+def test_csv_is_taken_in_the_types_that_it_made(values: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = text_file(Path(folder), "n,x", *(f"1,{value}" for value in values), name="a.csv")
+        table = read(file)
+        again = InputFiles([file], converter=Converter("topic/x", table.schema))
+        assert str(pa.Table.from_batches(again.batches(), again.schema).to_pydict()) == str(table.to_pydict())
 
 
 def test_csv_may_have_heads_alone(tmp_path: Path) -> None:

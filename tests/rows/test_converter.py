@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.rows.converter import Converter, is_untyped
@@ -91,6 +95,24 @@ def test_a_new_column_is_added(read: Callable[..., pa.Table], lines: list[str]) 
     table = read(TOOK, *lines)
     assert table.schema == TOOK.append(pa.field("weight", pa.float64()))
     assert table.to_pydict() == {"id": [2, 3], "took": [None, None], "weight": [None, 1.5]}
+
+
+MOMENTS = st.datetimes().map(datetime.isoformat)
+VALUES = [
+    st.booleans(), st.integers(), st.integers() | st.floats(), st.text(max_size=4), MOMENTS, st.dates().map(str),
+    MOMENTS.map("{}Z".format) | MOMENTS.map("{:.19}+05:30".format), st.lists(st.integers() | st.floats()),
+    st.dictionaries(st.sampled_from("pq"), MOMENTS.map("{}Z".format)), st.lists(st.lists(MOMENTS | st.text())),
+]  # fmt: skip
+
+
+@given(st.sampled_from(VALUES).flatmap(lambda value: st.lists(st.none() | value, min_size=1, max_size=4)))
+def test_lines_are_taken_in_the_types_that_they_made(values: list[Any]) -> None:
+    lines = Lines("\n".join(json.dumps({"n": 1, "x": value}) for value in values).encode())
+    try:
+        schema = infer_schema(lines)
+    except InvalidRequest:  # such as integers of more than 64 bits
+        return
+    assert Converter("topic/x", schema).convert_json(lines).num_rows == len(values)
 
 
 UNFIT_JSON: list[tuple[pa.Schema, list[str], str]] = [

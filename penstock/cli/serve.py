@@ -101,10 +101,9 @@ def _run(settings: ServerConfig, attachment: Attachment, log_level: str) -> int:
         raise InvalidRequest(str(missing)) from missing
 
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
-    return lifecycle.run(
-        settings.with_ports(attachment.port, attachment.http_port),
-        lambda server, http: attachment.report(server.port, http.port if http else 0),
-    )
+    if attachment.port:
+        settings = settings.restarted(attachment.port, attachment.http_port)
+    return lifecycle.run(settings, lambda server, http: attachment.report(server.port, http.port if http else 0))
 
 
 def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **options: Any) -> ServerConfig:

@@ -106,7 +106,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 24 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small tmpfs needs root, and a system that allows it")
     yield disk

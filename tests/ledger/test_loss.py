@@ -177,8 +177,10 @@ def test_a_lost_row_is_never_silent(crashed: Path, tmp_path: Path) -> None:
                 for n in range(DATASETS):
                     assert client.get(f"store/{n}").read_all() == rows(n), (seed + number, file)
                 assert client.get("topic/t").read_all()["n"].to_pylist() == list(range(PUTS)), (seed + number, file)
-        except PenstockError as named:
-            assert not isinstance(named, NotFound), (seed + number, file)
+        except NotFound:  # a loss must not look like something that never was
+            raise
+        except PenstockError:
+            pass
         shutil.rmtree(data)
 
 

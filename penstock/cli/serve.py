@@ -67,6 +67,8 @@ def _size(text: str) -> int:
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
 @click.option("--client-ca", type=_FILE, help="Only callers with a certificate of these authorities, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
+@click.option("--http-tls", is_flag=True, help="Serve --http with the same certificate.")
+@click.option("--http-token-file", type=_FILE, help="File with the token that shows names in /metrics; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
 @click.option("--accept-loss", is_flag=True, help="Start although changes or parts are gone, with what is left.")
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)

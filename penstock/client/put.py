@@ -122,7 +122,10 @@ class Writer:
 
 def open_attempt(connection: Connection, ticket: str, schema: pa.Schema) -> Writer:
     """Open one of many attempts of an open write; wait while the server has no room."""
-    return connection.retry(lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema))
+    return connection.retry(
+        lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema),
+        waits_for_room=True,
+    )
 
 
 def create_topic(connection: Connection, path: str, schema: pa.Schema, options: TopicOptions) -> None:

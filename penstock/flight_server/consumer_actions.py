@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server.gate import Call
-from penstock.flight_server.kinds.kind import Handler, handle
+from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
@@ -28,12 +27,12 @@ class ConsumerActions:
     topics: Topics
     consumers: Consumers
 
-    def handlers(self) -> Iterable[Handler]:
+    def handlers(self) -> Handlers:
         """Return the actions with their methods."""
-        yield handle(wire.ATTACH_CONSUMER, self.attach)
-        yield handle(wire.ASK_OFFSETS, self.offsets)
-        yield handle(wire.COMMIT_POSITION, self.commit)
-        yield handle(wire.DETACH_CONSUMER, self.detach)
+        yield Handler(wire.ATTACH_CONSUMER, self.attach)
+        yield Handler(wire.ASK_OFFSETS, self.offsets)
+        yield Handler(wire.COMMIT_POSITION, self.commit)
+        yield Handler(wire.DETACH_CONSUMER, self.detach)
 
     def attach(self, call: Call, request: wire.AttachConsumer) -> wire.AttachedConsumer:
         """Make a session the one that speaks for its consumer."""

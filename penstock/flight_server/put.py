@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -60,10 +60,10 @@ def put(
 
     @contextmanager
     def admit() -> Iterator[Upload]:
-        if command.ready:
-            send(READY)
-        with state.watch.put(peer, command.attempt) as set_waiting:
-            yield Upload(command.attempt, reader, state.limits, set_waiting)
+        with _room(state), state.watch.put(peer, command.attempt) as set_waiting:
+            if command.ready:
+                send(READY)
+            yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
 
     if command.ticket is None:
         call.check_known()
@@ -162,6 +162,17 @@ def _store(
             raise _with_outlook(state, error) from error
         raise
     return stored, shards
+
+
+@contextmanager
+def _room(state: State) -> Iterator[None]:
+    """Admit a put while there is room, or say when to come again: a sender that waits has sent nothing in vain."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(state.store.admitted())
+        except StoreFull as full:
+            raise _with_outlook(state, full) from full
+        yield
 
 
 def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Receipt:

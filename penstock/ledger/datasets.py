@@ -108,7 +108,7 @@ def _dataset(row: sqlite3.Row) -> Dataset:
 
 # --- the destination of writes -------------------------------------------------------------
 
-merged = schemas.merge
+growth = schemas.DATASET
 
 
 def count(reader: Reader) -> int:

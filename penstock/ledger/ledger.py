@@ -96,10 +96,19 @@ class Ledger:
             if known is not None:
                 return writes.join(t, known, mode=mode, own=own)
             new = Write(uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None)
-            writes.begin(t, new, own=own)
-            return new
+            return writes.begin(t, new, own=own)
 
         return self.change(open_or_join)
+
+    def fit_schema(
+        self, path: str, schema: pa.Schema, mode: Mode = "append", announced: pa.Schema | None = None
+    ) -> pa.Schema:
+        """Return the schema in which rows of this schema are stored at a path, where a schema may be `announced`."""
+        destination = self.destination(path)
+        own = destination.schema_at(self.database, path) if mode == "append" else None
+        if own is not None and announced is not None:
+            own = destination.growth.merge(own, announced, path)
+        return destination.growth.fit(own or announced, schema, path)
 
     def touch(self, write_id: str) -> Write:
         """Keep an open write from expiring for another IDLE seconds: it is being put to."""

@@ -101,10 +101,18 @@ class Transaction(View):
         return self._schema_ids[schema]
 
 
-@lru_cache(1_024)
 def to_schema(ipc: bytes) -> pa.Schema:
     """Return a schema from its row."""
+    return (_to_short_schema if len(ipc) <= _SHORT_SCHEMA else _to_long_schema)(ipc)
+
+
+def _read_schema(ipc: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(ipc))
+
+
+_SHORT_SCHEMA = 16 << 10
+_to_short_schema, _to_long_schema = lru_cache(1_024)(_read_schema), lru_cache(4)(_read_schema)
+"""Together they keep at most 32 MiB: a schema may have 4 MiB."""
 
 
 def paths_below(folder: str) -> tuple[str, str]:

@@ -8,13 +8,15 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.rows.slices import PART_BYTES
 from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
 from penstock.store.records import Label
@@ -68,9 +70,11 @@ class SplitPayloadStore:
         self.quota = quota
         self._database = database
         self._now = now
-        self._lock = threading.Lock()  # _sizes, _used
+        self._lock = threading.Lock()  # _sizes, _used, _admitted
         self._sizes = dict(medium.names())
         self._used = sum(self._sizes.values())
+        self._admitted = 0
+        """Bytes that open puts may need."""
 
     def __repr__(self) -> str:
         return f"SplitPayloadStore({self.url!r})"
@@ -172,16 +176,24 @@ class SplitPayloadStore:
 
     # --- parts by name ----------------------------------------------------------------------
 
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Admit a put before its first byte, if there is room for a part beside one of each put that is open."""
+        room = 0 if self.quota is None else min(PART_BYTES, self.quota // 64)
+        with self._lock:
+            self._check_quota(self._admitted + room)
+            self._admitted += room
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._admitted -= room
+
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
         """Write a part for a path, durable and unseen. StoreFull when it does not fit into the quota."""
         size = sum(batch.nbytes for batch in batches)
         with self._lock:
-            if self.quota is not None and self._used + size > self.quota:
-                raise StoreFull(
-                    f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
-                    "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
-                    retry_after=5,
-                )
+            self._check_quota(size)
             self._note(name, size)
         try:
             label = Label(self._database.id, path, name, self._database.commits)
@@ -193,6 +205,14 @@ class SplitPayloadStore:
         with self._lock:
             self._note(name, part.bytes)
         return part
+
+    def _check_quota(self, size: int) -> None:
+        if self.quota is not None and self._used + size > self.quota:
+            raise StoreFull(
+                f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
+                "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
+                retry_after=5,
+            )
 
     def open(self, name: str) -> OpenPart:
         """Return a part, every byte verified; Lost by name if it is gone."""

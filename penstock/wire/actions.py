@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from penstock.wire.body import Body, field_names
 from penstock.wire.position import Position
-from penstock.wire.put import Mode, State
+from penstock.wire.put import Mode, Run, State
 
 SchemaJson = tuple[dict[str, Any], ...]
 """A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
@@ -44,7 +44,7 @@ class OpenWrite(Body):
     mode: Mode = "error"
     schema: str | None = None
     """The columns of a dataset that may get no rows: an Arrow schema's IPC message in base64."""
-    run: str | None = None
+    run: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class FinishWrite(Body):
 
     ticket: str
     attempts: tuple[str, ...]
-    run: str | None = None
+    run: Run | None = None
     """A run that was not known at write.open; if another write has finished it, this one adds nothing."""
 
 

@@ -84,6 +84,8 @@ class DatasetKind(Kind):
             return self._keep(write, upload, own=True)
 
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
+        if write.state == "open":
+            upload.cast_to(self.state.ledger.fit_schema(write.path, upload.sent, write.mode, write.schema))
         pieces = ((None, batches) for batches in upload.parts())
         return keep(self.state, write, upload, pieces, schema=upload.schema, own=own)
 

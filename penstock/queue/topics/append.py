@@ -229,7 +229,7 @@ def _make_topic_fit(t: Transaction, path: str, schema: pa.Schema) -> None:
     if current is None:
         journal.check_path(t, path)
         writes.check_room(t)
-    journal.make_or_widen(t, path, schema if current is None else journal.merged(current, schema, path))
+    journal.make_or_widen(t, path, schema if current is None else journal.growth.merge(current, schema, path))
 
 
 def _finish(t: Transaction, put: SmallPut) -> Receipt:

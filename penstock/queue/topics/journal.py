@@ -346,7 +346,7 @@ def remove_parts(t: Transaction, names: Sequence[str], path: str) -> None:
 
 # --- the destination of writes -------------------------------------------------------------
 
-merged = schemas.grow
+growth = schemas.TOPIC
 
 
 def count(reader: Reader) -> int:

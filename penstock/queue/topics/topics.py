@@ -44,6 +44,7 @@ class Topics:
 
         The same is also what has grown from it: a topic gets columns by what is put.
         """
+        schema = journal.growth.fit(None, schema, path)
         _check_options(path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
 
         def create_or_keep(t: Transaction) -> Topic:
@@ -235,7 +236,8 @@ def _check_same(current: Topic, schema: pa.Schema, key: str | None, shards: int 
             "the same, or choose another path"
         )
     try:
-        both = schemas.grow(current.schema, schema, current.path)
+        fitted = journal.growth.fit(current.schema, schema, current.path)
+        both = journal.growth.merge(current.schema, fitted, current.path)
     except SchemaMismatch as unlike:
         raise AlreadyExists(f"{current.path} exists: {unlike}") from unlike
     changed = [field for field, known in zip(both, current.schema, strict=False) if not field.equals(known)]
@@ -252,4 +254,4 @@ def _key(key: str | None) -> str:
 
 
 def _column(field: pa.Field) -> str:
-    return f"{field.name} {field.type}" + (" that may be null" if field.nullable else "")
+    return f"{field.name} {field.type}"

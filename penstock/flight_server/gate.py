@@ -215,7 +215,7 @@ class Streams:
             self.state = "draining"
             give_up = time.monotonic() + deadline
             while self._calls and (left := give_up - time.monotonic()) > 0:
-                self._changed.wait(min(left, 0.5))  # else a second signal to another thread is noticed only at the end
+                self._changed.wait(left)
             return self._calls
 
 

@@ -27,7 +27,7 @@ from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.loss import check_whole
-from penstock.ledger.sweep import free, recover
+from penstock.ledger.sweep import recover
 from penstock.queue.destinations import DESTINATIONS, TABLES
 from penstock.queue.topics.retention import drop_lost
 from penstock.store.database import Database
@@ -69,7 +69,6 @@ def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStor
             orphans = recover(ledger, store)  # 3.
             if orphans:
                 log.info("set aside %d parts that nothing names: orphans/ keeps them for 24 h", orphans)
-            free(ledger, store)
             yield ledger, store, key
         finally:
             store.close()
@@ -208,9 +207,9 @@ def _locked(folder: Path, patience: float) -> Iterator[None]:
                     " s now: stop that server, or choose another folder with --data"
                 )
             time.sleep(_RETRY)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: nobody but an error's text needs it
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 

@@ -6,6 +6,7 @@ transaction that names them; a crash in between leaves an orphan, never half a d
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -27,6 +28,7 @@ from penstock.store.database import Database, Reader, View
 from penstock.wire.actions import LandedEpoch, Summary
 from penstock.wire.put import Mode, Receipt
 
+log = logging.getLogger("penstock")
 IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody puts to expires."""
 REMEMBERED = 30 * 24 * 3600.0
@@ -58,6 +60,8 @@ class Ledger:
         self.now = now
         self.life = uuid.uuid4().hex[:16]
         """Tells this start of the server from all others."""
+        self._cut: list[tuple[str, str]] = []
+        """The puts that a crash cut, while the disk has no room to note their end: each write and its opener."""
         self._lock = threading.Lock()  # _unnoted
         self._unnoted: dict[str, float] = {}
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
@@ -151,14 +155,29 @@ class Ledger:
         """End a write that shows nothing; again does nothing. With `opener`, only the last one may."""
         return self.change(lambda t: writes.abort(t, write_id, opener=opener))
 
-    def abort_own(self) -> int:
-        """End, at start, the writes that were one put's, as the process that served it is gone; return how many."""
-        return len(self.change(lambda t: writes.end_where(t, "own", state="aborted")))
+    def abort_own(self) -> None:
+        """End, at start, the writes that were one put's, as the process that served it is gone.
+
+        Where the disk has no room for that, `expire` does it later: reading needs no room.
+        """
+        rows = self.database.rows("SELECT id, opener FROM writes WHERE own AND state = 'open'")
+        self._cut = [(row["id"], row["opener"]) for row in rows]
+        try:
+            self.change(self._abort_cut)
+        except StoreFull as full:
+            log.warning("%d puts that a crash cut stay open for now: %s", len(self._cut), full)
+        else:
+            self._cut = []
+
+    def _abort_cut(self, t: Transaction) -> None:
+        for write_id, opener in self._cut:  # one that was joined since is being put
+            writes.end_where(t, "id = ? AND opener = ?", write_id, opener, state="aborted")
 
     def expire(self) -> list[str]:
         """End the writes that were idle for too long, and forget old ones; return the ids of the expired."""
 
         def expire(t: Transaction) -> list[str]:
+            self._abort_cut(t)
             idle = writes.end_where(t, "touched < ?", t.now - IDLE, state="expired")
             t.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", t.now - REMEMBERED)
             t.execute(
@@ -169,7 +188,9 @@ class Ledger:
             t.execute("DELETE FROM ticketed WHERE until < ?", t.now)
             return idle
 
-        return self.change(expire)
+        expired = self.change(expire)
+        self._cut = []
+        return expired
 
     def write(self, write_id: str) -> Write:
         """Return a write by its id."""

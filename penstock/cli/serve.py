@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,12 +101,9 @@ def _run(settings: ServerConfig, attachment: Attachment, log_level: str) -> int:
         raise InvalidRequest(str(missing)) from missing
 
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
-    if attachment.port:  # a server that comes back: what is gone by now nobody has accepted
-        settings = replace(settings.with_ports(attachment.port, attachment.http_port), accept_loss=False)
-    return lifecycle.run(
-        settings,
-        lambda server, http: attachment.report(server.port, http.port if http else 0),
-    )
+    if attachment.port:
+        settings = settings.restarted(attachment.port, attachment.http_port)
+    return lifecycle.run(settings, lambda server, http: attachment.report(server.port, http.port if http else 0))
 
 
 def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **options: Any) -> ServerConfig:

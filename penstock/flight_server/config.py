@@ -107,10 +107,10 @@ class ServerConfig:
         scheme = "grpc+tls" if url.scheme == "grpc+tls" else "grpc+tcp"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def with_ports(self, port: int, http_port: int) -> ServerConfig:
-        """Return these settings with a port in place of each 0, which means any: a server comes back where it was."""
+    def restarted(self, port: int, http_port: int) -> ServerConfig:
+        """Return the settings of a server that comes back: at its ports where these are 0, and it accepts no loss."""
         http = None if self.http is None else _ANY_PORT.sub(f":{http_port}", self.http)
-        return replace(self, listen=_ANY_PORT.sub(f":{port}", self.listen), http=http)
+        return replace(self, listen=_ANY_PORT.sub(f":{port}", self.listen), http=http, accept_loss=False)
 
     def http_address(self) -> tuple[str, int]:
         """Return host and port for HTTP."""

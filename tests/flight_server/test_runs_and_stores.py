@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 from penstock.client.client import Client, connect
@@ -21,6 +22,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import Crash
 from tests.kit.server import served
+from tests.kit.wire import at, call, list_paths, new_attempt, put, trips
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -92,6 +94,16 @@ def test_parts_in_quarantine_show_in_health_and_metrics(server: PenstockServer, 
         client.get("store/t").read_all()
     assert client.call("health")["quarantined_parts"] == 1
     assert "\npenstock_quarantined_parts 1.0\n" in server.state.metrics.text()
+
+
+@pytest.mark.parametrize("mode", ["error", "append", "overwrite"])
+def test_a_put_that_comes_again_after_a_delete_is_answered(bare: flight.FlightClient, mode: str) -> None:
+    """Its answer was lost: it gets it, and brings nothing back."""
+    once = at("store/a", attempt=new_attempt(), mode=mode, run="nightly")
+    receipt = put(bare, once, [trips(1, 2)])
+    call(bare, "delete", path="store/a")
+    assert put(bare, once, [trips(1, 2)]) == receipt
+    assert list_paths(bare) == []
 
 
 def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:

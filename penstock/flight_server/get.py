@@ -23,6 +23,8 @@ from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
 
 _T = TypeVar("_T")
+_WORTH_WATCHING = 2 << 20
+"""Bytes of a part whose batches are watched one by one; the handing over of a smaller one is watched as a whole."""
 _WORTH_SENDING = 1 << 20
 """Bytes of filtered rows that are sent together."""
 
@@ -53,7 +55,9 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
 
 def _whole(part: OpenPart, ticket: ReadTicket, call: Call) -> flight.RecordBatchStream:
     reader = part.reader(ticket.columns)
-    return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(reader.schema, _sent(reader, call)))
+    if part.bytes > _WORTH_WATCHING:
+        reader = pa.RecordBatchReader.from_batches(reader.schema, _sent(reader, call))
+    return flight.RecordBatchStream(reader)
 
 
 def _sent(pieces: Iterable[_T], call: Call) -> Iterator[_T]:

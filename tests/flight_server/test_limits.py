@@ -142,11 +142,13 @@ def test_an_attempt_waits_for_room_before_its_first_byte(make_server: Make) -> N
         opened = client.call("write.open", {"path": "store/x"})
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(client.attempt, opened["ticket"], full.schema)
-            eventually(lambda: 'penstock_errors_total{code="full",verb="do_put"}' in server.state.metrics.text())
-            assert not waiting.done()
-            client.delete("store/full")
-            with waiting.result(60) as writer:
-                writer.write(full.slice(0, 10_000))
+            try:
+                eventually(lambda: 'penstock_errors_total{code="full",verb="do_put"}' in server.state.metrics.text())
+                assert not waiting.done()
+            finally:
+                client.delete("store/full")
+                with waiting.result(60) as writer:
+                    writer.write(full.slice(0, 10_000))
         assert client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
         assert client.get("store/x").read_all().equals(full.slice(0, 10_000))
     with connect(server.url, retry_for=1) as client:

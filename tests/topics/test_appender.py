@@ -89,6 +89,15 @@ def test_a_group_ends_at_its_size_limit(reach: Reach, monkeypatch: pytest.Monkey
     Appender(reach.ledger, reach.store).close()  # one that was never started closes, too
 
 
+def test_a_put_that_comes_after_the_end_is_told_so(reach: Reach) -> None:
+    """As one may whose call a drain has given up; it would wait for ever."""
+    appender = Appender(reach.ledger, reach.store)
+    appender.start()
+    appender.close()
+    with pytest.raises(Unavailable, match="shutting down: put again"):
+        appender.append(small_put(1))
+
+
 # --- refused puts ----------------------------------------------------------------------------
 
 

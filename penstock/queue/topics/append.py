@@ -29,6 +29,8 @@ from penstock.store.payloads import SplitPayloadStore
 from penstock.wire.put import Receipt
 
 log = logging.getLogger("penstock")
+_LOOK = 1.0
+"""Seconds between looks whether the thread that a put waits for is still there."""
 GROUP_BYTES = 8 << 20
 """About how much one group has at most; what comes meanwhile is the next one's."""
 Took = Callable[[str, float, int], None]
@@ -79,7 +81,12 @@ class Appender:
     def append(self, put: SmallPut) -> Receipt:
         """Return the put's receipt, once its rows are durable and readable."""
         self._waiting.put(put)
-        return put.answer.result()
+        while True:
+            try:
+                return put.answer.result(_LOOK)
+            except TimeoutError:
+                if not self._thread.is_alive():  # a drain that gave up has closed it before this put came
+                    raise Unavailable("the server is shutting down: put again in a moment", retry_after=2) from None
 
     def close(self) -> None:
         """Commit what waits, and end the thread."""

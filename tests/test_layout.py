@@ -41,8 +41,12 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "cli": ("penstock", *BELOW, "client"),
     "penstock": (*GROUND, "client", "spark_plugin"),  # __init__ itself: lazy names
 }
-ALSO = {"cli/serve.py": ("flight_server", "store"), "cli/doctor.py": ("flight_server",)}
-"""The two verbs that need a server in their own process."""
+ALSO = {
+    "cli/serve.py": ("flight_server", "store"),
+    "cli/doctor.py": ("flight_server",),
+    "cli/folder.py": ("flight_server", "store", "ledger", "queue"),
+}
+"""The verbs that need a server, or its folder, in their own process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ class LineAppender:
                     self._append(batch)
                     show(self._bytes, f"{self._path}: {self._rows:,} rows durable")
         except PenstockError as error:
-            wrong = type(error) is PenstockError and not self._puts  # not even the first line is a row
-            hint = ". stdin to a topic is JSON lines, unless --format says otherwise" if wrong else ""
+            other_format = "isn't JSON" in str(error) and not self._puts
+            hint = ". stdin to a topic is JSON lines, unless --format says otherwise" if other_format else ""
             raise type(error)(f"{error}. {self._rows:,} rows are in {self._path}{hint}") from error
         except KeyboardInterrupt:
             unsure = ", and maybe those of a put that wasn't answered" if self._putting else ""

@@ -11,6 +11,7 @@ import penstock
 from penstock.cli.app import silence
 from penstock.cli.call import call
 from penstock.cli.doctor import doctor
+from penstock.cli.folder import backup, verify
 from penstock.cli.get import get
 from penstock.cli.invocation import example, shared_options
 from penstock.cli.ls import ls, show
@@ -79,5 +80,5 @@ def completion(shell: str) -> None:
 
 
 cli.params += shared_options()
-for command in (serve, put, ls, show, get, rm, top, call, doctor, completion):
+for command in (serve, put, ls, show, get, rm, top, call, verify, backup, doctor, completion):
     cli.add_command(command)

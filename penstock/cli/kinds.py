@@ -113,6 +113,11 @@ def _changed(thing: Thing) -> str:
     return "" if moment is None else f"{_ago(moment)}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}"
 
 
+def _queries(thing: Thing) -> str:
+    """Return what the queries that write to it have landed last."""
+    return ", ".join("{query} up to epoch {epoch}".format(**each) for each in thing.get("queries", ()))
+
+
 def _kept(topic: Thing) -> str:
     limit = f", {format_size(topic['keep_bytes'])} at most" if "keep_bytes" in topic else ""
     return format_age(topic["keep_seconds"]) + limit
@@ -120,7 +125,8 @@ def _kept(topic: Thing) -> str:
 
 _LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
 _STORED: dict[str, Any] = {
-    "rows": "rows", "size": _size, "changed": _changed, "lost": lambda thing: _LOST if thing.get("lost") else "",
+    "rows": "rows", "size": _size, "changed": _changed, "queries": _queries,
+    "lost": lambda thing: _LOST if thing.get("lost") else "",
 }  # fmt: skip
 _SCHEMA = Table(
     "column", lambda thing: thing["schema"],

@@ -67,7 +67,10 @@ def _size(text: str) -> int:
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
 @click.option("--client-ca", type=_FILE, help="Only callers with a certificate of these authorities, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
+@click.option("--http-tls", is_flag=True, help="Serve --http with the same certificate.")
+@click.option("--http-token-file", type=_FILE, help="File with the token that shows names in /metrics; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
+@click.option("--accept-loss", is_flag=True, help="Start although changes or parts are gone, with what is left.")
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True, help="The log goes to stderr.")
 def serve(*, log_level: str, **options: Any) -> int:
@@ -98,10 +101,9 @@ def _run(settings: ServerConfig, attachment: Attachment, log_level: str) -> int:
         raise InvalidRequest(str(missing)) from missing
 
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
-    return lifecycle.run(
-        settings.with_ports(attachment.port, attachment.http_port),
-        lambda server, http: attachment.report(server.port, http.port if http else 0),
-    )
+    if attachment.port:
+        settings = settings.restarted(attachment.port, attachment.http_port)
+    return lifecycle.run(settings, lambda server, http: attachment.report(server.port, http.port if http else 0))
 
 
 def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **options: Any) -> ServerConfig:

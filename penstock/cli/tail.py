@@ -19,6 +19,7 @@ from penstock.client.client import Client
 from penstock.client.follow import Follower
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest
+from penstock.rows.fitting import fit_batches
 from penstock.rows.slices import first_rows
 from penstock.text import cut, parse_duration
 
@@ -87,8 +88,7 @@ def follow(
         raise InvalidRequest("-f takes no --end: -n N ends it after N rows; a range is read without -f")
     began = time.monotonic()
     with invocation.connect() as client:  # a server that is away now isn't waited for
-        fields = client.info(path, columns=selection["columns"], limit=0).schema
-    schema = pa.schema([field.with_nullable(True) for field in fields])  # later rows may have nulls
+        schema = client.info(path, columns=selection["columns"], limit=0).schema
     if file_format != "json":
         selection = {**selection, "columns": schema.names}
     with invocation.connect(retry_for=LONG_RETRY_FOR) as client:
@@ -98,7 +98,7 @@ def follow(
             click.secho(f"following {path} from {position}; Ctrl-C ends it", dim=True, err=True)
         batches = _batches(follower, rows)
         if file_format != "json":
-            batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches)
+            batches = fit_batches(batches, schema, reading=True)  # structs may get more fields
         with terminal.on_signal(follower.stop, signal.SIGINT, signal.SIGTERM):
             size = writers.save(file, file_format, schema, batches)
     if file is not None:

@@ -43,7 +43,8 @@ def to_position(offsets: object, argument: str) -> Position | None:
         or_time = ", or a time (datetime.datetime)" if argument == "start" else ""
         raise InvalidRequest(f"{argument}={offsets!r:.80}: expected offsets by shard, such as {{0: 500}}{or_time}")
     try:
-        return Position({int(shard): offset.__index__() for shard, offset in offsets.items()})
+        life = offsets.life if isinstance(offsets, Position) else None
+        return Position({int(shard): offset.__index__() for shard, offset in offsets.items()}, life)
     except (TypeError, ValueError, AttributeError) as wrong:
         raise InvalidRequest(
             f"{argument}={offsets!r:.80}: expected a whole number for each shard: {{0: 500}}"

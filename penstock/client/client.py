@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, overload
+from typing import Any, Self, TypedDict, overload
 
 import pyarrow as pa
 
@@ -24,6 +24,16 @@ from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
+
+
+class ServerArguments(TypedDict, total=False):
+    """The arguments of `connect` that say which server."""
+
+    url: str | None
+    token: str | None
+    ca: str | None
+    cert: str | None
+    key: str | None
 
 
 def connect(

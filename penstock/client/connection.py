@@ -80,7 +80,7 @@ class Connection:
 
     def retry(
         self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True,
-        retry_for: float | None = None,
+        retry_for: float | None = None, waits_for_room: bool = False,
     ) -> _T:  # fmt: skip
         """Return the call's result; retry while the server is busy, late or away, where that can't do anything twice.
 
@@ -97,7 +97,7 @@ class Connection:
             except (Unavailable, TimedOut) as error:
                 late = isinstance(error, TimedOut)
                 refused = not late and (error.request is not None or error.retry_after is not None)
-                if isinstance(error, StoreFull) or not safe(refused):
+                if (isinstance(error, StoreFull) and not waits_for_room) or not safe(refused):
                     raise
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 spread = (1 + os.urandom(1)[0] / 256) / 2  # clients that failed together shouldn't retry together
@@ -108,5 +108,5 @@ class Connection:
                     url, cure = self.settings.url, "Is the server running? (penstock serve; penstock doctor)"
                     unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
                     text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
-                    raise Unavailable(text, request=error.request) from error
+                    raise type(error)(text, request=error.request) from error
                 time.sleep(wait)

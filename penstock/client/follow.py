@@ -18,7 +18,8 @@ from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import Expired, TimedOut, Unavailable
 from penstock.rows import slices
 from penstock.wire.actions import ASK_OFFSETS, AskOffsets
-from penstock.wire.read import EndpointNote, ReadCommand
+from penstock.wire.position import Position
+from penstock.wire.read import EndpointNote, Entry, ReadCommand
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two requests for more rows: the first after rows have come, the last while none do."""
@@ -50,9 +51,9 @@ class Follower(Iterator[pa.RecordBatch]):
         self._pause = _SHORTEST_PAUSE
 
     @property
-    def position(self) -> dict[int, int]:
+    def position(self) -> Position:
         """The next offset of each shard, behind the returned rows: pass it as `start` to continue later."""
-        return dict(self._position)
+        return self._position
 
     def __iter__(self) -> Self:
         return self
@@ -95,6 +96,7 @@ class Follower(Iterator[pa.RecordBatch]):
         """Fetch the batches of one endpoint, of new ones if none is left; sleep if there is none."""
         if not self._endpoints:
             info = self._info(replace(self._command, start=self._position))
+            self._position = Position(self._position, Entry.decode(info.app_metadata).life)
             self._endpoints.extend((EndpointNote.decode(e.app_metadata), e.ticket.ticket) for e in info.endpoints)
             if not self._endpoints:
                 self._sleep(0.0)

@@ -122,7 +122,10 @@ class Writer:
 
 def open_attempt(connection: Connection, ticket: str, schema: pa.Schema) -> Writer:
     """Open one of many attempts of an open write; wait while the server has no room."""
-    return connection.retry(lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema))
+    return connection.retry(
+        lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema),
+        waits_for_room=True,
+    )
 
 
 def create_topic(connection: Connection, path: str, schema: pa.Schema, options: TopicOptions) -> None:
@@ -141,8 +144,9 @@ def put(
     """
     schema, batches = _batches_to_put(data, schema)
     repeatable = isinstance(batches, list)
-    run = run or f"put-{uuid.uuid4().hex}"
-    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, ready=not repeatable)
+    brief, run = (True, f"put-{uuid.uuid4().hex}") if run is None else (None, run)
+    ready = not repeatable
+    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, brief=brief, ready=ready)
     begun = False
 
     def once() -> Receipt:

@@ -10,7 +10,7 @@ import penstock
 from penstock import steps
 from penstock.errors import NotFound
 from penstock.flight_server.gate import Call
-from penstock.flight_server.kinds.kind import handle
+from penstock.flight_server.kinds.kind import Handler
 from penstock.flight_server.state import State
 from penstock.wire.actions import DELETE, DESCRIBE, HEALTH, Deleted, Description, Health, Nothing, Target
 
@@ -22,7 +22,7 @@ class Actions:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        own = (handle(DELETE, self.delete), handle(DESCRIBE, self.describe), handle(HEALTH, self.health))
+        own = (Handler(DELETE, self.delete), Handler(DESCRIBE, self.describe), Handler(HEALTH, self.health))
         handlers = chain.from_iterable((*(kind.actions() for kind in state.kinds.values()), own))
         self._handlers = {handler.action.name: handler for handler in handlers}
 

@@ -44,7 +44,13 @@ class ServerConfig:
     client_ca: Path | None = None
     """Certificates of authorities: only callers with a certificate of one of them get through the TLS handshake."""
     token_file: Path | None = None
+    http_tls: bool = False
+    """Whether HTTP is served with the same certificate."""
+    http_token_file: Path | None = None
+    """The token of those who may see names in /metrics, on an address that others reach, too."""
     insecure: bool = False
+    accept_loss: bool = False
+    """Whether to start although something acknowledged is gone."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     patience: float = 10.0
     """Seconds for which a start waits for a data folder or a port that another process has."""
@@ -56,14 +62,15 @@ class ServerConfig:
         url = urlsplit(self.listen)
         if url.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or url.hostname is None or url.port is None:
             raise InvalidRequest(f"--listen {self.listen!r}: expected grpc://host:port or grpc+tls://host:port")
-        if (url.scheme == "grpc+tls") != (self.tls_cert is not None and self.tls_key is not None):
-            raise InvalidRequest("TLS needs all of --listen grpc+tls://…, --tls-cert and --tls-key")
+        uses_tls = url.scheme == "grpc+tls" or self.http_tls
+        if uses_tls != (self.tls_cert is not None and self.tls_key is not None):
+            raise InvalidRequest("TLS needs all of --listen grpc+tls://… (or --http-tls), --tls-cert and --tls-key")
         if self.client_ca is not None and url.scheme != "grpc+tls":
             raise InvalidRequest("--client-ca needs TLS: --listen grpc+tls://…, --tls-cert and --tls-key")
-        if self.http is not None and not (self.insecure or is_loopback(self.http_address()[0])):
+        if self.http is not None and not (self.http_tls or self.insecure or is_loopback(self.http_address()[0])):
             raise InvalidRequest(
-                f"--http {self.http} is open to other machines, without TLS and token: listen on loopback, or say "
-                "--insecure if everybody may see the metrics"
+                f"--http {self.http} is open to other machines, without TLS: say --http-tls (with --tls-cert and "
+                "--tls-key), listen on loopback, or say --insecure if everybody may see the metrics"
             )
         protected = url.scheme == "grpc+tls" and self.token_file is not None
         if not (protected or self.insecure or is_loopback(url.hostname)):
@@ -74,18 +81,13 @@ class ServerConfig:
 
     @property
     def token(self) -> str | None:
-        """The bearer token, from its file: one line, readable by its owner alone."""
-        if self.token_file is None:
-            return None
-        text = self.token_file.read_text().strip()
-        if len(text) < 16:
-            raise InvalidRequest(
-                f"the token in {self.token_file} has {len(text)} characters, at least 16 are needed: make one with "
-                "openssl rand -hex 32"
-            )
-        if self.token_file.stat().st_mode & 0o077:
-            raise InvalidRequest(f"the token in {self.token_file} can be read by others: chmod 600 {self.token_file}")
-        return text
+        """The bearer token of Flight's callers."""
+        return _read_token(self.token_file)
+
+    @property
+    def http_token(self) -> str | None:
+        """The bearer token of those who may see names in /metrics."""
+        return _read_token(self.http_token_file)
 
     @property
     def tls_certificates(self) -> list[tuple[bytes, bytes]] | None:
@@ -105,10 +107,10 @@ class ServerConfig:
         scheme = "grpc+tls" if url.scheme == "grpc+tls" else "grpc+tcp"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def with_ports(self, port: int, http_port: int) -> ServerConfig:
-        """Return these settings with a port in place of each 0, which means any: a server comes back where it was."""
+    def restarted(self, port: int, http_port: int) -> ServerConfig:
+        """Return the settings of a server that comes back: at its ports where these are 0, and it accepts no loss."""
         http = None if self.http is None else _ANY_PORT.sub(f":{http_port}", self.http)
-        return replace(self, listen=_ANY_PORT.sub(f":{port}", self.listen), http=http)
+        return replace(self, listen=_ANY_PORT.sub(f":{port}", self.listen), http=http, accept_loss=False)
 
     def http_address(self) -> tuple[str, int]:
         """Return host and port for HTTP."""
@@ -120,6 +122,21 @@ class ServerConfig:
         if host is None or port is None:
             raise InvalidRequest(f"--http {self.http!r}: expected host:port, such as {DEFAULT_HTTP}, or 'off'")
         return host, port
+
+
+def _read_token(file: Path | None) -> str | None:
+    """Return the token of a file: one line, readable by its owner alone."""
+    if file is None:
+        return None
+    text = file.read_text().strip()
+    if len(text) < 16:
+        raise InvalidRequest(
+            f"the token in {file} has {len(text)} characters, at least 16 are needed: make one with "
+            "openssl rand -hex 32"
+        )
+    if file.stat().st_mode & 0o077:
+        raise InvalidRequest(f"the token in {file} can be read by others: chmod 600 {file}")
+    return text
 
 
 def is_loopback(host: str) -> bool:

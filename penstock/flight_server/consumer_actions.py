@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server.gate import Call
-from penstock.flight_server.kinds.kind import Handler, handle
+from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
@@ -28,23 +27,23 @@ class ConsumerActions:
     topics: Topics
     consumers: Consumers
 
-    def handlers(self) -> Iterable[Handler]:
+    def handlers(self) -> Handlers:
         """Return the actions with their methods."""
-        yield handle(wire.ATTACH_CONSUMER, self.attach)
-        yield handle(wire.ASK_OFFSETS, self.offsets)
-        yield handle(wire.COMMIT_POSITION, self.commit)
-        yield handle(wire.DETACH_CONSUMER, self.detach)
+        yield Handler(wire.ATTACH_CONSUMER, self.attach)
+        yield Handler(wire.ASK_OFFSETS, self.offsets)
+        yield Handler(wire.COMMIT_POSITION, self.commit)
+        yield Handler(wire.DETACH_CONSUMER, self.detach)
 
     def attach(self, call: Call, request: wire.AttachConsumer) -> wire.AttachedConsumer:
         """Make a session the one that speaks for its consumer."""
         topic = self._topic(request)
-        initial = complete_position(topic, request.initial, topic.earliest())
-        position = complete_position(topic, request.position, initial)
-        known = None if request.known is None else complete_position(topic, request.known, position)
+        initial = self.topics.complete_position(topic, request.initial, topic.earliest())
+        position = self.topics.complete_position(topic, request.position, initial)
+        known = None if request.known is None else self.topics.complete_position(topic, request.known, position)
         committed = self.consumers.attach(
             topic, request.consumer, request.session, initial=initial, position=position, known=known
         )
-        return wire.AttachedConsumer(topic.journal, topic.epoch, Position(committed))
+        return wire.AttachedConsumer(topic.journal, topic.epoch, self.topics.labelled(topic, committed))
 
     def offsets(self, call: Call, request: wire.AskOffsets) -> wire.Offsets:
         """Return where a topic begins and ends, and where a batch from `start` on would end."""
@@ -52,21 +51,22 @@ class ConsumerActions:
         if request.consumer is not None and request.session is not None:
             self.consumers.heard(topic, request.consumer, request.session)
         begin = topic.earliest() if request.since is None else self.topics.at(topic, request.since)
-        start = complete_position(topic, request.start, begin)
-        until = complete_position(topic, request.until, topic.latest())
+        start = self.topics.complete_position(topic, request.start, begin)
+        until = self.topics.complete_position(topic, request.until, topic.latest())
         end = self.topics.ahead(topic, start, until, rows=request.max_rows, size=request.max_bytes)
         behind = self.topics.behind(topic, start)
         return wire.Offsets(
-            topic.journal, topic.epoch, Position(topic.earliest()), Position(topic.latest()), start, Position(end),
-            behind.rows, behind.bytes, behind.oldest, topic.key,
+            topic.journal, topic.epoch, Position(topic.earliest()), self.topics.labelled(topic, topic.latest()),
+            self.topics.labelled(topic, start), self.topics.labelled(topic, end), behind.rows, behind.bytes,
+            behind.oldest, topic.key,
         )  # fmt: skip
 
     def commit(self, call: Call, request: wire.CommitPosition) -> wire.CommittedPosition:
         """Move a consumer's position."""
         topic = self._topic(request)
-        position = complete_position(topic, request.position, dict.fromkeys(topic.latest(), 0))
+        position = self.topics.complete_position(topic, request.position, dict.fromkeys(topic.latest(), 0))
         committed = self.consumers.commit(topic, request.consumer, request.session, position)
-        return wire.CommittedPosition(Position(committed))
+        return wire.CommittedPosition(self.topics.labelled(topic, committed))
 
     def detach(self, call: Call, request: wire.DetachConsumer) -> wire.Nothing:
         """Remove a consumer that will not return."""
@@ -95,14 +95,3 @@ def check_journal(topic: Topic, journal: str | None) -> None:
             f"{topic.path} was deleted and made again since: the offsets are of journal {str(journal)[:12]}, the topic "
             f"has {topic.journal[:12]} now. Start again from earliest or latest; a Spark query needs a new checkpoint"
         )
-
-
-def complete_position(topic: Topic, position: Position | None, default: Mapping[int, int]) -> Position:
-    """Return the position with an offset for every shard: the default's where it names none."""
-    for shard in position or ():
-        if not shard < len(topic.shards):
-            raise InvalidRequest(
-                f"{topic.path} has no shard {shard}: expected an offset for each of the shards 0 to "
-                f"{len(topic.shards) - 1}"
-            )
-    return Position({**default, **(position or {})})

@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import Internal, LimitExceeded, PenstockError, to_flight
 from penstock.flight_server.gate import Call
+from penstock.text import printable
 
 log = logging.getLogger("penstock")
 _T = TypeVar("_T")
@@ -48,7 +49,7 @@ class Frameless(Exception):
 
 def _translate(error: Exception, call: Call) -> PenstockError:
     if isinstance(error, PenstockError):
-        log.info("%s %s: %s: %s", call.id, call.verb, error.code, error)
+        log.info("%s %s: %s: %s", call.id, call.verb, error.code, printable(str(error)))
         return error
     if isinstance(error, MemoryError | pa.ArrowMemoryError):
         log.warning("%s %s: out of memory: %s", call.id, call.verb, error)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import pyarrow.flight as flight
@@ -18,11 +18,18 @@ import pyarrow.flight as flight
 from penstock.errors import Denied, PenstockError, Unavailable, to_flight
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.tickets import Signer, WriteTicket
+from penstock.text import printable
 
 log = logging.getLogger("penstock")
-_STREAMS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
-_UPWARD = {flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE}
-"""Methods whose handler starts at the first message from the caller, and waits for it without end."""
+Stranger = Literal["silent", "reading"]
+"""A caller without the token, until its do_put has sent something; or whose do_get has a ticket at most."""
+_STRANGERS: dict[flight.FlightMethod, Stranger] = {
+    flight.FlightMethod.DO_PUT: "silent",
+    flight.FlightMethod.DO_EXCHANGE: "silent",
+    flight.FlightMethod.DO_GET: "reading",
+}
+"""Whether a method's handler starts only at the first message from the caller, and waits for it without end."""
+_STREAMS = {*_STRANGERS, flight.FlightMethod.LIST_FLIGHTS}
 _ENDS_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, flight.FlightMethod.HANDSHAKE}
 """Methods that are admitted while the server drains: a write whose puts are done may still be finished."""
 _VERBS = {method: (method.name.lower(), method in _STREAMS, method not in _ENDS_WORK) for method in flight.FlightMethod}
@@ -31,13 +38,23 @@ KEY = "access"
 """The name of the middleware."""
 
 
+def _do_nothing() -> None:
+    """Do nothing at the end of a call."""
+
+
 class Call(flight.ServerMiddleware):
     """One call: whether its caller is known, its id in errors and log, and how it ended."""
 
     ticket: WriteTicket
     """The write ticket of an action that needs one; `actions` sets it before the handler runs."""
+    set_waiting: Callable[[bool], None]
+    """To be called with True before each wait for the caller to read, and with False after it; the watch sets it."""
+    at_end: Callable[[], None] = staticmethod(_do_nothing)
+    """Called when the call has ended; the watch sets it."""
 
-    def __init__(self, gate: Gate, verb: str, *, stream: bool, known: bool, unheard: bool, answer_token: bool) -> None:
+    def __init__(
+        self, gate: Gate, verb: str, *, stream: bool, known: bool, stranger: Stranger | None, answer_token: bool
+    ) -> None:
         self.id = gate.next_id()
         self.verb = verb
         self.known = known
@@ -45,15 +62,15 @@ class Call(flight.ServerMiddleware):
         self.code: str | None = None
         self._gate = gate
         self._stream = stream
-        self._unheard = unheard
+        self._stranger = stranger
         self._answer_token = answer_token
         self._began = time.perf_counter()
 
     def heard(self) -> None:
         """Note that the first message has come: the handler runs, and checks the ticket of a caller without token."""
-        if self._unheard:
-            self._unheard = False
-            self._gate.streams.heard()
+        if self._stranger == "silent":
+            self._gate.streams.stranger_ended("silent")
+            self._stranger = None
 
     def check_known(self) -> None:
         """Reject a caller without the token."""
@@ -71,7 +88,9 @@ class Call(flight.ServerMiddleware):
 
     def call_completed(self, exception: BaseException | None) -> None:
         """Count the call out; pyarrow calls this once for every call that was admitted."""
-        self.heard()
+        self.at_end()
+        if self._stranger is not None:
+            self._gate.streams.stranger_ended(self._stranger)
         self._gate.streams.leave(stream=self._stream)
         code = self.code or ("internal" if exception else None)
         self._gate.metrics.call_ended(self.verb, time.perf_counter() - self._began, code)
@@ -96,14 +115,14 @@ class Gate(flight.ServerMiddlewareFactory):
         verb, stream, is_new_work = _VERBS[info.method]
         try:
             known, by_password = self._check_token(headers)
-            unheard = not known and info.method in _UPWARD
-            self.streams.enter(stream=stream, is_new_work=is_new_work, unheard=unheard)
+            stranger = None if known else _STRANGERS.get(info.method)
+            self.streams.enter(stream=stream, is_new_work=is_new_work, stranger=stranger)
         except PenstockError as refused:
             refused.request = self.next_id()
-            log.info("%s %s: %s: %s", refused.request, verb, refused.code, refused)
+            log.info("%s %s: %s: %s", refused.request, verb, refused.code, printable(str(refused)))
             self.metrics.call_ended(verb, 0.0, refused.code)
             raise to_flight(refused) from None
-        return Call(self, verb, stream=stream, known=known, unheard=unheard, answer_token=by_password)
+        return Call(self, verb, stream=stream, known=known, stranger=stranger, answer_token=by_password)
 
     def _check_token(self, headers: Mapping[str, list[str]]) -> tuple[bool, bool]:
         """Return whether the caller is known, and whether by password. Without a header, handlers look for a ticket."""
@@ -138,20 +157,21 @@ class Streams:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._unheard_limit = max(1, limit // 2)
-        """Calls of callers without the token that have sent nothing: at most half of all, but always one, as a task's
-        put is one for milliseconds."""
+        self._limit_each = max(1, limit // 2)
+        """Streams of strangers of one sort: at most half of all, but always one, as a task has a ticket alone."""
+        self._limit_strangers = max(1, limit * 3 // 4)
+        """Streams of all strangers: those who read can't keep the others from putting, nor both the known callers."""
         self._changed = threading.Condition()  # all that follows
         self.state: Literal["starting", "serving", "draining"] = "starting"
         self.open_streams = 0
-        self.unheard = 0
+        self.strangers: dict[Stranger, int] = {"silent": 0, "reading": 0}
         self._calls = 0
 
-    def enter(self, *, stream: bool, is_new_work: bool, unheard: bool = False) -> None:
+    def enter(self, *, stream: bool, is_new_work: bool, stranger: Stranger | None = None) -> None:
         """Count a call that begins; Unavailable if it may not.
 
-        `unheard` marks a call without the token until `heard`. Such a do_put may send nothing and never reach its
-        handler; pyarrow does not tell its address before the first message, so it can't be cut, only counted.
+        A do_put without the token may send nothing and never reach its handler; pyarrow does not tell its address
+        before the first message, so it can't be cut, only counted, until it is heard. A do_get is counted to its end.
         """
         with self._changed:
             if self.state == "starting" or (self.state == "draining" and is_new_work):
@@ -162,20 +182,20 @@ class Streams:
                     "--limit streams=…",
                     retry_after=0.5,
                 )
-            if unheard and self.unheard >= self._unheard_limit:
-                raise Unavailable(
-                    f"{self.unheard} calls without the server's token have sent nothing yet, the limit: "
-                    "try again, or set the token",
-                    retry_after=0.5,
-                )
+            if stranger is not None:
+                if self.strangers[stranger] >= self._limit_each:
+                    what = "have sent nothing yet" if stranger == "silent" else "are reading"
+                    raise _too_many_strangers(self.strangers[stranger], what)
+                if sum(self.strangers.values()) >= self._limit_strangers:
+                    raise _too_many_strangers(self._limit_strangers, "are reading, or have sent nothing yet")
+                self.strangers[stranger] += 1
             self._calls += 1
             self.open_streams += stream
-            self.unheard += unheard
 
-    def heard(self) -> None:
-        """Note that the first message of an unheard call has come, or that the call has ended."""
+    def stranger_ended(self, stranger: Stranger) -> None:
+        """Note that the first message of a silent call has come, or that a stranger's call has ended."""
         with self._changed:
-            self.unheard -= 1
+            self.strangers[stranger] -= 1
 
     def leave(self, *, stream: bool) -> None:
         """Count out a call that was admitted."""
@@ -195,13 +215,19 @@ class Streams:
             self.state = "draining"
             give_up = time.monotonic() + deadline
             while self._calls and (left := give_up - time.monotonic()) > 0:
-                self._changed.wait(min(left, 0.5))  # else a second signal to another thread is noticed only at the end
+                self._changed.wait(left)
             return self._calls
 
 
 def not_serving() -> Unavailable:
     """Return the refusal of new work while the server starts or stops."""
     return Unavailable("the server is starting or shutting down: try again in a moment", retry_after=2)
+
+
+def _too_many_strangers(calls: int, what: str) -> Unavailable:
+    return Unavailable(
+        f"{calls} calls without the server's token {what}, the limit: try again, or set the token", retry_after=0.5
+    )
 
 
 def _password(value: str) -> str:

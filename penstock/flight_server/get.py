@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -17,9 +18,13 @@ from penstock.flight_server.selection import with_meta
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
 from penstock.rows import schemas, slices
+from penstock.rows.casting import cast, reinterpret
 from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
 
+_T = TypeVar("_T")
+_WORTH_WATCHING = 2 << 20
+"""Bytes of a part whose batches are watched one by one; the handing over of a smaller one is watched as a whole."""
 _WORTH_SENDING = 1 << 20
 """Bytes of filtered rows that are sent together."""
 
@@ -28,14 +33,14 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
     """Return the stream that a ticket names.
 
     1. Check the ticket: signed by this server, and not expired. 2. Open the parts: every byte of a part is verified
-    before its first row is sent; a part that is lost ends the stream with an error. 3. Whole parts are sent in C++;
-    rows that are cut, widened or filtered pass through Python, batch by batch.
+    before its first row is sent; a part that is lost ends the stream with an error. 3. Whole parts are sent as they
+    are; rows that are cut, widened or filtered are made batch by batch.
     """
     ticket = state.signer.open_read(raw, now=time.time())  # 1.
     first = state.store.open(ticket.get[0])  # 2.
     if len(ticket.get) == 1 and ticket.names_parts_as_stored and ticket.rows is None:
         state.metrics.moved("out", first.rows, first.bytes)
-        return flight.RecordBatchStream(first.reader(ticket.columns))  # 3.
+        return _whole(first, ticket, call)  # 3.
     available = _schema(ticket, first)
     schema = slices.select(available, ticket.columns)
     cuts = _cuts(ticket, chain((first,), map(state.store.open, ticket.get[1:])))
@@ -44,8 +49,25 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
             ticket.filter, available, ticket, cuts, state.metrics
         )
     else:
-        rows = _streams(ticket, schema, cuts, state.metrics)
-    return flight.GeneratorStream(schema, funnelled(call, rows))
+        rows = _streams(ticket, schema, cuts, state.metrics, call)
+    return flight.GeneratorStream(schema, funnelled(call, _sent(rows, call)))
+
+
+def _whole(part: OpenPart, ticket: ReadTicket, call: Call) -> flight.RecordBatchStream:
+    reader = part.reader(ticket.columns)
+    if part.bytes > _WORTH_WATCHING:
+        reader = pa.RecordBatchReader.from_batches(reader.schema, _sent(reader, call))
+    return flight.RecordBatchStream(reader)
+
+
+def _sent(pieces: Iterable[_T], call: Call) -> Iterator[_T]:
+    """Give the pieces of an answer, so that the watch knows how long the caller leaves each one unread."""
+    call.set_waiting(False)
+    for piece in pieces:
+        call.set_waiting(True)
+        yield piece
+        call.set_waiting(False)
+    call.set_waiting(True)
 
 
 def _schema(ticket: ReadTicket, first: OpenPart) -> pa.Schema:
@@ -69,7 +91,7 @@ class _Cut:
         """Read these rows in this schema: columns that were added later are null, the server's own are filled in."""
         names = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
         row = self.skip
-        for batch in slices.rows_of(self.part.reader(names), self.skip, self.rows):
+        for batch in slices.first_rows(self.part.reader(names), self.rows, skip=self.skip):
             yield pa.RecordBatch.from_arrays([self._column(field, batch, row) for field in schema], schema=schema)
             row += batch.num_rows
 
@@ -80,7 +102,10 @@ class _Cut:
     def _column(self, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         index = batch.schema.get_field_index(field.name)
         if index >= 0:
-            return batch.column(index)
+            column = batch.column(index)
+            if column.type.equals(field.type):
+                return column
+            return reinterpret(cast(column, field.type, field.name), field.type)  # a struct has more fields by now
         if field.name == "_offset" and self.offset is not None:
             start = self.offset + row - self.skip
             return pa.arange(start, start + batch.num_rows)  # type: ignore[attr-defined]  # the stubs lack it
@@ -102,14 +127,14 @@ def _cuts(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
 
 
 def _streams(
-    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], metrics: Metrics
+    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], metrics: Metrics, call: Call
 ) -> Iterator[flight.RecordBatchStream | pa.Table]:
-    """Send each part as a stream that C++ runs; parts that are cut, or get more columns, batch by batch."""
+    """Send each part as a stream; parts that are cut, or get more columns, batch by batch."""
     as_stored = (ticket.schema, ticket.shard, ticket.since) == (None, None, None)
     for cut in cuts:
         metrics.moved("out", cut.rows, cut.part.bytes)
         if as_stored and cut.is_whole():
-            yield flight.RecordBatchStream(cut.part.reader(ticket.columns))
+            yield _whole(cut.part, ticket, call)
         else:
             for batch in cut.batches(schema):
                 yield pa.Table.from_batches([batch])  # a bare batch would be sent without its dictionaries

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import hmac
+import logging
+import socket
+import ssl
+import sys
 import threading
-from collections.abc import Callable
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from penstock.errors import Unavailable
+from penstock.flight_server.config import ServerConfig, is_loopback
 from penstock.flight_server.state import State
+
+log = logging.getLogger("penstock")
+_THREADS = 32
+"""Requests at a time; a connection beyond that is closed."""
+_DEADLINE = 10.0
+"""Seconds for a whole request, its handshake and its answer."""
+_PAGES = "/healthz, /readyz, /metrics"
 
 
 class HttpDoor:
-    """A small HTTP server; its pages have figures and no data."""
+    """A small HTTP server; its pages have figures and no data.
+
+    The names of topics and consumers are shown on loopback, with --insecure, and to callers with --http-token-file's
+    token.
+    """
 
     def __init__(self, host: str, port: int, state: State) -> None:
-        pages: dict[str, Callable[[], tuple[int, str]]] = {
-            "/healthz": lambda: (200, "ok\n"),
-            "/readyz": lambda: (200, "ready\n") if state.streams.state == "serving" else (503, "draining\n"),
-            "/metrics": lambda: (200, state.metrics.text()),
-        }
+        config = state.config
+        names_for_all, token = is_loopback(host) or config.insecure, config.http_token
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10
+            timeout = _DEADLINE
 
             def do_GET(self) -> None:
-                status, text = pages.get(
-                    self.path.partition("?")[0], lambda: (404, f"no such page: there are {', '.join(pages)}\n")
-                )()
+                status, text = self._page(self.path.partition("?")[0])
                 body = text.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
@@ -34,17 +47,29 @@ class HttpDoor:
                 self.end_headers()
                 self.wfile.write(body)
 
+            def _page(self, path: str) -> tuple[int, str]:
+                if path == "/healthz":
+                    return 200, "ok\n"
+                if path == "/readyz":
+                    return (200, "ready\n") if state.streams.state == "serving" else (503, "draining\n")
+                if path == "/metrics":
+                    return 200, state.metrics.text(names=names_for_all or self._has_token())
+                return 404, f"no such page: there are {_PAGES}\n"
+
+            def _has_token(self) -> bool:
+                sent = self.headers.get("Authorization", "").encode()
+                return token is not None and hmac.compare_digest(sent, f"Bearer {token}".encode())
+
             def log_message(self, format: str, *args: object) -> None:  # the base class's name
                 """Log nothing: probes come every few seconds."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler, config)
         except OSError as failed:
             raise Unavailable(
                 f"HTTP can't listen at {host}:{port} ({failed.strerror}): choose another with --http HOST:PORT, or "
                 "serve without, with --http off"
             ) from failed
-        self._server.daemon_threads = True
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="penstock-http", daemon=True)
 
@@ -58,3 +83,49 @@ class HttpDoor:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each request, up to a number, and until its deadline."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], config: ServerConfig) -> None:
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if config.http_tls else None
+        if self._tls is not None and config.tls_cert is not None:
+            self._tls.load_cert_chain(config.tls_cert, config.tls_key)
+        self._due: dict[socket.socket, float] = {}
+        """The open connections, and when each is cut."""
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        if self._tls is not None:  # the handshake is the request's own thread's
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return len(self._due) < _THREADS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._due[request] = time.monotonic() + _DEADLINE
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            del self._due[request]
+
+    def service_actions(self) -> None:
+        """Cut connections past their deadline, about every half second."""
+        now = time.monotonic()
+        for connection, due in list(self._due.items()):
+            if now > due:
+                try:
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)  # an SSLSocket's own would wait for its peer
+                except OSError:
+                    continue  # it has ended meanwhile
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a request by HTTP from %s failed: %r", client_address, sys.exception())

@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -26,14 +26,13 @@ from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.sweep import free, recover
-from penstock.ledger.tables import TABLES
-from penstock.queue.topics import journal
+from penstock.ledger.loss import check_whole
+from penstock.ledger.sweep import recover
+from penstock.queue.destinations import DESTINATIONS, TABLES
 from penstock.queue.topics.retention import drop_lost
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.open import open_medium
-from penstock.store.payloads import TABLES as PAYLOAD_TABLES
 from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
@@ -47,25 +46,29 @@ CUT = 3
 def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]]:
     """Open a data folder's ledger, store and ticket key, for this process alone.
 
-    1. Take the lock. 2. Open the ledger and the store. 3. Remove parts that no row names, as nobody can put yet, and
-    free those that are retired.
+    1. Take the lock. 2. Open the ledger and the store; reject them where something acknowledged is gone. 3. Set the
+    parts aside that no row names, as nobody can put yet, and free those that are retired.
     """
     folder = config.data
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(folder, config.patience):  # 1.
+    with ExitStack() as locks:
+        locks.enter_context(_locked(folder, config.patience))  # 1.
         medium = open_medium(config.store, folder)
-        database = Database(folder / "ledger.db", TABLES, journal.TABLES, PAYLOAD_TABLES)  # 2.
-        ledger = Ledger(database, {"topic": journal}, incarnation=medium.incarnation, most_paths=config.limits.datasets)
+        if isinstance(medium, DiskMedium) and medium.folder != folder:
+            locks.enter_context(_locked(medium.folder, config.patience))
+        database = Database(folder / "ledger.db", *TABLES, accept_loss=config.accept_loss)  # 2.
+        ledger = Ledger(database, DESTINATIONS, incarnation=medium.incarnation, most_paths=config.limits.datasets)
         store = SplitPayloadStore(medium, database, url=config.store, quota=config.quota)
         try:
             key = _ticket_key(folder)
             if isinstance(medium, DiskMedium):
                 _claim(medium, store, ledger)
                 medium.drop_temporaries(before=float("inf"))
+            check_whole(ledger, store, accept_loss=config.accept_loss)
             drop_lost(ledger)
-            removed = recover(ledger, store) + free(ledger, store)  # 3.
-            if removed:
-                log.info("removed %d parts that no dataset has", removed)
+            orphans = recover(ledger, store)  # 3.
+            if orphans:
+                log.info("set aside %d parts that nothing names: orphans/ keeps them for 24 h", orphans)
             yield ledger, store, key
         finally:
             store.close()
@@ -204,9 +207,9 @@ def _locked(folder: Path, patience: float) -> Iterator[None]:
                     " s now: stop that server, or choose another folder with --data"
                 )
             time.sleep(_RETRY)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: nobody but an error's text needs it
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 

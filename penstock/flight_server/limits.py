@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+import pyarrow as pa
+
 from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.rows import schemas
 from penstock.store.open import parse_bytes
 from penstock.text import suggest
 
@@ -20,7 +23,7 @@ class ServerLimits:
     """The defaults suit one machine; `serve --limit streams=32 --limit put_idle=60` changes them."""
 
     streams: int = 128
-    """Open do_get and do_put calls. Each has a thread of 1 MB stack, and pyarrow has no limit of its own."""
+    """Open calls of do_get, do_put and list_flights. Each has a thread of 1 MB stack; pyarrow itself has no limit."""
     batch_rows: int = 1 << 26
     """Rows of one batch: 224 bytes can claim 2^31 rows of null."""
     batch_bytes: int = 1 << 30
@@ -33,12 +36,16 @@ class ServerLimits:
     """Bytes of one do_put."""
     put_idle: int = 600
     """Seconds for which a do_put may send nothing: a Spark task may compute for minutes between batches."""
+    get_idle: int = 600
+    """Seconds for which a caller may leave the next batch of its answer unread: it may compute between batches."""
     put_time: int = 12 * 3600
     """Seconds that one do_put may take in all."""
     datasets: int = 1_000_000
     """Datasets and topics in the ledger."""
     columns: int = 10_000
     """Columns of one schema."""
+    schema_bytes: int = 4 << 20
+    """Bytes of one schema with its metadata: the ledger keeps it, and tickets may carry it."""
 
     def within(self, memory: int) -> ServerLimits:
         """Return the same limits, with only as many streams as this private memory is enough for."""
@@ -51,6 +58,13 @@ class ServerLimits:
             if name not in known:
                 raise InvalidRequest(f"no limit is called {name!r}; {suggest(name, known)}")
         return replace(self, **{name: parse_bytes(value) for name, value in texts.items()})
+
+
+def check_schema(schema: pa.Schema, limits: ServerLimits) -> None:
+    """Reject a schema that is too large, or whose columns can't be told apart by their names."""
+    check_limit(len(schema), limits.columns, "columns", "columns")
+    check_limit(schema.serialize().size, limits.schema_bytes, "bytes in a schema with its metadata", "schema_bytes")
+    schemas.check_names(schema)
 
 
 def check_limit(amount: int, limit: int, what: str, option: str) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
     raise ImportError("the server needs prometheus_client: pip install 'penstock-flight[serve]'") from missing
@@ -68,9 +68,19 @@ class Metrics:
         metrics[0].inc()
         metrics[1].observe(seconds)
 
-    def text(self) -> str:
-        """Return the page, in Prometheus's text format."""
-        return generate_latest(self._registry).decode()
+    def text(self, *, names: bool = True) -> str:
+        """Return the page, in Prometheus's text format; without `names` of topics and consumers, or what has them."""
+        return generate_latest(self._registry if names else _Nameless(self._registry)).decode()
+
+
+class _Nameless(Collector):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            if not any("topic" in sample.labels for sample in family.samples):
+                yield family
 
 
 class _Gauges(Collector):

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -60,10 +60,10 @@ def put(
 
     @contextmanager
     def admit() -> Iterator[Upload]:
-        if command.ready:
-            send(READY)
-        with state.watch.put(peer, command.attempt) as set_waiting:
-            yield Upload(command.attempt, reader, state.limits, set_waiting)
+        with _room(state), state.watch.put(peer, command.attempt) as set_waiting:
+            if command.ready:
+                send(READY)
+            yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
 
     if command.ticket is None:
         call.check_known()
@@ -83,10 +83,10 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
     command = PutCommand.decode(descriptor.command)
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
-    own = (command.path, command.mode, command.run, command.create)
+    own = (command.path, command.mode, command.run, command.brief, command.create)
     if command.ticket is None and command.path is None:
         raise InvalidRequest("a put needs a path, or the ticket of an open write")
-    if command.ticket is not None and own != (None, None, None, None):
+    if command.ticket is not None and any(each is not None for each in own):
         raise InvalidRequest("a put has either the ticket of an open write, or path, mode, run and create of its own")
     return replace(command, attempt=command.attempt.replace("-", ""))
 
@@ -150,7 +150,8 @@ def _store(
                 shards.append(shard)
             if len(running) == _IN_FLIGHT:
                 stored.append(running.popleft().result())
-            running.append(state.pool.submit(state.store.write, f"{prefix}-{number:06}", schema, batches))
+            name = f"{prefix}-{number:06}"
+            running.append(state.pool.submit(state.store.write, name, schema, batches, path=write.path))
         while running:
             stored.append(running.popleft().result())
         upload.check_whole()
@@ -161,6 +162,17 @@ def _store(
             raise _with_outlook(state, error) from error
         raise
     return stored, shards
+
+
+@contextmanager
+def _room(state: State) -> Iterator[None]:
+    """Admit a put while there is room, or say when to come again: a sender that waits has sent nothing in vain."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(state.store.admitted())
+        except StoreFull as full:
+            raise _with_outlook(state, full) from full
+        yield
 
 
 def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Receipt:

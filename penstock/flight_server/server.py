@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from penstock.errors import InvalidRequest, Unavailable
 from penstock.flight_server import flights, kinds
 from penstock.flight_server.actions import Actions
 from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.funnel import Frameless, funnel, funnelled
+from penstock.flight_server.funnel import Frameless, funnel
 from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake, Streams
 from penstock.flight_server.get import get
 from penstock.flight_server.kinds.kind import Kind
@@ -80,52 +81,67 @@ class PenstockServer(flight.FlightServerBase):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        with funnel(call := _call(context)):
+        call: Call = context.get_middleware(KEY)
+        call.heard()
+        with funnel(call):
             receipt = put(self.state, call, context.peer(), descriptor, reader, writer.write)
             self.state.metrics.moved("in", receipt.rows, receipt.bytes)
             writer.write(receipt.encode())
             self.state.sweeper.soon()
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with funnel(call := _call(context)):
+        with self._answering(context) as call:
             return get(self.state, call, ticket.ticket)
 
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        with funnel(call := _call(context)):
+        with self._answering(context) as call:
             call.check_known()
             return flights.info(self.state, descriptor)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         try:
-            with funnel(call := _call(context)):
+            with self._answering(context) as call:
                 call.check_known()
                 return flight.SchemaResult(flights.schema(self.state, descriptor))
         except flight.FlightError as refused:
             raise Frameless(str(refused)) from None
 
-    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        with funnel(call := _call(context)):
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> list[flight.FlightInfo]:
+        with self._answering(context) as call:
             call.check_known()
-            return funnelled(call, flights.flights(self.state, criteria))
+            return list(flights.flights(self.state, criteria))
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        with funnel(call := _call(context)):
+        with self._answering(context) as call:
             body = action.body[: MAX_BODY + 1].to_pybytes()  # more than the most is refused without a copy
             return [self._actions.run(call, action.type, body)]
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        return self._actions.sentences()
+        with self._answering(context):
+            return self._actions.sentences()
 
     def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
-        with funnel(_call(context)):
+        call: Call = context.get_middleware(KEY)
+        call.heard()
+        with funnel(call):
             raise InvalidRequest("penstock has no do_exchange: put with do_put, get with do_get")
+
+    @contextmanager
+    def _answering(self, context: flight.ServerCallContext) -> Iterator[Call]:
+        """Give the gate's record of a call; after the block the caller has to read its answer."""
+        call: Call = context.get_middleware(KEY)
+        with funnel(call):
+            self.state.watch.answer(call, context.peer())
+            yield call
+        call.set_waiting(True)
 
     # --- its life ---------------------------------------------------------------------------
 
     def close(self, deadline: float = 30.0) -> int:
         """Refuse new work, let running calls end, stop the threads; return how many calls the deadline cut."""
+        self.state.watch.drain()
         left = self.state.streams.drain(deadline)
         if not left:
             self.shutdown()
@@ -146,10 +162,3 @@ class PenstockServer(flight.FlightServerBase):
         yield Gauge("penstock_quarantined_parts", "Parts found corrupt and kept in quarantine/.", corrupt)
         for name, value in state.totals().items():
             yield Gauge("penstock_ledger", "Figures of the ledger.", value, {"of": name})
-
-
-def _call(context: flight.ServerCallContext) -> Call:
-    """Return the gate's record of this call."""
-    call: Call = context.get_middleware(KEY)
-    call.heard()
-    return call

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest
-from penstock.flight_server.limits import ServerLimits, check_limit
+from penstock.flight_server.limits import ServerLimits, check_limit, check_schema
 from penstock.rows import schemas, slices
+from penstock.rows.fitting import Fit
 from penstock.wire.put import Trailer
 
 _T = TypeVar("_T")
@@ -26,6 +28,8 @@ class Upload:
         reader: flight.MetadataRecordBatchReader,
         limits: ServerLimits,
         set_waiting: Callable[[bool], None],
+        *,
+        known: bool,
     ) -> None:
         self.attempt = attempt
         self._reader = reader
@@ -36,23 +40,33 @@ class Upload:
         self.rows = 0
         self._set_waiting(True)  # the first message may be a descriptor alone
         try:
-            self.schema = _reject_malformed(lambda: reader.schema)
+            self.schema = self.sent = _reject_malformed(lambda: reader.schema)
         finally:
             self._set_waiting(False)
-        check_limit(len(self.schema), limits.columns, "columns", "columns")
-        schemas.check_names(self.schema)
+        check_schema(self.schema, limits)
+        self._fit = Fit.of(self.sent, self.sent)
+        if not known and any(schemas.has_dictionary(kind) for kind in self.schema.types):
+            raise InvalidRequest(
+                "a put by ticket alone takes no dictionary columns, as pyarrow may die of a malformed one: decode them "
+                "(pandas: .astype(str), Arrow: .dictionary_decode()), or set the server's token"
+            )
+
+    def cast_to(self, schema: pa.Schema) -> None:
+        """Make the batches in this schema, in which they are stored."""
+        self.schema, self._fit = schema, Fit.of(self.sent, schema)
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
         """Read about 8 MiB of batches at a time, until the trailer."""
         part: list[pa.RecordBatch] = []
-        size = 0
-        for batch in self._checked_batches():
+        size, dictionaries = 0, slices.Dictionaries()
+        fitted = chain.from_iterable(map(self._fit.pieces, self._checked_batches()))
+        for batch in fitted:
             for piece in slices.sliced(batch):
                 part.append(piece)
-                size += piece.nbytes
+                size += piece.nbytes - dictionaries.repeated(piece)
                 if size >= slices.PART_BYTES:
                     yield part
-                    part, size = [], 0
+                    part, size, dictionaries = [], 0, slices.Dictionaries()
         if part:
             yield part
 

@@ -1,4 +1,4 @@
-"""The watch: ends the puts that send nothing, or take too long."""
+"""The watch: ends puts that send nothing or take too long, and calls whose answer nobody reads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.errors import LimitExceeded
+from penstock.flight_server.gate import Call
 from penstock.flight_server.limits import ServerLimits
 
 log = logging.getLogger("penstock")
@@ -21,11 +22,16 @@ _REASONS = 10_000
 """Attempts that were cut and whose reason is remembered, until the client asks for it."""
 
 
+_DRAIN_IDLE = 5.0
+"""Seconds for which a caller may leave its answer unread while the server drains."""
+
+
 @dataclass(slots=True)
-class _WatchedPut:
+class _Watched:
     peer: str
-    attempt: str
     began: float
+    attempt: str | None
+    """A put's; None for a call that is being answered."""
     waiting_since: float | None = None
     """When the server began to wait for the peer; None while the server itself is at work."""
     reason: str | None = None
@@ -33,19 +39,20 @@ class _WatchedPut:
 
 
 class Watch:
-    """Cuts puts that are silent or slow for too long.
+    """Cuts callers that are silent or slow for too long.
 
-    A blocked read can't be interrupted from another thread (pyarrow aborts the process), so
-    the peer's socket is shut down, which ends all calls on that client's connection; the
-    client retries its other calls, and the put is abandoned like any that breaks off.
+    A blocked read or write can't be interrupted from another thread (pyarrow aborts the process), so the peer's socket
+    is shut down, which ends all calls on that client's connection; the client retries its other calls, and the put is
+    abandoned like any that breaks off.
     """
 
     def __init__(self, limits: ServerLimits, *, every: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
+        self._get_idle = float(limits.get_idle)
         self._every = every
         self._now = now
-        self._lock = threading.Lock()  # _puts, _reasons
-        self._puts: dict[int, _WatchedPut] = {}
+        self._lock = threading.Lock()  # _calls, _reasons
+        self._calls: dict[int, _Watched] = {}
         """By id()."""
         self._reasons: OrderedDict[str, str] = OrderedDict()
         """Attempt -> why it was cut, for the last ones."""
@@ -62,19 +69,18 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join()
 
+    def drain(self) -> None:
+        """Cut callers soon that don't read their answers: the server is about to end."""
+        self._get_idle = min(self._get_idle, _DRAIN_IDLE)
+
     @contextmanager
     def put(self, peer: str, attempt: str) -> Iterator[Callable[[bool], None]]:
         """Watch a put while the block runs; a put that was cut fails with the reason.
 
         Gives a function to be called with True before each wait for the peer, and with False after it.
         """
-        put = _WatchedPut(peer, attempt, self._now())
-        with self._lock:
-            self._puts[id(put)] = put
-
-        def set_waiting(waiting: bool) -> None:
-            put.waiting_since = self._now() if waiting else None
-
+        put = _Watched(peer, self._now(), attempt)
+        set_waiting, end = self._watch(put)
         try:
             yield set_waiting
         except BaseException as error:
@@ -82,8 +88,24 @@ class Watch:
                 raise LimitExceeded(put.reason) from error
             raise
         finally:
+            end()
+
+    def answer(self, call: Call, peer: str) -> None:
+        """Watch a call, whose answer the peer has to read, until it ends."""
+        call.set_waiting, call.at_end = self._watch(_Watched(peer, self._now(), attempt=None))
+
+    def _watch(self, watched: _Watched) -> tuple[Callable[[bool], None], Callable[[], None]]:
+        with self._lock:
+            self._calls[id(watched)] = watched
+
+        def set_waiting(waiting: bool) -> None:
+            watched.waiting_since = self._now() if waiting else None
+
+        def end() -> None:
             with self._lock:
-                del self._puts[id(put)]
+                del self._calls[id(watched)]
+
+        return set_waiting, end
 
     def check_not_cut(self, attempt: str) -> None:
         """Reject an attempt that was cut, with the reason: no answer could be sent on the connection that was shut."""
@@ -96,28 +118,35 @@ class Watch:
         while not self._stop.wait(self._every):
             now = self._now()
             with self._lock:
-                late = [put for put in self._puts.values() if put.reason is None and self._is_late(put, now)]
-                self._reasons.update((put.attempt, put.reason or "") for put in late)
+                late = [each for each in self._calls.values() if each.reason is None and self._is_late(each, now)]
+                self._reasons.update((each.attempt, each.reason or "") for each in late if each.attempt is not None)
                 while len(self._reasons) > _REASONS:
                     self._reasons.popitem(last=False)
-            for put in late:
-                log.warning("%s: %s", put.peer, put.reason)
-                cut(put.peer)
+            for each in late:
+                log.warning("%s: %s", each.peer, each.reason)
+                cut(each.peer)
 
-    def _is_late(self, put: _WatchedPut, now: float) -> bool:
-        if put.waiting_since is None:
+    def _is_late(self, watched: _Watched, now: float) -> bool:
+        if watched.waiting_since is None:
             return False
-        if now - put.waiting_since > self._limits.put_idle:
-            put.reason = (
+        idle = now - watched.waiting_since
+        if watched.attempt is None:
+            if idle > self._get_idle:
+                watched.reason = (
+                    f"a caller read nothing of its answer for {self._get_idle:,g} s, the longest that this server "
+                    "waits: read sooner, in smaller pieces, or serve --limit get_idle=…"
+                )
+        elif idle > self._limits.put_idle:
+            watched.reason = (
                 f"a put sent nothing for {self._limits.put_idle:,} s, the longest that this server waits: send smaller "
                 "batches (in Spark, spark.sql.execution.arrow.maxRecordsPerBatch), or serve --limit put_idle=…"
             )
-        elif now - put.began > self._limits.put_time:
-            put.reason = (
+        elif now - watched.began > self._limits.put_time:
+            watched.reason = (
                 f"a put took more than {self._limits.put_time:,} s, the longest that this server allows: "
                 "put less at once (in Spark, more partitions), or serve --limit put_time=…"
             )
-        return put.reason is not None
+        return watched.reason is not None
 
 
 def cut(peer: str) -> bool:

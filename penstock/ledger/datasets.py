@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import AlreadyExists, Lost, NotFound
 from penstock.ledger import parts
 from penstock.ledger.attempts import Attempt
-from penstock.ledger.parts import Slice
+from penstock.ledger.parts import NamedPart, Slice
 from penstock.ledger.tables import Transaction, paths_below, to_schema
 from penstock.ledger.writes import Write
 from penstock.rows import schemas
@@ -108,7 +108,7 @@ def _dataset(row: sqlite3.Row) -> Dataset:
 
 # --- the destination of writes -------------------------------------------------------------
 
-merged = schemas.merge
+growth = schemas.DATASET
 
 
 def count(reader: Reader) -> int:
@@ -166,3 +166,30 @@ def remove(t: Transaction, path: str) -> None:
     """Free the path; the parts' bytes stay for as long as tickets name them."""
     parts.retire_dataset(t, path)
     t.execute("DELETE FROM datasets WHERE path = ?", path)
+
+
+def visible_parts(reader: Reader) -> list[NamedPart]:
+    """Return the parts on disk that readers see, without those whose loss was accepted."""
+    rows = reader.rows(
+        "SELECT name, path, rows, bytes FROM parts WHERE state = 'visible' AND path IS NOT NULL"
+        " AND incarnation = '' AND NOT missed"
+    )
+    return [NamedPart(**dict(row)) for row in rows]
+
+
+def disagreements(reader: Reader) -> list[str]:
+    """Describe where the rows of datasets and of their parts don't agree: no change leaves them so."""
+    unlike = reader.rows(
+        "SELECT datasets.path, datasets.rows, sum(parts.rows) AS others FROM datasets LEFT JOIN parts"
+        " ON parts.path = datasets.path AND state = 'visible' GROUP BY datasets.path"
+        " HAVING datasets.rows <> coalesce(sum(parts.rows), 0) OR datasets.parts <> count(parts.name)"
+        " OR datasets.bytes <> coalesce(sum(parts.bytes), 0)"
+    )
+    alone = reader.rows(
+        "SELECT DISTINCT path FROM parts WHERE state = 'visible' AND path IS NOT NULL"
+        " AND path NOT IN (SELECT path FROM datasets)"
+    )
+    return [
+        *(f"{row['path']} has {row['rows']:,} rows, its parts have {row['others'] or 0:,}" for row in unlike),
+        *(f"{row['path']} has parts, and is no dataset" for row in alone),
+    ]

@@ -6,6 +6,7 @@ transaction that names them; a crash in between leaves an orphan, never half a d
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -24,9 +25,10 @@ from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Destination, Write
 from penstock.store.database import Database, Reader, View
-from penstock.wire.actions import Summary
+from penstock.wire.actions import LandedEpoch, Summary
 from penstock.wire.put import Mode, Receipt
 
+log = logging.getLogger("penstock")
 IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody puts to expires."""
 REMEMBERED = 30 * 24 * 3600.0
@@ -56,6 +58,10 @@ class Ledger:
         self.most_paths = most_paths
         """The datasets and topics that there may be."""
         self.now = now
+        self.life = uuid.uuid4().hex[:16]
+        """Tells this start of the server from all others."""
+        self._cut: list[tuple[str, str]] = []
+        """The puts that a crash cut, while the disk has no room to note their end: each write and its opener."""
         self._lock = threading.Lock()  # _unnoted
         self._unnoted: dict[str, float] = {}
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
@@ -94,10 +100,19 @@ class Ledger:
             if known is not None:
                 return writes.join(t, known, mode=mode, own=own)
             new = Write(uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None)
-            writes.begin(t, new, own=own)
-            return new
+            return writes.begin(t, new, own=own)
 
         return self.change(open_or_join)
+
+    def fit_schema(
+        self, path: str, schema: pa.Schema, mode: Mode = "append", announced: pa.Schema | None = None
+    ) -> pa.Schema:
+        """Return the schema in which rows of this schema are stored at a path, where a schema may be `announced`."""
+        destination = self.destination(path)
+        own = destination.schema_at(self.database, path) if mode == "append" else None
+        if own is not None and announced is not None:
+            own = destination.growth.merge(own, announced, path)
+        return destination.growth.fit(own or announced, schema, path)
 
     def touch(self, write_id: str) -> Write:
         """Keep an open write from expiring for another IDLE seconds: it is being put to."""
@@ -140,14 +155,29 @@ class Ledger:
         """End a write that shows nothing; again does nothing. With `opener`, only the last one may."""
         return self.change(lambda t: writes.abort(t, write_id, opener=opener))
 
-    def abort_own(self) -> int:
-        """End, at start, the writes that were one put's, as the process that served it is gone; return how many."""
-        return len(self.change(lambda t: writes.end_where(t, "own", state="aborted")))
+    def abort_own(self) -> None:
+        """End, at start, the writes that were one put's, as the process that served it is gone.
+
+        Where the disk has no room for that, `expire` does it later: reading needs no room.
+        """
+        rows = self.database.rows("SELECT id, opener FROM writes WHERE own AND state = 'open'")
+        self._cut = [(row["id"], row["opener"]) for row in rows]
+        try:
+            self.change(self._abort_cut)
+        except StoreFull as full:
+            log.warning("%d puts that a crash cut stay open for now: %s", len(self._cut), full)
+        else:
+            self._cut = []
+
+    def _abort_cut(self, t: Transaction) -> None:
+        for write_id, opener in self._cut:  # one that was joined since is being put
+            writes.end_where(t, "id = ? AND opener = ?", write_id, opener, state="aborted")
 
     def expire(self) -> list[str]:
         """End the writes that were idle for too long, and forget old ones; return the ids of the expired."""
 
         def expire(t: Transaction) -> list[str]:
+            self._abort_cut(t)
             idle = writes.end_where(t, "touched < ?", t.now - IDLE, state="expired")
             t.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", t.now - REMEMBERED)
             t.execute(
@@ -158,7 +188,9 @@ class Ledger:
             t.execute("DELETE FROM ticketed WHERE until < ?", t.now)
             return idle
 
-        return self.change(expire)
+        expired = self.change(expire)
+        self._cut = []
+        return expired
 
     def write(self, write_id: str) -> Write:
         """Return a write by its id."""
@@ -175,6 +207,10 @@ class Ledger:
     def finished_receipt(self, write_id: str) -> Receipt:
         """Return a finished write as the one receipt of a put that was a write of its own."""
         return attempts.finished_receipt(self.database, write_id)
+
+    def last_epochs(self, path: str) -> tuple[LandedEpoch, ...]:
+        """Return what the queries that write to a path have landed last."""
+        return tuple(LandedEpoch(*each) for each in runs.last_epochs(self.database, path))
 
     # --- datasets -----------------------------------------------------------------------------
 
@@ -257,6 +293,11 @@ class Ledger:
     def part_names(self) -> list[str]:
         """Return every part that a row names: any other in the store is an orphan."""
         return parts.names(self.database)
+
+    def accept_missing(self, missing: Sequence[str]) -> None:
+        """Note that the bytes of these parts are gone: reading one names its loss."""
+        if missing:
+            self.change(partial(parts.accept_missing, missing=missing))
 
     def freeable(self) -> list[str]:
         """Return the retired parts that no ticket names any more."""

@@ -44,6 +44,16 @@ class Slice:
         return self.shard == other.shard and self.schema.equals(other.schema, check_metadata=True)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedPart:
+    """A part on disk that readers see, or that an open write has, and the path that it is for."""
+
+    name: str
+    path: str
+    rows: int
+    bytes: int
+
+
 def add(
     t: Transaction,
     added: Iterable[Part],
@@ -93,6 +103,21 @@ def is_known(reader: Reader, name: str) -> bool:
 def names(reader: Reader) -> list[str]:
     """Return every part that a row names: any other in the store is an orphan."""
     return [row["name"] for row in reader.rows("SELECT name FROM parts")]
+
+
+def of_open_writes(reader: Reader) -> list[NamedPart]:
+    """Return the parts of whole attempts that no finish has named yet."""
+    rows = reader.rows(
+        "SELECT name, writes.path AS path, parts.rows, parts.bytes FROM parts"
+        " JOIN attempts ON attempts.id = parts.attempt JOIN writes ON writes.id = attempts.write"
+        " WHERE parts.state = 'whole' AND incarnation = '' AND NOT missed"
+    )
+    return [NamedPart(**dict(row)) for row in rows]
+
+
+def accept_missing(t: Transaction, missing: Sequence[str]) -> None:
+    """Note that the bytes of these parts are gone, and that it is known."""
+    t.sql.executemany("UPDATE parts SET missed = 1 WHERE name = ?", [(name,) for name in missing])
 
 
 def freeable(reader: Reader, now: float) -> list[str]:

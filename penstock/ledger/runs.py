@@ -6,6 +6,7 @@ import sqlite3
 
 from penstock.ledger import parts
 from penstock.ledger.tables import Transaction
+from penstock.store.database import Reader
 
 
 def write_of(t: Transaction, path: str, run: str | None) -> sqlite3.Row | None:
@@ -27,3 +28,15 @@ def forget(t: Transaction, path: str) -> None:
         " AND state IN ('open', 'finished') AND state = 'finished'",  # the first of the two as in the index `runs`
         path,
     )
+
+
+def last_epochs(reader: Reader, path: str) -> list[tuple[str, int]]:
+    """Return the queries that have written to a path, each with its last finished epoch: of runs `query/epoch`."""
+    rows = reader.rows(
+        "SELECT query, max(CAST(epoch AS INTEGER)) AS epoch FROM (SELECT rtrim(rtrim(run, '0123456789'), '/') AS query,"
+        " substr(run, length(rtrim(run, '0123456789')) + 1) AS epoch FROM writes"
+        " WHERE path = ? AND state = 'finished' AND run GLOB '?*/[0-9]*') WHERE epoch <> ''"
+        " GROUP BY query ORDER BY query",
+        path,
+    )
+    return [(row["query"], row["epoch"]) for row in rows]

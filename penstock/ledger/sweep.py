@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from penstock import steps
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoreFull
 from penstock.ledger.ledger import Ledger
 from penstock.store.payloads import SplitPayloadStore
 
@@ -42,10 +42,17 @@ def free(ledger: Ledger, store: SplitPayloadStore) -> int:
 
 
 def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
-    """End, at start, the puts that a crash cut, and remove the bytes that no row names; return how many parts."""
+    """End, at start, the puts that a crash cut, and set the parts aside that no row names; return how many.
+
+    Then free what nobody may read any more. A full disk stops none of that for good: the next sweeps, or starts, do it.
+    """
     ledger.abort_own()
     orphans = store.orphans(ledger.part_names())
-    store.discard(orphans)
+    try:
+        store.set_aside(orphans)
+        free(ledger, store)
+    except StoreFull as full:
+        log.warning("recovery waits for room on the disk: %s", full)
     return len(orphans)
 
 
@@ -99,4 +106,7 @@ class Sweeper:
             log.info("swept %d parts", freed)
         if time.monotonic() - self._tended >= TEND_EVERY:
             self._tended = time.monotonic()
+            dropped = self._store.drop_set_aside()
+            if dropped:
+                log.info("deleted %d orphans", dropped)
             self._tend(self._stop.is_set)

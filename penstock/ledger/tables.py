@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from crc32c import crc32c
 
-from penstock.store.database import Tables, View
+from penstock.store.database import Reader, Tables, View
 
 if TYPE_CHECKING:
     from penstock.ledger.ledger import Ledger
@@ -57,8 +58,13 @@ CREATE TABLE ticketed(path TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
 INSERT INTO ticketed(path, until) SELECT path, ticketed FROM datasets WHERE ticketed > 0;
 ALTER TABLE datasets DROP COLUMN ticketed;
 """,
+    4: """
+ALTER TABLE parts ADD COLUMN missed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE schemas ADD COLUMN crc INTEGER;
+""",
 }
-"""`writes.brief`: remembered for an hour only. `ticketed`: until when read tickets may name the bytes at a path."""
+"""`writes.brief`: remembered for an hour only. `ticketed`: until when read tickets may name the bytes at a path.
+`parts.missed`: its bytes are gone, and a start has accepted that. `schemas.crc`: of its bytes; NULL in older rows."""
 
 
 class Transaction(View):
@@ -90,18 +96,32 @@ class Transaction(View):
         ipc = schema.serialize().to_pybytes()
         row = self.row("SELECT id FROM schemas WHERE ipc = ?", ipc)
         if row is None:
-            row = self.rows("INSERT INTO schemas(ipc) VALUES (?) RETURNING id", ipc)[0]
+            row = self.rows("INSERT INTO schemas(ipc, crc) VALUES (?, ?) RETURNING id", ipc, crc32c(ipc))[0]
         self._schema_ids[schema] = int(row["id"])
         return self._schema_ids[schema]
 
 
-@lru_cache(1_024)
 def to_schema(ipc: bytes) -> pa.Schema:
     """Return a schema from its row."""
+    return (_to_short_schema if len(ipc) <= _SHORT_SCHEMA else _to_long_schema)(ipc)
+
+
+def _read_schema(ipc: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(ipc))
+
+
+_SHORT_SCHEMA = 16 << 10
+_to_short_schema, _to_long_schema = lru_cache(1_024)(_read_schema), lru_cache(4)(_read_schema)
+"""Together they keep at most 32 MiB: a schema may have 4 MiB."""
 
 
 def paths_below(folder: str) -> tuple[str, str]:
     """Return the range of the paths below `store/demo/`: '0' is the character after '/'."""
     start = folder.removesuffix("/")
     return start + "/", start + "0"
+
+
+def damaged_schemas(reader: Reader) -> list[str]:
+    """Describe the schemas that aren't those that were written: SQLite checks no bytes."""
+    rows = reader.rows("SELECT id, ipc, crc FROM schemas WHERE crc IS NOT NULL")
+    return [f"schema {row['id']} has other bytes than were written" for row in rows if crc32c(row["ipc"]) != row["crc"]]

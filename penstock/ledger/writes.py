@@ -14,7 +14,9 @@ from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.ledger import attempts, parts, runs
 from penstock.ledger.attempts import Attempt
+from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import Transaction, to_schema
+from penstock.rows.schemas import Growth
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
 from penstock.wire.put import Mode, Receipt, State
@@ -47,6 +49,9 @@ class Write:
 class Destination(Protocol):
     """What finished writes at one kind of path become; each verb runs within the write's transaction."""
 
+    growth: Growth
+    """How its schema grows."""
+
     def schema_at(self, reader: Reader, path: str, /) -> pa.Schema | None:
         """Return the schema at the path, None where nothing is."""
         ...
@@ -59,10 +64,6 @@ class Destination(Protocol):
         """Return how many paths of this kind there are."""
         ...
 
-    def merged(self, current: pa.Schema, new: pa.Schema, path: str, /) -> pa.Schema:
-        """Return the schema after rows of `new` are added; SchemaMismatch with the difference."""
-        ...
-
     def record(self, t: Transaction, attempt: Attempt, /) -> None:
         """Note what is this destination's own of a whole attempt."""
         ...
@@ -73,6 +74,14 @@ class Destination(Protocol):
 
     def remove(self, t: Transaction, path: str, /) -> None:
         """Free the path; the parts' bytes stay for as long as tickets name them."""
+        ...
+
+    def visible_parts(self, reader: Reader, /) -> list[NamedPart]:
+        """Return the parts on disk that readers see, without those whose loss was accepted."""
+        ...
+
+    def disagreements(self, reader: Reader, /) -> list[str]:
+        """Describe where the rows of these paths and of their parts don't agree: no change leaves them so."""
         ...
 
 
@@ -114,7 +123,7 @@ def open_writes(reader: Reader) -> list[Summary]:
 # --- what changes --------------------------------------------------------------------------
 
 
-def begin(t: Transaction, new: Write, *, own: bool) -> None:
+def begin(t: Transaction, new: Write, *, own: bool) -> Write:
     """Note a new write, if its path is free for its mode and its schema fits."""
     destination = t.ledger.destination(new.path)
     current = destination.schema_at(t, new.path)
@@ -122,8 +131,10 @@ def begin(t: Transaction, new: Write, *, own: bool) -> None:
     if current is None:
         check_room(t)
     if new.schema is not None:
-        merged_schema(t, new, current, ())
+        kept = current if new.mode == "append" else None
+        new = replace(new, schema=destination.growth.fit(kept, new.schema, new.path))
     add(t, new, own=own)
+    return new
 
 
 def add(
@@ -286,10 +297,9 @@ def merged_schema(t: Transaction, merging: Write, current: pa.Schema | None, sch
             f"write/{merging.id} has no attempt, and {merging.path} is new: name the columns of an empty dataset "
             "(the schema of write.open)"
         )
-    destination = t.ledger.destination(merging.path)
-    schema = known[0]
+    growth, schema = t.ledger.destination(merging.path).growth, known[0]
     for other in known[1:]:
-        schema = destination.merged(schema, other, merging.path)
+        schema = growth.merge(schema, other, merging.path, widens=kept is None)
     return schema
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,26 +36,18 @@ def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns], metadata=metadata)
 
 
-def first_rows(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """Cut the batches after `limit` rows; no batch is read once these are complete."""
-    left = limit
+def first_rows(batches: Iterable[pa.RecordBatch], rows: int, *, skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """Give `rows` rows behind the skipped ones; no batch is read once these are complete."""
+    if rows <= 0:
+        return
     for batch in batches:
-        if left <= 0:
-            return
-        yield batch.slice(0, left)
-        left -= batch.num_rows
-
-
-def rows_of(batches: Iterable[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
-    """Skip some rows, then give the next `rows`."""
-    for batch in batches:
-        if rows <= 0:
-            return
         piece = batch.slice(min(skip, batch.num_rows), rows)
         skip -= min(skip, batch.num_rows)
         rows -= piece.num_rows
         if piece.num_rows:
             yield piece
+        if rows <= 0:
+            return
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -68,6 +62,34 @@ def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         return
     yield from sliced(first)
     yield from sliced(second)
+
+
+class Dictionaries:
+    """The dictionaries of the batches of one stream, which has a dictionary once that many batches share."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+
+    def repeated(self, batch: pa.RecordBatch) -> int:
+        """Return the bytes of the batch's dictionaries that batches before it had."""
+        size = 0
+        for dictionary in chain.from_iterable(map(_dictionaries, batch.columns)):
+            address = next((buffer.address for buffer in reversed(dictionary.buffers()) if buffer), 0)
+            size += dictionary.nbytes if address in self._known else 0
+            self._known.add(address)
+        return size
+
+
+def _dictionaries(array: Any) -> Iterator[pa.Array]:
+    if isinstance(array, pa.DictionaryArray):
+        yield array.dictionary
+    elif isinstance(array, pa.StructArray):
+        for at in range(array.type.num_fields):
+            yield from _dictionaries(array.field(at))
+    elif isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray | pa.MapArray):
+        yield from _dictionaries(array.values)
+    elif isinstance(array, pa.ExtensionArray):
+        yield from _dictionaries(array.storage)
 
 
 def together(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -61,8 +61,8 @@ class Consumption:
         if self._progress.is_done(start):
             self._session.commit(start)
         options = StreamOptions() if everything else self.options
-        topic = self._offsets_from(start, options)
-        self._next, end = offsets.next_batch(start, topic)
+        self._next, topic = self._offsets_from(start, options)
+        end = replace(self._next, epoch=topic.epoch, position=topic.end)
         since_last = self._now() - self._progress.planned_at
         if self._pinned is None and offsets.waits_for_rows(topic, options, since_last):
             return start
@@ -99,25 +99,29 @@ class Consumption:
         topic = self._session.offsets(start=self._next.position)
         age = 0.0 if topic.oldest is None else max(0.0, time.time() - topic.oldest)
         behind = {"rows": topic.rows, "bytes": topic.bytes, "oldest_seconds": round(age, 3)}
-        return {"shards": topic.next.to_json(), "behind": behind}
+        return {"shards": Position(topic.next).to_json(), "behind": behind}
 
-    def _offsets_from(self, start: StreamOffset, options: StreamOptions) -> Offsets:
-        """Return the offsets of the batch from `start` on. Rows that were removed unread are an error, or skipped."""
+    def _offsets_from(self, start: StreamOffset, options: StreamOptions) -> tuple[StreamOffset, Offsets]:
+        """Return the start of the next batch, and the offsets from there on.
+
+        Rows that were removed unread are an error, or skipped.
+        """
         limits = {"max_rows": options.max_rows, "max_bytes": options.max_bytes}
         try:
             topic = self._session.consumer_offsets(start, start=start.position, until=self._pinned, **limits)
-        except Lost as lost:  # the topic was created again: the next batch is the first of the new one
+        except Lost as lost:  # the topic was created again, or the server was put back to an older state
             self._session.report(lost)
             if self._pinned is not None:
                 self.pin()
-            return self._session.offsets(until=self._pinned, **limits)
+            topic = self._session.offsets(until=self._pinned, **limits)
+            return offsets.begin_again(start, topic), topic
         if text := offsets.beyond_end(self.path, start.position, topic.next):
             self._session.report(Lost(text))
         if text := offsets.gap(self.path, start.position, topic.first):
             self._session.report(Lost(text))
             behind = offsets.skip_to(start.position, topic.first)
-            return self._session.offsets(start=behind, until=self._pinned, **limits)
-        return topic
+            return start, self._session.offsets(start=behind, until=self._pinned, **limits)
+        return start, topic
 
     def _still_there(self, start: StreamOffset, end: StreamOffset) -> tuple[StreamOffset, StreamOffset]:
         try:

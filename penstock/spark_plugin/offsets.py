@@ -38,14 +38,16 @@ class StreamOffset:
                 f"the checkpoint has an offset of version {value.get('v')!r}, this penstock reads {VERSION}: "
                 "take a new checkpoint, and startingOffsets"
             )
-        initial, position = (Position.from_json(value[name]) for name in ("initial", "shards"))
+        shards = value["shards"] | ({"life": value["life"]} if "life" in value else {})  # older offsets have no life
+        initial, position = Position.from_json(value["initial"]), Position.from_json(shards)
         return cls(value["journal"], value["epoch"], value["consumer"], initial, position)
 
     def to_json(self) -> dict[str, Any]:
         """Return what the checkpoint keeps. Spark compares it as text, so the order of the names matters, too."""
+        life = {} if self.position.life is None else {"life": self.position.life}
         return {
-            "journal": self.journal, "epoch": self.epoch, "consumer": self.consumer, "initial": self.initial.to_json(),
-            "shards": self.position.to_json(), "v": VERSION,
+            "journal": self.journal, **life, "epoch": self.epoch, "consumer": self.consumer,
+            "initial": Position(self.initial).to_json(), "shards": Position(self.position).to_json(), "v": VERSION,
         }  # fmt: skip
 
 
@@ -114,11 +116,9 @@ class Progress:
 # --- which offsets come next ---------------------------------------------------------------
 
 
-def next_batch(start: StreamOffset, offsets: Offsets) -> tuple[StreamOffset, StreamOffset]:
-    """Return the start and the end of the next batch: in a topic that was created again, from its first row on."""
-    if offsets.journal != start.journal:
-        start = replace(start, journal=offsets.journal, initial=offsets.start, position=offsets.start)
-    return start, replace(start, epoch=offsets.epoch, position=offsets.end)
+def begin_again(start: StreamOffset, offsets: Offsets) -> StreamOffset:
+    """Return the start of the next batch where the rows before the present one are gone: the topic's first row."""
+    return replace(start, journal=offsets.journal, initial=offsets.start, position=offsets.start)
 
 
 def waits_for_rows(offsets: Offsets, options: StreamOptions, since_last: float) -> bool:
@@ -147,7 +147,7 @@ def actual_start(path: str, start: StreamOffset, end: StreamOffset, initial: Str
 def remaining(start: Position, end: Position, first: Position) -> tuple[Position, Position]:
     """Return the range of a batch without the rows before `first`, which were removed."""
     begin = skip_to(start, first)
-    return begin, Position({shard: max(offset, begin[shard]) for shard, offset in end.items()})
+    return begin, Position({shard: max(offset, begin[shard]) for shard, offset in end.items()}, end.life)
 
 
 def skip_to(position: Position, first: Position) -> Position:

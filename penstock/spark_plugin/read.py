@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -80,7 +80,7 @@ def split_tickets(endpoints: Sequence[flight.FlightEndpoint], *, filtered: bool)
         yield make_batch(TICKETS, *zip(*task, strict=True))
 
 
-def do_get(  # noqa: PLR0913  # as `read`
+def do_get(
     path: str,
     *,
     columns: Sequence[str] | None = None,
@@ -88,23 +88,19 @@ def do_get(  # noqa: PLR0913  # as `read`
     start: Start | None = None,
     end: Mapping[int, int] | None = None,
     journal: str | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    ca: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
+    **server: Unpack[clients.ServerArguments],
 ) -> DoGet:
     """Return the tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
     Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. Of a topic, the rows
     from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has,
-    names the journal of these offsets: a topic that was deleted and created again is rejected.
+    names the journal of these offsets: a topic that was deleted and created again is rejected. `url` and others as in
+    `penstock.connect`.
     """
-    client = clients.connect(url, token=token, ca=ca, cert=cert, key=key)
-    return DoGet(client, path, filter, columns=columns, start=start, end=end, journal=journal)
+    return DoGet(clients.connect(**server), path, filter, columns=columns, start=start, end=end, journal=journal)
 
 
-def read(  # noqa: PLR0913  # two by position, and the options of a read and of a connection
+def read(
     spark: SparkSession,
     path: str,
     *,
@@ -113,11 +109,7 @@ def read(  # noqa: PLR0913  # two by position, and the options of a read and of 
     start: Start | None = None,
     end: Mapping[int, int] | None = None,
     journal: str | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    ca: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
+    **server: Unpack[clients.ServerArguments],
 ) -> DataFrame:
     """Return a dataset as a frame, as it is now: later changes aren't seen, and deleted rows stay readable for 12 hours
     (the server's --ticket-life). After that evaluating the frame is an error that says to read again.
@@ -128,8 +120,5 @@ def read(  # noqa: PLR0913  # two by position, and the options of a read and of 
     """
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")
-    get = do_get(
-        path, columns=columns, filter=filter, start=start, end=end, journal=journal,
-        url=url, token=token, ca=ca, cert=cert, key=key,
-    )  # fmt: skip
+    get = do_get(path, columns=columns, filter=filter, start=start, end=end, journal=journal, **server)
     return get.rows(spark)

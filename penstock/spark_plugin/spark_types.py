@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.rows.casting import child_fields, same_layout
 from penstock.spark_plugin.worker import types
-from penstock.spark_plugin.worker.casting import child_fields, same_layout
 from penstock.text import suggest
 
 if TYPE_CHECKING:
@@ -143,13 +143,31 @@ def _differences(requested: StructType, dataset: pa.Schema) -> Iterator[str]:
             yield f"no column {spark.name!r}, {suggest(spark.name, dataset.names, 'it has')}"
             continue
         struct, read = to_spark(pa.schema([dataset.field(spark.name)]))
-        if not same_layout(read.field(0).type, arrow.type):
+        if not _can_be_read(read.field(0).type, arrow.type):
             yield f"{spark.name} is {struct[0].dataType.simpleString()}, requested as {spark.dataType.simpleString()}"
         elif not _nulls_fit(read.field(0), arrow):
             yield f"{spark.name} may hold nulls, requested as not null"
 
 
+def _can_be_read(stored: pa.DataType, requested: pa.DataType) -> bool:
+    """Whether the types are the same, but for fields of structs that were added since the request was made."""
+    if same_layout(stored, requested):
+        return True
+    if stored.id != requested.id or not child_fields(requested):
+        return False
+    if pa.types.is_struct(requested) and any(stored.get_field_index(field.name) < 0 for field in requested):
+        return False
+    return all(_can_be_read(one.type, other.type) for one, other in _child_pairs(stored, requested))
+
+
+def _child_pairs(stored: pa.DataType, requested: pa.DataType) -> Iterator[tuple[pa.Field, pa.Field]]:
+    """Yield the fields of a requested type with the stored ones, those of structs by name."""
+    if pa.types.is_struct(requested):
+        return ((stored.field(field.name), field) for field in requested)
+    return zip(child_fields(stored), child_fields(requested), strict=True)
+
+
 def _nulls_fit(stored: pa.Field, requested: pa.Field) -> bool:
     """Whether no nulls are stored where none are requested, at any depth."""
-    children = zip(child_fields(stored.type), child_fields(requested.type), strict=True)
+    children = _child_pairs(stored.type, requested.type)
     return (requested.nullable or not stored.nullable) and all(_nulls_fit(one, other) for one, other in children)

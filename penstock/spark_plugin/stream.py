@@ -17,6 +17,7 @@ from penstock.spark_plugin.read import split_tickets
 from penstock.spark_plugin.spark_types import check_schema_matches, to_arrow
 from penstock.spark_plugin.worker.pieces import StreamPartitionReader
 from penstock.spark_plugin.worker.tasks import GetTickets
+from penstock.wire.position import Position
 from penstock.wire.read import EndpointNote
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ class StreamReader(StreamPartitionReader):
                 starts[shard] = first + (until - first) * cut // cuts
                 ends[shard] = first + (until - first) * (cut + 1) // cuts
             yield self._client.info(
-                self._consumption.path, columns=self._schema.names, start=starts, end=ends, journal=end.journal
-            )
+                self._consumption.path, columns=self._schema.names, start=starts,
+                end=Position(ends, end.position.life), journal=end.journal,
+            )  # fmt: skip
 
     def _tickets(self, info: Info) -> Iterator[pa.RecordBatch]:
         """Yield each task's tickets. A shard with an order is one task's, as a key's rows are in order within it."""

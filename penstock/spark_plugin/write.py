@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
-_NEW_CHECKPOINT = (
-    "It is the same batch again, or one of a new checkpoint, which counts its batches from 0: then name its runs anew, "
-    "or use penstock.foreach_batch, which names them by the checkpoint"
+_SKIPPED = (
+    "Rows that are not the same again need another run: a new checkpoint counts its batches from 0, "
+    "penstock.foreach_batch names them by the checkpoint"
 )
 
 
@@ -96,12 +96,15 @@ class DoPut:
         They come as rows (`.collect()`), as an Arrow table, or as the frame itself, which is then evaluated here. Again
         with the same receipts: the same answer.
         """
-        if self.finished is None or receipts is not self._receipts:
+        if self._put.repeated:
+            log.warning("%s: these tasks have put nothing. %s", self.finished, _SKIPPED)
+        elif self.finished is None or receipts is not self._receipts:
             self._put = finish_put(self._client.connection, self._put, self._rows(receipts))
             self._receipts = receipts
             assert self._put.summary is not None
             seconds = None if self._put.repeated else time.monotonic() - self._began
             self.finished = self.finished or WriteSummary.of(self._put.summary, seconds)
+        assert self.finished is not None
         return self.finished
 
     def abort(self) -> None:
@@ -113,8 +116,6 @@ class DoPut:
         return self._put.tasks_part(describe_put(self._client.connection, self._put))
 
     def _rows(self, receipts: Any) -> Iterable[Any]:
-        if self._put.repeated:
-            return ()
         if isinstance(receipts, pa.Table):
             return list(receipts.to_pylist())
         if hasattr(receipts, "sparkSession"):
@@ -153,64 +154,50 @@ class DoPut:
         return f"penstock.do_put({self.path!r}): write/{self.write}, {'finished' if self.finished else 'open'}"
 
 
-def do_put(  # noqa: PLR0913  # the options of a write and of a connection
+def do_put(
     path: str,
     *,
     mode: Mode = "error",
     run: Run | None = None,
     schema: StructType | pa.Schema | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    ca: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
+    **server: Unpack[clients.ServerArguments],
 ) -> DoPut:
     """Open a write whose attempts Spark's tasks make: `put.finish(df.mapInArrow(put, put.schema).collect())`.
 
     With `schema` (`df.schema`) a frame without rows keeps its columns, and rows that don't fit are rejected before a
     task runs. A `run` such as `(query, batch)` is written once: in foreachBatch a batch that is repeated adds nothing.
+    `url` and others as in `penstock.connect`.
     """
     arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
-    return DoPut(clients.connect(url, token=token, ca=ca, cert=cert, key=key), path, mode, run, arrow)
+    return DoPut(clients.connect(**server), path, mode, run, arrow)
 
 
-def write(  # noqa: PLR0913  # as `do_put`
+def write(
     df: DataFrame,
     path: str,
     *,
     mode: Mode = "error",
     run: Run | None = None,
     progress: bool | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    ca: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
+    **server: Unpack[clients.ServerArguments],
 ) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
     Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
     """
     _check_frame(df)
-    with do_put(path, mode=mode, run=run, schema=df.schema, url=url, token=token, ca=ca, cert=cert, key=key) as put:
+    with do_put(path, mode=mode, run=run, schema=df.schema, **server) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
-            log.warning("%s: %s is skipped. %s", put.finished, rows, _NEW_CHECKPOINT if isinstance(run, tuple) else "")
+            log.warning("%s: %s is skipped. %s", put.finished, rows, _SKIPPED)
             return put.finished
         with show_progress(path, put.progress, wanted=progress):
             return put.finish(df.mapInArrow(put, put.schema))
 
 
 def foreach_batch(
-    path: str,
-    *,
-    mode: Mode = "append",
-    url: str | None = None,
-    token: str | None = None,
-    ca: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
+    path: str, *, mode: Mode = "append", **server: Unpack[clients.ServerArguments]
 ) -> Callable[[DataFrame, int], None]:
     """Return a function that writes each batch of a stream, once: `df.writeStream.foreachBatch(foreach_batch(path))`.
 
@@ -218,6 +205,7 @@ def foreach_batch(
     nothing, and a query with a new checkpoint has runs of its own.
     """
     check_path(path)
+    clients.connect(**server).close()  # a wrong argument fails here, not in the first batch
 
     def write_batch(df: DataFrame, batch: int) -> None:
         query = None
@@ -228,7 +216,7 @@ def foreach_batch(
                 f"foreach_batch({path!r}): Spark Connect does not tell a batch its query: use format('penstock'), or a "
                 "function that names the run: penstock.write(df, path, mode='append', run=('orders', batch))"
             )
-        write(df, path, mode=mode, run=(query, batch), progress=False, url=url, token=token, ca=ca, cert=cert, key=key)
+        write(df, path, mode=mode, run=(query, batch), progress=False, **server)
 
     return write_batch
 

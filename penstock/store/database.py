@@ -2,26 +2,41 @@
 
 Changes that wait at the same time share one transaction and one fsync. What a change returned outlives a power cut
 (WAL, `synchronous=FULL`): its caller sees it only after COMMIT has returned.
+
+The file counts its commits, and parts note that count: a file that has lost its last commits is recognized by them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import shutil
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from penstock.errors import Internal, PenstockError, StoreFull, Unavailable
+from penstock.errors import Internal, InvalidRequest, Lost, PenstockError, StoreFull, Unavailable
+from penstock.store import wal
 
+log = logging.getLogger("penstock")
 Tables = Mapping[int, str]
 """One owner's tables: the statements that lead to each format from the one before."""
-_OLDEST, FORMAT = 2, 3
+_OLDEST, FORMAT = 2, 4
+_TABLES: Tables = {
+    4: """
+CREATE TABLE ledger(id TEXT NOT NULL, commits INTEGER NOT NULL);
+INSERT INTO ledger(id, commits) VALUES (lower(hex(randomblob(16))), 0);
+"""
+}
+"""`id` tells a ledger from every other; its copies have the same."""
 _APPLICATION = 0x50454E53  # "PENS"
 _NOT_COMMITTED = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_BUSY"}
 """Errors of a COMMIT whose last frame, which makes the others count, wasn't written."""
@@ -85,20 +100,28 @@ class _Change(Future[Any]):
 class Database:
     """A ledger's file, for one process."""
 
-    def __init__(self, path: Path, *tables: Tables) -> None:
+    def __init__(self, path: Path, *tables: Tables, accept_loss: bool = False) -> None:
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_log(path, accept_loss)  # before SQLite reads the log, and drops what is behind a damage
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._connection.row_factory = sqlite3.Row
         path.chmod(0o600)
         try:
-            self._prepare(tables)
+            self._prepare((_TABLES, *tables))
+            row = self._connection.execute("SELECT id, commits FROM ledger").fetchone()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a damaged schema, in sqlite3's error
             self._connection.close()
             raise translated(error) from error
         except BaseException:
             self._connection.close()
             raise
+        self.id: str = row["id"]
+        self.commits: int = row["commits"]
+        """The count of the last COMMIT that has returned."""
+        self._changes = 0
+        """SQLite's count of changed rows when the transaction began."""
+        self._unsettled = False
         self._lock = threading.Condition()  # _waiting, _readers, _closed
         self._waiting: deque[_Change] = deque()
         self._readers: list[sqlite3.Connection] = []
@@ -153,6 +176,12 @@ class Database:
                 f"the ledger was busy for {_PATIENCE:g} s, so the change was withdrawn: try again", retry_after=5
             ) from None
 
+    def count_from(self, commits: int) -> None:
+        """Continue the count of commits behind this one."""
+        self.run(
+            lambda sql: sql.execute("UPDATE ledger SET commits = ? WHERE commits < ?", (commits, commits)).rowcount
+        )
+
     def _run(self) -> None:
         while (waiting := self._next_group()) is not None:
             group = [change for change in waiting if change.set_running_or_notify_cancel()]
@@ -182,6 +211,7 @@ class Database:
         answers: list[tuple[_Change, Any, BaseException | None]] = []
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._changes = self._connection.total_changes
             if len(group) == 1:
                 answers.append((group[0], group[0].function(self._connection), None))
             else:
@@ -217,16 +247,32 @@ class Database:
         return value, None
 
     def _commit(self) -> None:
+        """End the transaction; it counts itself, if it has changed anything."""
+        count = "UPDATE ledger SET commits = commits + 1 RETURNING commits"
+        is_change = self._connection.total_changes > self._changes
+        commits = self._connection.execute(count).fetchone()["commits"] if is_change else self.commits
         try:
             self._connection.execute("COMMIT")
+            self.commits = commits
         except Exception as error:  # MemoryError too
             if getattr(error, "sqlite_errorname", None) in _NOT_COMMITTED:
                 raise
+            self._unsettled = True
             raise Unsettled(
                 f"the end of a change of the ledger failed ({str(error) or 'no memory'}): nothing was changed, unless "
                 "the server ends before it writes again. Try again",
                 retry_after=5,
             ) from error
+        if self._unsettled and is_change:
+            self._empty_log()
+
+    def _empty_log(self) -> None:
+        """Empty the log: frames of an unsettled commit, behind this one's, would look like commits that are lost."""
+        with contextlib.suppress(sqlite3.DatabaseError):  # a failing disk: the next commit tries again
+            self._connection.execute("PRAGMA busy_timeout = 0")  # a reader may be in it
+            is_busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._unsettled = bool(is_busy)
+            self._connection.execute("PRAGMA busy_timeout = 30000")
 
     # --- reads --------------------------------------------------------------------------------
 
@@ -269,15 +315,7 @@ class Database:
                 raise Unavailable("the ledger is closed: its server is stopping", retry_after=2)
             if self._readers:
                 return self._readers.pop()
-        try:
-            connection = sqlite3.connect(
-                f"file:{quote(str(self.path))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False,
-                timeout=30,
-            )  # fmt: skip
-        except sqlite3.DatabaseError as error:
-            raise translated(error) from error
-        connection.row_factory = sqlite3.Row
-        return connection
+        return _open_for_reading(self.path)
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
@@ -295,6 +333,59 @@ class Database:
         self._thread.join()
         for connection in (*readers, self._connection):
             connection.close()
+
+
+@contextmanager
+def read_file(path: Path) -> Iterator[View]:
+    """Give one view of a ledger's file, whether or not a process has it; nothing is changed."""
+    with closing(_open_for_reading(path)) as connection:
+        view = View(connection)
+        connection.execute("BEGIN")
+        format_ = view.rows("PRAGMA user_version")[0][0]
+        if format_ != FORMAT:
+            raise InvalidRequest(
+                f"{path} has format {format_}, this reads {FORMAT}: start its server with this version"
+            )
+        yield view
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a ledger's file as of one moment, whether or not a process has it."""
+    target.unlink(missing_ok=True)
+    try:
+        with closing(_open_for_reading(path)) as connection, closing(sqlite3.connect(target)) as copy:
+            connection.backup(copy)
+    except sqlite3.DatabaseError as error:
+        raise translated(error) from error
+    target.chmod(0o600)
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open a connection that changes nothing, and that may be used by any thread."""
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False, timeout=30
+        )
+    except sqlite3.DatabaseError as error:
+        raise translated(error) from error
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _check_log(path: Path, accept_loss: bool) -> None:
+    """Reject a damaged log; with `accept_loss`, copy it aside."""
+    file = path.with_name(f"{path.name}-wal")
+    damage = wal.damage(file)
+    if damage is None:
+        return
+    if not accept_loss:
+        raise Lost(
+            f"{file}: {damage}, changes that were acknowledged. Nothing was changed: restore the folder from a backup, "
+            "or start once with --accept-loss, which continues without them and keeps a copy of this file"
+        )
+    aside = file.with_name(f"{file.name}.{time.strftime('%Y%m%dT%H%M%S')}")
+    shutil.copyfile(file, aside)
+    log.warning("accepted loss: %s: %s; the file as it was is %s", file, damage, aside)
 
 
 def translated(error: BaseException) -> BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from penstock.errors import StoreFull, Unavailable
 from penstock.rows import slices
 from penstock.store import records
 from penstock.store.medium import Part, disk_error, lost
+from penstock.store.records import Label
 from penstock.text import format_size
 
 _MAPPED = 1_024
@@ -32,7 +34,7 @@ _PARSED = 64
 
 
 class DiskMedium:
-    """A folder of immutable files: `parts/ab/<name>`, and `quarantine/` for corrupt ones."""
+    """A folder of immutable files: `parts/ab/<name>`, `quarantine/` for corrupt ones, `orphans/` for unnamed ones."""
 
     incarnation = ""
 
@@ -40,7 +42,7 @@ class DiskMedium:
         self.folder = folder
         self._gone = gone
         self._parts = f"{folder}/parts"
-        for name in ("parts", "tmp", "quarantine"):
+        for name in ("parts", "tmp", "quarantine", "orphans"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()  # _open
         self._open: OrderedDict[str, MappedPart] = OrderedDict()
@@ -48,7 +50,9 @@ class DiskMedium:
     def __repr__(self) -> str:
         return f"disk:{self.folder}"
 
-    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part:
         """Keep a part: whole and durable under its name, or not there.
 
         1. A temporary file is written and fsynced. An error of fsync loses the file: it is never tried again on it.
@@ -60,7 +64,7 @@ class DiskMedium:
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                written = records.write(fd, schema, batches)
+                written = records.write(fd, schema, batches, label)
                 os.fsync(fd)  # 1. durable, unnamed
             finally:
                 os.close(fd)
@@ -88,7 +92,7 @@ class DiskMedium:
                 if part is not None and part.stamp == stamp:
                     self._open.move_to_end(name)
                     return part
-            part = MappedPart(self._path_of(name), stamp)
+            part = MappedPart(name, self._path_of(name), stamp)
         except FileNotFoundError:  # also where it is deleted between stat and open
             raise lost(name, self._why_gone(name)) from None
         except records.Damaged as damage:
@@ -100,6 +104,30 @@ class DiskMedium:
             if len(self._open) > _MAPPED:
                 self._open.popitem(last=False)
         return part
+
+    def verify(self, name: str) -> MappedPart:
+        """Return the part, verified once more; Lost if it is gone or corrupt, which changes nothing."""
+        try:
+            return MappedPart(name, self._path_of(name), (0, 0, 0))
+        except FileNotFoundError:
+            raise lost(name, self._why_gone(name)) from None
+        except records.Damaged as damage:
+            raise lost(name, str(damage)) from damage
+        except OSError as error:
+            raise disk_error(error, f"reading part {name}") from error
+
+    def copy(self, name: str, source: DiskMedium) -> None:
+        """Copy a part of another folder, durable under its name when this returns; FileNotFoundError if it is gone."""
+        temporary, final = self.folder / "tmp" / name, self._path_of(name)
+        shutil.copyfile(source._path_of(name), temporary)
+        fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        self._make_folder(final.parent)
+        os.rename(temporary, final)
+        _fsync_folder(final.parent)
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -120,6 +148,27 @@ class DiskMedium:
                     continue
                 if status.st_mtime < before:
                     yield file.name, status.st_size
+
+    def label(self, name: str) -> Label | None:
+        try:
+            with pa.memory_map(str(self._path_of(name))) as file:
+                return records.read_label(memoryview(file.read_buffer()))
+        except (OSError, records.Damaged):  # not whole: a crash cut its write, or it is corrupt
+            return None
+
+    def set_aside(self, name: str) -> None:
+        try:
+            os.rename(self._path_of(name), self.folder / "orphans" / name)
+        except OSError as error:
+            raise disk_error(error, f"moving part {name} to orphans/") from error
+
+    def drop_set_aside(self, *, before: float) -> int:
+        dropped = 0
+        for file in os.scandir(self.folder / "orphans"):
+            if file.stat().st_ctime < before:  # a rename changes it
+                os.unlink(file.path)
+                dropped += 1
+        return dropped
 
     def drop_temporaries(self, *, before: float) -> None:
         """Delete the temporary files last written before this time: their writers are gone."""
@@ -178,12 +227,15 @@ class DiskMedium:
 class MappedPart:
     """A part mapped into memory. The pages are the kernel's: they aren't counted as this process's own."""
 
-    def __init__(self, path: Path, stamp: tuple[int, int, int]) -> None:
+    def __init__(self, name: str, path: Path, stamp: tuple[int, int, int]) -> None:
         self._path = path
         self.stamp = stamp
         with pa.memory_map(str(path)) as file:
             mapped = file.read_buffer()
         written = records.verify(memoryview(mapped))
+        if written.label is not None and written.label.name != name:
+            raise records.Damaged(f"its file is that of part {written.label.name}")
+        self.label = written.label
         self._stream = mapped.slice(0, written.bytes)
         self.schema = pa.ipc.read_schema(self._stream)
         self.rows, self.bytes = written.rows, written.bytes

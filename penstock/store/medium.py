@@ -12,6 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
+from penstock.store.records import Label
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,9 @@ class Medium(Protocol):
     incarnation: str
     """Empty where bytes outlive the process, else what tells this process's bytes from the last one's."""
 
-    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part:
         """Keep a part. Once it returns the part outlives a power cut; if it raises, or after a crash, nothing is kept.
 
         A name left over from an attempt that crashed is replaced.
@@ -75,6 +78,18 @@ class Medium(Protocol):
 
     def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
         """Give every part written before that time and its bytes, without the quarantined ones."""
+        ...
+
+    def label(self, name: str) -> Label | None:
+        """Return what a part at rest says of itself; None where it says nothing, or can't be read."""
+        ...
+
+    def set_aside(self, name: str) -> None:
+        """Hide a part; `drop_set_aside` deletes it."""
+        ...
+
+    def drop_set_aside(self, *, before: float) -> int:
+        """Delete the parts that were set aside before that time; return how many."""
         ...
 
     def quarantined(self) -> list[str]:

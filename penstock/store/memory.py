@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import OpenPart, Part
+from penstock.store.records import Label
 
 
 class MemoryMedium:
@@ -31,7 +32,9 @@ class MemoryMedium:
     def __repr__(self) -> str:
         return "memory:"
 
-    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part:
         """Keep the batches themselves, without a copy; a part beyond the bound goes to disk."""
         table = pa.Table.from_batches(batches, schema)
         part = _MemoryPart(schema, table.num_rows, table.nbytes, table)
@@ -43,7 +46,7 @@ class MemoryMedium:
                 self._bytes += part.bytes
                 self._parts[name] = part
         if not fits:
-            return self._spill.write(name, schema, table.to_batches())
+            return self._spill.write(name, schema, table.to_batches(), label)
         return Part(name, part.rows, part.bytes, records.write(None, schema, table.to_batches()).digest)
 
     def open(self, name: str) -> OpenPart:
@@ -63,6 +66,16 @@ class MemoryMedium:
             sizes = [(name, part.bytes) for name, part in self._parts.items()]
         yield from sizes
         yield from self._spill.names(before=before)
+
+    def label(self, name: str) -> Label | None:
+        return None
+
+    def set_aside(self, name: str) -> None:
+        """Delete the part: nobody can look into it when this process has ended."""
+        self.delete(name)
+
+    def drop_set_aside(self, *, before: float) -> int:
+        return 0
 
     def quarantined(self) -> list[str]:
         """Return those of the disk; these files outlive the process."""

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
 import tempfile
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
-from penstock.store.payloads import TABLES, SplitPayloadStore
-
-ORPHAN_GRACE = 24 * 3600.0
-"""Seconds before a standalone store takes a part without a key for an orphan: another process may be writing it."""
+from penstock.store.payloads import ORPHAN_GRACE, TABLES, SplitPayloadStore
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -31,10 +30,15 @@ def open(url: str, *, quota: int | None = None) -> SplitPayloadStore:  # noqa: A
     if url.partition(":")[0] == "memory":
         scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    medium = open_medium(url, scratch or Path())
     folder = scratch or _folder(url)
-    database = Database(folder / "ledger.db", TABLES)
-    store = StandaloneStore(medium, database, url=url, quota=quota)
+    lock = _lock(folder)
+    try:
+        medium = open_medium(url, folder)
+        database = Database(folder / "ledger.db", TABLES)
+    except BaseException:
+        os.close(lock)
+        raise
+    store = StandaloneStore(medium, database, lock, url=url, quota=quota)
     long_ago = time.time() - ORPHAN_GRACE
     if isinstance(medium, DiskMedium):
         medium.drop_temporaries(before=long_ago)
@@ -54,6 +58,10 @@ def open_medium(url: str, folder: Path) -> Medium:
 class StandaloneStore(SplitPayloadStore):
     """A store that owns its ledger; pickles as its URL."""
 
+    def __init__(self, medium: Medium, database: Database, lock: int, *, url: str, quota: int | None) -> None:
+        super().__init__(medium, database, url=url, quota=quota)
+        self._unlock = weakref.finalize(self, os.close, lock)
+
     def __reduce__(self) -> tuple[object, ...]:
         if self.medium.incarnation:
             raise TypeError(f"{self!r} lives in this process's memory and can't be sent to another: use disk:")
@@ -63,6 +71,24 @@ class StandaloneStore(SplitPayloadStore):
         """Close files and memory; payloads on disk stay."""
         super().close()
         self._database.close()
+        self._unlock()
+
+
+def _lock(folder: Path) -> int:
+    """Share a folder with the standalone stores of other processes, for as long as the returned descriptor is open."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder / "owner").exists() or (folder / "key").exists():  # of its store, of its data folder
+        raise InvalidRequest(
+            f"the store disk:{folder} is that of a penstock server, which alone knows what its parts are for: open "
+            "another folder, or read and write through the server (penstock.connect)"
+        )
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Unavailable(f"the folder {folder} is in use by a penstock server: open another folder") from None
+    return lock
 
 
 def parse_bytes(text: str) -> int:

@@ -8,15 +8,18 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.rows.slices import PART_BYTES
 from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
+from penstock.store.records import Label
 from penstock.wire.paths import check_key
 
 TABLES: Tables = {
@@ -27,6 +30,10 @@ CREATE TABLE IF NOT EXISTS payloads(
 ) WITHOUT ROWID;
 """
 }
+
+ORPHAN_GRACE = 24 * 3600.0
+"""Seconds for which parts stay that no row names: another process may be writing one, or the ledger may be the wrong
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,11 @@ class SplitPayloadStore:
         self.quota = quota
         self._database = database
         self._now = now
-        self._lock = threading.Lock()  # _sizes, _used
+        self._lock = threading.Lock()  # _sizes, _used, _admitted
         self._sizes = dict(medium.names())
         self._used = sum(self._sizes.values())
+        self._admitted = 0
+        """Bytes that open puts may need."""
 
     def __repr__(self) -> str:
         return f"SplitPayloadStore({self.url!r})"
@@ -91,7 +100,7 @@ class SplitPayloadStore:
         check_key(key)
         whole = _as_payload(key, payload)
         noted = _as_json(key, whole)
-        part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches())  # 1.
+        part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches(), path=key)  # 1.
         now = self._now()
         expires = None if ttl is None else now + ttl
         row = (key, part.name, self.medium.incarnation, whole.split_id, noted, now, expires)
@@ -167,19 +176,28 @@ class SplitPayloadStore:
 
     # --- parts by name ----------------------------------------------------------------------
 
-    def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> Part:
-        """Write a part, durable and unseen. StoreFull when it does not fit into the quota."""
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Admit a put before its first byte, if there is room for a part beside one of each put that is open."""
+        room = 0 if self.quota is None else min(PART_BYTES, self.quota // 64)
+        with self._lock:
+            self._check_quota(self._admitted + room)
+            self._admitted += room
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._admitted -= room
+
+    def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
+        """Write a part for a path, durable and unseen. StoreFull when it does not fit into the quota."""
         size = sum(batch.nbytes for batch in batches)
         with self._lock:
-            if self.quota is not None and self._used + size > self.quota:
-                raise StoreFull(
-                    f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
-                    "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
-                    retry_after=5,
-                )
+            self._check_quota(size)
             self._note(name, size)
         try:
-            part = self.medium.write(name, schema, batches)
+            label = Label(self._database.id, path, name, self._database.commits)
+            part = self.medium.write(name, schema, batches, label)
         except BaseException:
             with self._lock:
                 self._note(name, 0)
@@ -187,6 +205,14 @@ class SplitPayloadStore:
         with self._lock:
             self._note(name, part.bytes)
         return part
+
+    def _check_quota(self, size: int) -> None:
+        if self.quota is not None and self._used + size > self.quota:
+            raise StoreFull(
+                f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
+                "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
+                retry_after=5,
+            )
 
     def open(self, name: str) -> OpenPart:
         """Return a part, every byte verified; Lost by name if it is gone."""
@@ -198,6 +224,22 @@ class SplitPayloadStore:
             self.medium.delete(name)
             with self._lock:
                 self._note(name, 0)
+
+    def set_aside(self, names: Iterable[str]) -> None:
+        """Hide parts that no row names; they are deleted after ORPHAN_GRACE."""
+        for name in names:
+            self.medium.set_aside(name)
+            with self._lock:
+                self._note(name, 0)
+
+    def drop_set_aside(self) -> int:
+        """Delete the parts that were set aside for longer than ORPHAN_GRACE; return how many."""
+        return self.medium.drop_set_aside(before=self._now() - ORPHAN_GRACE)
+
+    def has(self, name: str) -> bool:
+        """Whether the bytes of a part are in the store."""
+        with self._lock:
+            return name in self._sizes
 
     def orphans(self, known: Iterable[str] = (), *, before: float = math.inf) -> list[str]:
         """Return the parts written before that time that are neither known nor a payload's: a crash left them."""

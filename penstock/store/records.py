@@ -1,13 +1,14 @@
 """Bytes at rest: an Arrow IPC stream, then a table with length and CRC of every record in it.
 
     | IPC stream: schema, dictionaries, batches, end |  any Arrow reader can read this far
-    | table: JSON {v, crc, records: [[bytes, rows, crc], …]} |
+    | table: JSON {v, crc, records: [[bytes, rows, crc], …], part: {ledger, path, name, commits}} |
     | length of the table, CRC of the table, magic |  16 bytes
 
 The records follow each other without gaps, so that the table covers every byte of the
 stream and the CRC of the table covers the part. Arrow itself finds no corruption (1,092 of
 3,000 single bit flips were read as wrong values), and a stream cut between two messages
-reads as a shorter one.
+reads as a shorter one. `part` binds the bytes to their name: a file under another's name is
+recognized. Format 1 had none.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 from crc32c import crc32c
 
 CRC = "crc32c"
-FORMAT = 1
+_OLDEST, FORMAT = 1, 2
 _TAIL = struct.Struct("<II8s")
 _MAGIC = b"PENSTOCK"
 _IOV_MAX = 1_024  # buffers that Linux takes in one writev
@@ -33,6 +35,19 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """What a part's file says of itself."""
+
+    ledger: str
+    """The id of the ledger whose part it is."""
+    path: str
+    """The path that its rows were put to."""
+    name: str
+    commits: int
+    """The ledger's count of commits when the part was written."""
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """The content of a part's file."""
 
@@ -40,15 +55,12 @@ class Written:
     batches: int
     bytes: int
     """The length of the stream, without table and tail."""
-    crc: int
-
-    @property
-    def digest(self) -> str:
-        """Identifies the bytes, whichever medium holds them."""
-        return f"{self.bytes:x}-{self.crc:08x}"
+    digest: str
+    """Identifies the rows, whichever medium holds them, under whatever name."""
+    label: Label | None = None
 
 
-def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Written:
+def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None) -> Written:
     """Write one part to an empty file, which the caller makes durable. Without a file it is only measured.
 
     Arrow's buffers go to the file as they are, with no copy in between: the writer hands
@@ -64,14 +76,33 @@ def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) 
             records.append(sink.flush_record(batch.num_rows))
             rows += batch.num_rows
     records.append(sink.flush_record(0))
-    table = json.dumps({"v": FORMAT, "crc": CRC, "records": records}, separators=(",", ":")).encode()
-    crc = crc32c(table)
-    _write_all(fd, [table, _TAIL.pack(len(table), crc, _MAGIC)])
-    return Written(rows, len(records) - 2, sum(record[0] for record in records), crc)
+    if fd is not None:
+        part = None if label is None else asdict(label)
+        table = _to_json({"v": FORMAT, "crc": CRC, "records": records, "part": part})
+        _write_all(fd, [table, _TAIL.pack(len(table), crc32c(table), _MAGIC)])
+    return _written(records, label)
 
 
 def verify(view: memoryview) -> Written:
     """Verify every byte of a part; Damaged names the first fault."""
+    content, length = _table(view)
+    start = 0
+    for number, (size, _, expected) in enumerate(content["records"]):
+        if crc32c(view[start : start + size]) != expected:
+            raise Damaged(f"record {number} at byte {start} has another checksum than at writing")
+        start += size
+    if start + length + _TAIL.size != len(view):
+        raise Damaged(f"it has {len(view)} bytes where {start + length + _TAIL.size} were written")
+    return _written(content["records"], _label(content))
+
+
+def read_label(view: memoryview) -> Label | None:
+    """Return what a part says of itself, its rows unverified; None of format 1."""
+    return _label(_table(view)[0])
+
+
+def _table(view: memoryview) -> tuple[dict[str, Any], int]:
+    """Return the table of records and its length."""
     if len(view) < _TAIL.size:
         raise Damaged(f"it has {len(view)} bytes, too few for any part")
     length, crc, magic = _TAIL.unpack(view[-_TAIL.size :])
@@ -85,16 +116,24 @@ def verify(view: memoryview) -> Written:
         form = (content["v"], content["crc"])
     except (ValueError, TypeError, KeyError) as broken:  # eight zeros are the length and the CRC of no table at all
         raise Damaged("its table of records is none") from broken
-    if form != (FORMAT, CRC):
-        raise Damaged(f"it has format {content['v']} with {content['crc']}; this penstock reads {FORMAT} with {CRC}")
-    start = 0
-    for number, (size, _, expected) in enumerate(content["records"]):
-        if crc32c(view[start : start + size]) != expected:
-            raise Damaged(f"record {number} at byte {start} has another checksum than at writing")
-        start += size
-    if start + length + _TAIL.size != len(view):
-        raise Damaged(f"it has {len(view)} bytes where {start + length + _TAIL.size} were written")
-    return Written(sum(record[1] for record in content["records"]), len(content["records"]) - 2, start, crc)
+    if form not in ((_OLDEST, CRC), (FORMAT, CRC)):
+        raise Damaged(f"it has format {form[0]} with {form[1]}; this penstock reads {_OLDEST} to {FORMAT} with {CRC}")
+    return content, length
+
+
+def _label(content: Mapping[str, Any]) -> Label | None:
+    part = content.get("part")
+    return None if part is None else Label(**part)
+
+
+def _written(records: Sequence[Sequence[int]], label: Label | None) -> Written:
+    size = sum(record[0] for record in records)
+    crc = crc32c(_to_json({"v": 1, "crc": CRC, "records": records}))  # as format 1 had it, for attempts recorded then
+    return Written(sum(record[1] for record in records), len(records) - 2, size, f"{size:x}-{crc:08x}", label)
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class _Gather:

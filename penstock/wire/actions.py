@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from penstock.wire.body import Body, field_names
 from penstock.wire.position import Position
-from penstock.wire.put import Mode, State
+from penstock.wire.put import Mode, Run, State
 
 SchemaJson = tuple[dict[str, Any], ...]
 """A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
@@ -44,7 +44,7 @@ class OpenWrite(Body):
     mode: Mode = "error"
     schema: str | None = None
     """The columns of a dataset that may get no rows: an Arrow schema's IPC message in base64."""
-    run: str | None = None
+    run: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class FinishWrite(Body):
 
     ticket: str
     attempts: tuple[str, ...]
-    run: str | None = None
+    run: Run | None = None
     """A run that was not known at write.open; if another write has finished it, this one adds nothing."""
 
 
@@ -233,6 +233,14 @@ class ConsumerState(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class LandedEpoch(Body):
+    """The last epoch of a streaming query, or the last number of a run `query/number`, whose rows are at a path."""
+
+    query: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description(Body):
     """The answer of describe; `kind` says which of the optional fields are there."""
 
@@ -254,6 +262,8 @@ class Description(Body):
     oldest: float | None = None
     """The age of a topic's oldest row, in seconds."""
     consumers: tuple[ConsumerState, ...] | None = None
+    queries: tuple[LandedEpoch, ...] | None = None
+    """Of a dataset or a topic: what the queries that write to it have landed last."""
     write: str | None = None
     mode: Mode | None = None
     state: State | None = None

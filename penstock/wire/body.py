@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import InvalidRequest
 from penstock.text import suggest
@@ -105,7 +105,7 @@ _Check = Callable[[Any], Any]
 @cache
 def _checks(body: type[Body]) -> dict[str, tuple[_Check, str, bool]]:
     """Return for each field its check, its type in words, and whether it is required."""
-    hints = get_type_hints(body)
+    hints = get_type_hints(body, include_extras=True)
     result = {}
     for field in fields(body):  # type: ignore[arg-type]  # a dataclass, always
         required = field.default is field.default_factory  # both MISSING
@@ -119,6 +119,10 @@ def _check_for(hint: Any) -> tuple[_Check, str]:
     if origin in (Union, UnionType):
         check, words = _check_for(next(arg for arg in args if arg is not NoneType))
         return (lambda value: None if value is None else check(value)), words
+    if origin is Annotated:
+        return (lambda value: value if type(value) is str and len(value.encode()) <= args[1] else _WRONG), (
+            f"a string of at most {args[1]:,} bytes"
+        )
     if origin is Literal:
         return (lambda value: value if value in args else _WRONG), " or ".join(repr(arg) for arg in args)
     if origin is tuple:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from penstock.wire.body import Body
 
 Mode = Literal["error", "append", "overwrite"]
+Run = Annotated[str, 1_024]
+"""A name under which a write happens once, of at most so many bytes."""
 State = Literal["open", "finished", "aborted", "expired"]
 
 
@@ -33,7 +35,10 @@ class PutCommand(Body):
     ticket: str | None = None
     path: str | None = None
     mode: Mode | None = None
-    run: str | None = None
+    run: Run | None = None
+    brief: bool | None = None
+    """The client has minted the run, so that it can send a put again whose answer is lost: a topic remembers it for an
+    hour."""
     ready: bool | None = None
     """The sender waits for the server's word `{"v":1}`, which admits this put, before it sends the first batch."""
     create: TopicOptions | None = None

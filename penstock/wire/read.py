@@ -53,6 +53,8 @@ class Entry(Body):
     state: str | None = None
     local: str | None = None
     """The abstract Unix socket where processes of this host get file descriptors for parts."""
+    life: str | None = None
+    """Of a topic that is read: the life of the server (see Position) that wrote the last of its rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cli.readers import InputFiles
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.rows.converter import Converter
 from tests.kit.cli import TRIPS, text_file, write_table
 
 
@@ -71,6 +75,22 @@ def test_times_of_csv_keep_their_zone(tmp_path: Path, values: list[str], kind: p
         assert hours == [20, None, 19] * 2
 
 
+FIELDS = [
+    "", '""', "x", "0017", "null", "1", "-5", "+7", " 1", "1.5", "1e3", "-.5", "nan", "-inf", "12345678901234567890",
+    "true", "FALSE", "2026-11-18", "2026-11-18T20:00", "2026-11-18T20:00:00Z", "2026-11-18 20:00:00.25+01:00",
+    "20:00:00", "20:00:00.5", "2026-11-18T20:00:00", "2026-11-18T20:00:00.123456789", "2026-11-18T20:00:00+0100",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3))
+def test_csv_is_taken_in_the_types_that_it_made(values: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = text_file(Path(folder), "n,x", *(f"1,{value}" for value in values), name="a.csv")
+        table = read(file)
+        again = InputFiles([file], converter=Converter("topic/x", table.schema))
+        assert str(pa.Table.from_batches(again.batches(), again.schema).to_pydict()) == str(table.to_pydict())
+
+
 def test_csv_may_have_heads_alone(tmp_path: Path) -> None:
     assert read(text_file(tmp_path, "n,at", name="a.csv")).schema.names == ["n", "at"]
 
@@ -92,6 +112,10 @@ def test_files_are_of_one_schema(tmp_path: Path) -> None:
         field = pa.field("x", pa.int64(), metadata={"of": name})
         files.append(write_table(pa.table({"x": [1]}, pa.schema([field], {"of": name})), tmp_path / f"{name}.parquet"))
     assert read(*files).to_pydict() == {"x": [1, 1]}
+    narrow = write_table(pa.table({"x": pa.array([2], pa.int8())}), tmp_path / "narrow.parquet")
+    assert read(files[0], narrow).schema == read(files[0]).schema
+    with pytest.raises(SchemaMismatch, match=r"column x is int64, and can't be cast to int8: .*300"):
+        read(narrow, write_table(pa.table({"x": [300]}), tmp_path / "wide.parquet"))
     files.append(write_table(pa.table({"x": [1], "y": ["s"]}), tmp_path / "c.parquet"))
     with pytest.raises(SchemaMismatch, match=r"c\.parquet has other columns than .*a\.parquet: y: string, not nothing"):
         read(*files)

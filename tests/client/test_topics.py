@@ -202,7 +202,7 @@ class TestFollowing:
             time.sleep(0.01)
         client.put("topic/x", rows(77))
         waiting.join(LIMIT)
-        assert (seen, follower.position) == ([77], {0: 11})
+        assert (seen, dict(follower.position)) == ([77], {0: 11})
 
     def test_stop_ends_the_loop_from_another_thread(self, client: Client) -> None:
         client.put("topic/x", rows(1))

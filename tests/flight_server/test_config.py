@@ -46,10 +46,23 @@ def test_half_of_tls_is_refused(tmp_path: Path) -> None:
         {"listen": "grpc+tls://127.0.0.1:1"},
         {"listen": "grpc+tls://127.0.0.1:1", "tls_cert": tmp_path},
         {"tls_cert": tmp_path, "tls_key": tmp_path},
+        {"http_tls": True, "tls_cert": tmp_path},
     ]
     for options in half:
         with pytest.raises(InvalidRequest, match="TLS needs all of"):
             config(tmp_path, **options).check()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:8816", "[::]:8816", "10.0.0.7:8816"])
+def test_an_open_http_address_needs_tls_or_insecure(tmp_path: Path, address: str) -> None:
+    tls: dict[str, Any] = {"tls_cert": tmp_path / "c", "tls_key": tmp_path / "k"}
+    refused: list[dict[str, Any]]
+    refused = [{}, {"http_token_file": tmp_path / "t"}, {"listen": "grpc+tls://127.0.0.1:1", **tls}]
+    for options in refused:
+        with pytest.raises(InvalidRequest, match=r"--http .* is open to other machines, without TLS: say --http-tls"):
+            ServerConfig(data=tmp_path, http=address, **options).check()
+    ServerConfig(data=tmp_path, http=address, http_tls=True, **tls).check()
+    ServerConfig(data=tmp_path, http=address, insecure=True).check()
 
 
 def test_a_token_file_is_private_and_the_token_long_enough(tmp_path: Path) -> None:

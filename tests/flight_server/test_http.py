@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import re
+import socket
+import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
+import penstock.flight_server.http as http_module
+from penstock.client.client import connect
 from penstock.flight_server.http import HttpDoor
 from penstock.flight_server.server import PenstockServer
+from tests.kit.server import TOKEN, token_file
 from tests.kit.streams import Reading, X
 from tests.kit.wait import eventually
 from tests.kit.wire import at, call, new_attempt, put, read, refused, trips
@@ -157,3 +168,99 @@ def test_an_open_put_is_seen_as_an_open_stream(door: str, bare: flight.FlightCli
     eventually(lambda: metrics(door)["penstock_open_streams"] == 1)
     with pytest.raises(flight.FlightError, match="trailer"):
         writer.close()
+
+
+# --- from other machines -------------------------------------------------------------------
+
+SLOW = 1.0
+"""Seconds of a request, in place of 10."""
+
+
+@dataclass(frozen=True)
+class OpenDoor:
+    """HTTPS on an address that other machines would reach, and the context of a client that trusts it."""
+
+    url: str
+    trust: ssl.SSLContext
+
+    def ask(self, page: str, token: str | None = None) -> str:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(self.url + page, headers=headers)
+        with urllib.request.urlopen(request, timeout=10, context=self.trust) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.fixture
+def opened(make_server: Callable[..., PenstockServer], tmp_path: Path) -> Iterator[OpenDoor]:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    server = make_server(
+        http="0.0.0.0:0", http_tls=True, http_token_file=token_file(tmp_path), tls_cert=tmp_path / "cert.pem",
+        tls_key=tmp_path / "key.pem",
+    )  # fmt: skip
+    with connect(server.url) as client:
+        client.put("topic/secret-name", pa.table({"x": [1]}))
+    http = HttpDoor("0.0.0.0", 0, server.state)
+    http.start()
+    authority.configure_trust(trust := ssl.create_default_context())
+    yield OpenDoor(f"https://127.0.0.1:{http.port}", trust)
+    http.close()
+
+
+def test_names_are_shown_to_holders_of_the_token_alone(opened: OpenDoor) -> None:
+    """A kubelet's probes have none."""
+    assert opened.ask("/healthz") == "ok\n"
+    assert 'topic="topic/secret-name"' in opened.ask("/metrics", TOKEN)
+    for token in (None, TOKEN[:-1], ""):
+        page = opened.ask("/metrics", token)
+        assert "penstock_rows_total" in page
+        assert "secret-name" not in page
+
+
+def test_https_answers_nothing_without_tls(opened: OpenDoor) -> None:
+    with pytest.raises(OSError, match=r"Remote end closed|reset|EOF"):
+        urllib.request.urlopen(opened.url.replace("https", "http") + "/healthz", timeout=10)
+
+
+@pytest.mark.parametrize("sends", [b"", b"GET /healthz HT", b"\x16\x03\x01"], ids=["nothing", "half", "half of TLS"])
+def test_a_slow_request_is_cut_at_the_deadline(
+    server: PenstockServer, monkeypatch: pytest.MonkeyPatch, sends: bytes
+) -> None:
+    """It may send a byte each second: the whole of it has one deadline."""
+    monkeypatch.setattr(http_module, "_DEADLINE", SLOW)
+    http = HttpDoor("127.0.0.1", 0, server.state)
+    http.start()
+    with socket.create_connection(("127.0.0.1", http.port), timeout=10) as slow:
+        began = time.monotonic()
+        slow.sendall(sends)
+        with suppress(ConnectionError):
+            while True:
+                slow.sendall(b"x")
+                slow.settimeout(0.2)
+                with suppress(TimeoutError):
+                    if not slow.recv(1):
+                        break
+        assert SLOW <= time.monotonic() - began < 5
+    http.close()
+
+
+def test_so_many_slow_requests_are_served_at_a_time(door: str) -> None:
+    address = ("127.0.0.1", int(door.rpartition(":")[2]))
+    before = threading.active_count()
+    idle = [socket.create_connection(address, timeout=10) for _ in range(40)]
+    eventually(lambda: threading.active_count() == before + 32)
+    assert sum(_is_closed(each) for each in idle) == 8
+    for each in idle:
+        each.close()
+    eventually(lambda: threading.active_count() == before)
+    assert ask(f"{door}/healthz") == (200, "ok\n")
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import NotFound
 from penstock.flight_server import endpoints, kinds
 from penstock.flight_server.gate import Call
-from penstock.flight_server.kinds.kind import Handler, Kind, handle
+from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.selection import select
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.state import State
@@ -55,8 +55,8 @@ class ShelfKind(Kind):
     def close(self) -> None:
         self.running = False
 
-    def actions(self) -> Iterable[Handler]:
-        yield handle(LARGE, self.large)
+    def actions(self) -> Handlers:
+        yield Handler(LARGE, self.large)
 
     def large(self, call: Call, request: AskRows) -> Paths:
         return Paths(tuple(path for path, part in self.parts.items() if part.rows >= request.at_least))
@@ -82,7 +82,7 @@ class ShelfKind(Kind):
         with admit() as upload:
             batches = [batch for part in upload.parts() for batch in part]
             upload.check_whole()
-        part = self.state.store.write(upload.attempt, upload.schema, batches)
+        part = self.state.store.write(upload.attempt, upload.schema, batches, path="store/a")
         self.parts[str(path)] = Slice(part.name, part.rows, part.bytes, upload.schema, part.rows)
         return Receipt("", upload.attempt, part.rows, part.bytes, 1, part.digest)
 

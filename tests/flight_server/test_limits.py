@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,21 +16,27 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from penstock.client.client import connect
+from penstock.errors import StoreFull
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
+from penstock.rows import schemas
 from tests.kit.raw_flight import RawFlight, flight_data
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually, files, peak_memory, threads
 from tests.kit.wire import (
     TRIPS,
     at,
+    attempt_of,
     call,
     error_code,
     error_details,
     ids,
     info,
     list_paths,
+    new_attempt,
     put,
+    read,
     refused,
     trailer,
     trips,
@@ -47,7 +54,8 @@ Make = Callable[..., PenstockServer]
      ("put_rows", 4, [trips(1, 2), trips(3, 4), trips(5)]),
      ("put_bytes", 300, [trips(*range(5)), trips(*range(5)), trips(*range(5)), trips(*range(5))]),
      ("put_batches", 2, [trips(1), trips(2), trips(3)]),
-     ("columns", 1, [trips(1)])],
+     ("columns", 1, [trips(1)]),
+     ("schema_bytes", 999, [trips(1).replace_schema_metadata({"x": "y" * 1_000})])],
 )  # fmt: skip
 def test_more_than_a_limit_is_refused_by_the_limits_name(
     make_server: Make, tmp_path: Path, limit: str, amount: int, batches: list[pa.RecordBatch]
@@ -62,6 +70,55 @@ def test_more_than_a_limit_is_refused_by_the_limits_name(
     assert len(files(tmp_path / "data" / "parts")) == 1
 
 
+def test_a_schema_is_4_mib_at_most(bare: flight.FlightClient) -> None:
+    """With metadata and names, in a put and in an announcement."""
+    large = pa.schema([("x" * (5 << 20), pa.int8())])
+    with refused("limit", "bytes in a schema with its metadata", "--limit schema_bytes="):
+        put(bare, at("store/x"), [], schema=large)
+    with refused("limit", "bytes in a schema with its metadata"):
+        call(bare, "write.open", path="store/x", schema=schemas.encode(large))
+
+
+@pytest.mark.parametrize("verb", ["put", "write.open", "write.finish"])
+def test_a_run_has_1024_bytes_at_most(bare: flight.FlightClient, verb: str) -> None:
+    opened = call(bare, "write.open", path="store/x")
+    with refused("invalid", "run: expected a string of at most 1,024 bytes"):
+        put_run(bare, verb, opened["ticket"], "ä" * 512 + "x")
+    put_run(bare, verb, opened["ticket"], "ä" * 512)
+
+
+def put_run(bare: flight.FlightClient, verb: str, ticket: str, run: str) -> None:
+    if verb == "put":
+        put(bare, at("store/y", attempt=new_attempt(), run=run), [trips(1)])
+    elif verb == "write.open":
+        call(bare, verb, path="store/y", run=run)
+    else:
+        put(bare, attempt_of(ticket, attempt := new_attempt()), [trips(1)])
+        call(bare, verb, ticket=ticket, attempts=[attempt], run=run)
+
+
+def test_a_dictionary_that_batches_share_is_stored_once(bare: flight.FlightClient, server: PenstockServer) -> None:
+    """Once in a part: 8 MB of words and 200 batches of one row were 800 MB on disk."""
+    words = pa.array([f"{number:0100}" for number in range(80_000)])
+    columns = [pa.DictionaryArray.from_arrays(pa.array([number], pa.int32()), words) for number in range(200)]
+    nested = [pa.StructArray.from_arrays([column], ["word"]) for column in columns]
+    for each in (columns, nested):
+        batches = [pa.record_batch({"x": column}) for column in each]
+        put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), batches)
+        assert read(bare, "store/x").to_pylist() == pa.Table.from_batches(batches).to_pylist()
+        assert server.state.ledger.dataset("store/x").bytes < 40 << 20
+
+
+def test_a_new_dictionary_in_each_batch_fills_parts(bare: flight.FlightClient, server: PenstockServer) -> None:
+    batches = [
+        pa.record_batch({"x": pa.array([f"{start + number:0100}" for number in range(40_000)]).dictionary_encode()})
+        for start in range(0, 200_000, 40_000)
+    ]
+    put(bare, at("store/x"), batches)
+    assert server.state.ledger.dataset("store/x").part_count >= 2
+    assert read(bare, "store/x").num_rows == 200_000
+
+
 def test_exactly_the_limit_is_taken(make_server: Make) -> None:
     with flight.connect(
         make_server(limits=ServerLimits(batch_rows=3, put_rows=6, put_batches=2, columns=2)).url
@@ -74,6 +131,32 @@ def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightCli
     """The batch has no bytes and 2^27 rows."""
     with refused("limit", "batch_rows"):
         put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
+
+
+def test_an_attempt_waits_for_room_before_its_first_byte(make_server: Make) -> None:
+    """It goes on once something is deleted; one that waits too long fails with the numbers."""
+    server = make_server(quota=1_000_000, ticket_life=0.1)
+    full = pa.table({"x": pa.array(range(124_000))})
+    with connect(server.url, retry_for=60) as client:
+        client.put("store/full", full)
+        opened = client.call("write.open", {"path": "store/x"})
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.attempt, opened["ticket"], full.schema)
+            try:
+                eventually(lambda: 'penstock_errors_total{code="full",verb="do_put"}' in server.state.metrics.text())
+                assert not waiting.done()
+            finally:
+                client.delete("store/full")
+                with waiting.result(60) as writer:
+                    writer.write(full.slice(0, 10_000))
+        assert client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
+        assert client.get("store/x").read_all().equals(full.slice(0, 10_000))
+    with connect(server.url, retry_for=1) as client:
+        client.put("store/full", full.slice(0, 114_000))
+        opened = client.call("write.open", {"path": "store/y"})
+        with pytest.raises(StoreFull, match=r"stayed busy for 1 s: the store has 9.* of 1,000,000 bytes"):
+            client.attempt(opened["ticket"], full.schema)
+    assert server.state.store._admitted == 0
 
 
 def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make, tmp_path: Path) -> None:
@@ -247,8 +330,9 @@ def test_of_three_hundred_idle_puts_only_the_limit_is_admitted(tmp_path: Path, s
         puts = stalled(server.url, 300)
         eventually(lambda: call(bare, "health")["open_streams"] == admitted)
 
-        assert len(list_paths(bare)) == 1
+        assert call(bare, "describe", path="store/x")["rows"] == 2
         if admitted < streams:
+            assert len(list_paths(bare)) == 1
             assert bare.do_get(ticket).read_all().num_rows == 2
             put(bare, at("store/y"), [trips(1)])
         codes = outcomes(puts)

@@ -10,10 +10,11 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull
+from penstock.errors import AlreadyExists, InvalidRequest, Lost, StoreFull, Unavailable
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import data_folder
 from penstock.flight_server.limits import ServerLimits
@@ -21,6 +22,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import Crash
 from tests.kit.server import served
+from tests.kit.wire import at, call, list_paths, new_attempt, put, trips
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -94,20 +96,32 @@ def test_parts_in_quarantine_show_in_health_and_metrics(server: PenstockServer, 
     assert "\npenstock_quarantined_parts 1.0\n" in server.state.metrics.text()
 
 
+@pytest.mark.parametrize("mode", ["error", "append", "overwrite"])
+def test_a_put_that_comes_again_after_a_delete_is_answered(bare: flight.FlightClient, mode: str) -> None:
+    """Its answer was lost: it gets it, and brings nothing back."""
+    once = at("store/a", attempt=new_attempt(), mode=mode, run="nightly")
+    receipt = put(bare, once, [trips(1, 2)])
+    call(bare, "delete", path="store/a")
+    assert put(bare, once, [trips(1, 2)]) == receipt
+    assert list_paths(bare) == []
+
+
 def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
     store = f"disk:{tmp_path / 'store'}"
     with served(tmp_path / "a", store=store) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
-        with pytest.raises(InvalidRequest, match="belongs to another data folder"), served(tmp_path / "b", store=store):
+        with pytest.raises(Unavailable, match="in use by another penstock"), served(tmp_path / "b", store=store):
             pass
         assert client.get("store/t").read_all() == TABLE
+    with pytest.raises(InvalidRequest, match="belongs to another data folder"), served(tmp_path / "b", store=store):
+        pass
 
 
 def test_a_store_whose_ledger_knows_of_no_put_yet_starts_again(tmp_path: Path) -> None:
     """The server was killed in its first put to a topic: the part is stored, and no row names it yet."""
     settings = ServerConfig(data=tmp_path / "data", listen="grpc://127.0.0.1:0")
     with data_folder(settings) as (_, store, _):
-        store.write("first-000000", TABLE.schema, TABLE.to_batches())
+        store.write("first-000000", TABLE.schema, TABLE.to_batches(), path="store/a")
     with served(settings.data) as server, connect(server.url) as client:
         assert not list((tmp_path / "data" / "parts").rglob("*-000000"))
         client.put("store/t", TABLE)

@@ -51,7 +51,7 @@ def test_puts_by_ticket_alone_may_take_every_stream(small: PenstockServer, there
     for attempt in attempts:
         puts.append(there.do_put(attempt_of(ticket, attempt), TRIPS, UNKNOWN))
         eventually(lambda: small.state.streams.open_streams == len(puts))
-        eventually(lambda: small.state.streams.unheard == 0)
+        eventually(lambda: small.state.streams.strangers["silent"] == 0)
 
     for writer, reader in puts:
         writer.write_batch(trips(1))
@@ -84,7 +84,8 @@ def test_silent_strangers_may_take_half_of_the_streams(gate: Gate, verb: flight.
     speaks.call_completed(None)
     gate.start_call(flight.CallInfo(verb), {}).call_completed(None)
     silent.call_completed(None)
-    assert (gate.streams.open_streams, gate.streams.unheard) == (2, 0)
+    assert gate.streams.open_streams == 2
+    assert gate.streams.strangers == {"silent": 0, "reading": 0}
 
 
 @pytest.mark.parametrize(("streams", "admitted"), [(1, 1), (2, 1), (3, 1), (5, 2)])
@@ -98,10 +99,26 @@ def test_strangers_may_take_half_rounded_down_but_always_one(streams: int, admit
         few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
 
 
-def test_a_get_is_heard_at_once_and_so_not_counted_as_silent(gate: Gate) -> None:
-    for _ in range(4):
+def test_readers_by_ticket_alone_may_take_half_of_the_streams(gate: Gate) -> None:
+    first, _ = (gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {}) for _ in range(2))
+
+    with refused("unavailable", "2 calls without the server's token are reading", "try again"):
         gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {})
-    assert (gate.streams.open_streams, gate.streams.unheard) == (4, 0)
+    gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {"authorization": [f"Bearer {TOKEN}"]})
+
+    first.heard()
+    assert gate.streams.strangers["reading"] == 2, "a reader counts until its end"
+    first.call_completed(None)
+    gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {})
+
+
+def test_strangers_of_both_sorts_leave_a_stream_to_the_known(gate: Gate) -> None:
+    """Those who send nothing don't keep the others from reading, and the reverse."""
+    for verb in (flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_GET):
+        gate.start_call(flight.CallInfo(verb), {})
+    with refused("unavailable", "3 calls without the server's token"):
+        gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {})
+    gate.start_call(flight.CallInfo(flight.FlightMethod.DO_GET), {"authorization": [f"Bearer {TOKEN}"]})
 
 
 def test_where_no_token_is_set_nobody_is_a_stranger() -> None:
@@ -109,7 +126,7 @@ def test_where_no_token_is_set_nobody_is_a_stranger() -> None:
     streams.admit()
     for _ in range(4):
         open_to_all.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
-    assert streams.unheard == 0
+    assert streams.strangers == {"silent": 0, "reading": 0}
 
 
 @pytest.mark.process
@@ -137,7 +154,7 @@ def test_three_hundred_silent_strangers_hold_half_of_the_streams(tmp_path: Path,
         put(there, at("store/y"), [trips(1)], options=KNOWN)
         assert names_known(there) == {"store/x", "store/y"}
         ticket = there.get_flight_info(at("store/x"), KNOWN).endpoints[0].ticket
-        assert there.do_get(ticket).read_all().num_rows == 2, "a reader's stream is not counted"
+        assert there.do_get(ticket).read_all().num_rows == 2, "readers go on"
         with refused("unavailable", "64 calls without the server's token have sent nothing"):
             put(there, attempt_of(opened["ticket"], new_attempt()), [trips(2)])
         running.write_metadata(trailer(1, 1))

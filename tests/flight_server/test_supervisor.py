@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from penstock.cli import app
 from penstock.client.client import connect
 from penstock.flight_server import supervisor
 from penstock.flight_server.config import ServerConfig
@@ -111,6 +112,17 @@ def test_one_large_message_loses_nothing(tmp_path: Path) -> None:
                 list(stranger.do_action(action, flight.FlightCallOptions(timeout=LIMIT)))
             assert client.get("store/a").read_all()["x"].to_pylist() == [1, 2]
         assert "was ended by SIG" in running.log
+
+
+def test_a_loss_is_accepted_by_the_user_alone(tmp_path: Path) -> None:
+    """--accept-loss holds for the start that the user has seen; a server that comes back refuses what is lost since."""
+    with served(tmp_path, "--accept-loss") as running, connect(running.url, retry_for=LIMIT) as client:
+        client.put("store/a", pa.table({"x": [1, 2]}))
+        (part,) = [file for file in (tmp_path / "data" / "parts").rglob("*") if file.is_file()]
+        part.unlink()
+        os.kill(running.server() or 0, signal.SIGKILL)
+        assert running.process.wait(LIMIT) == app.FAILED
+    assert re.search("^penstock: .*--accept-loss", running.log, re.MULTILINE), running.log
 
 
 def test_the_pauses_between_starts_grow(tmp_path: Path) -> None:

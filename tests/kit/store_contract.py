@@ -256,7 +256,7 @@ class StoreContract:
     def test_the_quota_holds_for_parts_too(self, make: Make) -> None:
         store = make(quota=1_000)
         with pytest.raises(StoreFull):
-            store.write("p1", numbers(1_000).schema, numbers(1_000).to_batches())
+            store.write("p1", numbers(1_000).schema, numbers(1_000).to_batches(), path="store/a")
         assert store.used == 0
         assert list(store.medium.names()) == []
 
@@ -265,7 +265,7 @@ class StoreContract:
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_part_is_kept_under_its_name(self, store: SplitPayloadStore, shape: str) -> None:
         table = SHAPES[shape]
-        kept = store.write("0" * 32 + "-part-000001", table.schema, table.to_batches())
+        kept = store.write("0" * 32 + "-part-000001", table.schema, table.to_batches(), path="store/a")
         part = store.open(kept.name)
         assert (kept.rows, part.rows) == (table.num_rows, table.num_rows)
         assert part.schema.equals(table.schema, check_metadata=True)
@@ -275,20 +275,20 @@ class StoreContract:
 
     def test_a_part_is_read_by_columns_in_the_order_given(self, store: SplitPayloadStore) -> None:
         table = pa.table({"a": [1, 2], "b": pa.array(["x", "y"]).dictionary_encode(), "c": [[1], []]})
-        store.write("p", table.schema, table.to_batches())
+        store.write("p", table.schema, table.to_batches(), path="store/a")
         for columns in (["a"], ["c", "a"], ["b"], ["c", "b", "a"], []):
             assert_same(store.open("p").reader(columns).read_all(), table.select(columns))
 
     def test_a_part_left_over_under_a_name_is_replaced(self, store: SplitPayloadStore) -> None:
-        store.write("p", numbers(100).schema, numbers(100).to_batches())
-        store.write("p", numbers(7).schema, numbers(7).to_batches())
+        store.write("p", numbers(100).schema, numbers(100).to_batches(), path="store/a")
+        store.write("p", numbers(7).schema, numbers(7).to_batches(), path="store/a")
         assert_same(store.open("p").reader().read_all(), numbers(7))
         assert len(list(store.medium.names())) == 1
         store.discard(["p"])
         assert store.used == 0
 
     def test_a_part_that_was_discarded_is_lost_by_its_name(self, store: SplitPayloadStore) -> None:
-        store.write("some-part", numbers(1).schema, numbers(1).to_batches())
+        store.write("some-part", numbers(1).schema, numbers(1).to_batches(), path="store/a")
         reader = store.open("some-part").reader()
         store.discard(["some-part", "some-part", "never-there"])
         with pytest.raises(Lost, match="part some-part is lost"):
@@ -309,7 +309,7 @@ class StoreContract:
     def test_orphans_are_the_parts_that_nobody_names(self, store: SplitPayloadStore) -> None:
         store.store("k", numbers(1))
         for name in ("known", "lost-1", "lost-2"):
-            store.write(name, numbers(1).schema, numbers(1).to_batches())
+            store.write(name, numbers(1).schema, numbers(1).to_batches(), path="store/a")
         assert sorted(store.orphans(["known"])) == ["lost-1", "lost-2"]
         store.discard(store.orphans(["known"]))
         assert store.orphans(["known"]) == []
@@ -328,7 +328,9 @@ class StoreContract:
             store.open("p")
 
     def test_the_digest_tells_parts_apart(self, store: SplitPayloadStore) -> None:
-        digests = [store.write(f"p{n}", numbers(n).schema, numbers(n).to_batches()).digest for n in range(5)]
+        digests = [
+            store.write(f"p{n}", numbers(n).schema, numbers(n).to_batches(), path="store/a").digest for n in range(5)
+        ]
         assert len(set(digests)) == 5
 
     # --- threads, values --------------------------------------------------------------------

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.flight as flight
 import pytest
 
+from penstock.client.client import connect
+from penstock.errors import StoreFull
 from tests.kit.faults import failing_server, files_at_most
 from tests.kit.server import ProcessServer, named_parts, process_server
 from tests.kit.wait import eventually, files
@@ -97,32 +101,62 @@ def test_a_ledger_without_room_changes_nothing(tmp_path: Path, path: str) -> Non
         call(bare, "delete", path=path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_full_disk_takes_puts_again_after_a_delete(tmp_path: Path) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("this root may not mount a tmpfs")
-    try:
-        with process_server(disk / "d") as server, flight.connect(server.url) as bare:
-            put(bare, at("store/kept"), [trips(1, 2)])
-            number = 0
-            with refused("full", "no room on the disk"):
-                for number in range(10):
-                    put(bare, at(f"store/fill/{number}"), wide_trips(*range(5)))
-            assert 2 <= number <= 4
-            assert_rows(server, bare, "store/kept", 1, 2)
-            assert ids(bare, "store/fill/0") == list(range(5))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small tmpfs needs root, and a system that allows it")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
 
-            call(bare, "delete", path="store/fill/1")
-            eventually(lambda: call(bare, "health")["retired_bytes"] == 0)
-            put(bare, at("store/again"), wide_trips(*range(5)))
-            assert ids(bare, "store/again") == list(range(5))
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+
+def test_a_full_disk_takes_puts_again_after_a_delete(small_disk: Path) -> None:
+    disk = small_disk
+    with process_server(disk / "d") as server, flight.connect(server.url) as bare:
+        put(bare, at("store/kept"), [trips(1, 2)])
+        number = 0
+        with refused("full", "no room on the disk"):
+            for number in range(10):
+                put(bare, at(f"store/fill/{number}"), wide_trips(*range(5)))
+        assert 2 <= number <= 4
+        assert_rows(server, bare, "store/kept", 1, 2)
+        assert ids(bare, "store/fill/0") == list(range(5))
+
+        call(bare, "delete", path="store/fill/1")
+        eventually(lambda: call(bare, "health")["retired_bytes"] == 0)
+        put(bare, at("store/again"), wide_trips(*range(5)))
+        assert ids(bare, "store/again") == list(range(5))
+
+
+def test_a_server_starts_and_reads_on_a_full_disk(small_disk: Path) -> None:
+    """A crash has cut a put: its end, which the ledger has no room for, is noted when there is room."""
+    data, filler = small_disk / "d", small_disk / "filler"
+    with process_server(data) as server, connect(server.url) as client:
+        client.put("store/kept", trips(1, 2))
+        client.put("topic/kept", trips(1))
+        with flight.connect(server.url) as bare:
+            cut = at("store/cut", attempt=new_attempt(), run="nightly")
+            writer, _ = bare.do_put(cut, trips(1).schema)
+            for batch in wide_trips(1, 2, 3):
+                writer.write_batch(batch)
+            eventually(lambda: client.list("write"))
+            server.kill()
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    with process_server(data) as server, connect(server.url, retry_for=0) as client:
+        assert client.get("store/kept").read_all()["id"].to_pylist() == [1, 2]
+        assert client.get("topic/kept").read_all()["id"].to_pylist() == [1]
+        with pytest.raises(StoreFull):
+            client.put("store/more", trips(1))
+        filler.unlink()
+        client.put("store/more", trips(1))  # a sweep follows it
+        eventually(lambda: not client.list("write"))
+        client.put("store/cut", trips(1, 2), run="nightly")
+        assert client.get("store/cut").read_all()["id"].to_pylist() == [1, 2]
 
 
 def test_more_parts_are_read_than_files_may_be_open(tmp_path: Path) -> None:

@@ -37,7 +37,10 @@ class DataFolder(Reach):
 
     def attempt(self, *rows: int) -> Attempt:
         name, schema = uuid.uuid4().hex, numbers(0).schema
-        parts = [self.store.write(f"{name}-{at}", schema, numbers(n).to_batches()) for at, n in enumerate(rows)]
+        parts = [
+            self.store.write(f"{name}-{at}", schema, numbers(n).to_batches(), path="store/a")
+            for at, n in enumerate(rows)
+        ]
         return Attempt(name, schema, sum(rows), tuple(parts))
 
     def write(self, *rows: int, mode: str = "append") -> list[str]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.rows import schemas
+from penstock.rows.schemas import DATASET, TOPIC
 from tests.kit import rows
 
 SCHEMA = pa.schema(
@@ -90,72 +91,176 @@ def test_a_name_that_is_not_utf_8_is_refused() -> None:
         schemas.check_names(schemas.decode(base64.b64encode(raw).decode()))
 
 
-# --- schemas of a dataset and of an append -------------------------------------------------
+# --- in which schema rows are stored ---------------------------------------------------------
 
 
 def test_the_same_schema_with_other_metadata_changes_nothing() -> None:
-    assert schemas.merge(SCHEMA, SCHEMA, "store/a") is SCHEMA
-    assert schemas.merge(SCHEMA, SCHEMA.with_metadata({"pandas": "…"}), "store/a").equals(SCHEMA, check_metadata=True)
+    told = SCHEMA.with_metadata({"pandas": "…"})
+    assert DATASET.fit(SCHEMA, told, "store/a").equals(SCHEMA, check_metadata=True)
+    assert DATASET.merge(SCHEMA, told, "store/a") is SCHEMA
+    assert DATASET.fit(None, told, "store/a").equals(told, check_metadata=True)
 
 
-def test_nullable_columns_may_be_added_at_the_end() -> None:
-    more = SCHEMA.append(pa.field("tip", pa.float64())).append(pa.field("note", pa.string()))
-    assert schemas.merge(SCHEMA, more, "store/a") == more
+VIEWS: list[tuple[pa.DataType, pa.DataType]] = [
+    (pa.string_view(), pa.string()),
+    (pa.binary_view(), pa.binary()),
+    (pa.list_view(pa.string_view()), pa.list_(pa.string())),
+    (pa.large_list_view(pa.int8()), pa.large_list(pa.int8())),
+    (pa.list_(pa.string_view()), pa.list_(pa.string())),
+    (pa.struct({"a": pa.struct({"b": pa.string_view()})}), pa.struct({"a": pa.struct({"b": pa.string()})})),
+    (pa.map_(pa.string_view(), pa.binary_view()), pa.map_(pa.string(), pa.binary())),
+    (pa.dictionary(pa.int8(), pa.string_view()), pa.dictionary(pa.int8(), pa.string())),
+    (pa.large_string(), pa.large_string()),
+]
 
 
-def test_a_required_column_may_become_nullable() -> None:
-    """It stays so when a later schema requires it."""
-    loose = SCHEMA.set(0, pa.field("id", pa.int64()))
-    assert schemas.merge(SCHEMA, loose, "store/a") == loose
-    assert schemas.merge(loose, SCHEMA, "store/a") == loose
+@pytest.mark.parametrize(("sent", "stored"), VIEWS, ids=str)
+def test_nothing_is_stored_as_a_view(sent: pa.DataType, stored: pa.DataType) -> None:
+    required = pa.schema([pa.field("x", sent, nullable=False, metadata={"unit": "m"})])
+    assert DATASET.fit(None, required, "store/a").equals(required.set(0, required.field(0).with_type(stored)), True)
+    added = DATASET.fit(SCHEMA, pa.schema([*SCHEMA, *required]), "store/a")
+    assert added.field("x") == pa.field("x", stored)
+
+
+ALIKE: list[tuple[pa.DataType, pa.DataType]] = [
+    (pa.string(), pa.large_string()),
+    (pa.string(), pa.string_view()),
+    (pa.string(), pa.dictionary(pa.int32(), pa.string_view())),
+    (pa.large_string(), pa.string()),
+    (pa.dictionary(pa.int8(), pa.string()), pa.large_string()),
+    (pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.large_string())),
+    (pa.binary(), pa.binary(3)),
+    (pa.int64(), pa.int32()),
+    (pa.int32(), pa.int64()),
+    (pa.uint8(), pa.int64()),
+    (pa.float64(), pa.float32()),
+    (pa.float64(), pa.int32()),
+    (pa.int64(), pa.float64()),
+    (pa.decimal128(12, 2), pa.int64()),
+    (pa.decimal128(12, 2), pa.decimal128(20, 4)),
+    (pa.timestamp("us", "UTC"), pa.timestamp("ns", "Etc/UTC")),
+    (pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Oslo")),
+    (pa.timestamp("us"), pa.timestamp("s")),
+    (pa.date32(), pa.date64()),
+    (pa.time64("us"), pa.time32("s")),
+    (pa.duration("us"), pa.duration("ns")),
+    (pa.int64(), pa.null()),
+    (pa.list_(pa.string()), pa.large_list(pa.field("element", pa.string_view(), nullable=False))),
+    (pa.list_(pa.int64()), pa.list_(pa.int64(), 2)),
+    (pa.map_(pa.string(), pa.int64()), pa.map_(pa.large_string(), pa.int32())),
+    (pa.struct({"a": pa.int64(), "b": pa.string()}), pa.struct({"b": pa.string_view(), "a": pa.int8()})),
+    (pa.binary(16), pa.uuid()),
+]
+
+
+@pytest.mark.parametrize(("stored", "sent"), ALIKE, ids=str)
+def test_what_means_the_same_is_stored_in_the_type_that_is_there(stored: pa.DataType, sent: pa.DataType) -> None:
+    own = pa.schema([("x", stored)])
+    assert DATASET.fit(own, pa.schema([("x", sent)]), "store/a") == own
+
+
+UNLIKE: list[tuple[pa.DataType, pa.DataType]] = [
+    (pa.string(), pa.int64()),
+    (pa.int64(), pa.string()),
+    (pa.string(), pa.binary()),
+    (pa.int64(), pa.bool_()),
+    (pa.float64(), pa.decimal128(12, 2)),
+    (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+    (pa.timestamp("us", "UTC"), pa.timestamp("us")),
+    (pa.timestamp("us"), pa.date32()),
+    (pa.int64(), pa.timestamp("us")),
+    (pa.list_(pa.string()), pa.string()),
+    (pa.list_(pa.string()), pa.list_(pa.int64())),
+    (pa.map_(pa.string(), pa.int64()), pa.list_(pa.int64())),
+    (pa.struct([pa.field("a", pa.int64(), nullable=False)]), pa.struct({"b": pa.int64()})),
+    (pa.uuid(), pa.binary(16)),
+    (pa.run_end_encoded(pa.int32(), pa.int8()), pa.run_end_encoded(pa.int32(), pa.string())),
+    (pa.dense_union([pa.field("a", pa.int8())]), pa.dense_union([pa.field("a", pa.string())])),
+]
+
+
+@pytest.mark.parametrize(("stored", "sent"), UNLIKE, ids=str)
+def test_what_means_something_else_is_refused(stored: pa.DataType, sent: pa.DataType) -> None:
+    with pytest.raises(
+        SchemaMismatch, match=r"store/a has another schema: x is .*, got .*Cast the rows, or replace it"
+    ):
+        DATASET.fit(pa.schema([("x", stored)]), pa.schema([("x", sent)]), "store/a")
+
+
+def test_columns_keep_their_order_and_new_ones_are_last() -> None:
+    sent = pa.schema(
+        [("tip", pa.float64()), ("tags", pa.list_(pa.string())), ("id", pa.int32()), ("fare", pa.float32())]
+    )
+    assert DATASET.fit(SCHEMA, sent, "store/a") == SCHEMA.append(pa.field("tip", pa.float64()))
+
+
+def test_whether_a_column_may_be_null_is_the_datasets_own() -> None:
+    """And an added one always may."""
+    loose = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
+    assert DATASET.fit(SCHEMA, loose, "store/a") == SCHEMA
+    strict = pa.schema(
+        [pa.field(field.name, field.type, nullable=False) for field in [*SCHEMA, pa.field("n", pa.int8())]]
+    )
+    assert DATASET.fit(loose, strict, "store/a") == loose.append(pa.field("n", pa.int8()))
+
+
+def test_a_field_within_a_struct_may_be_added() -> None:
+    own = pa.schema([("l", pa.list_(pa.struct({"a": pa.int64()})))])
+    sent = pa.schema([("l", pa.list_(pa.struct([pa.field("b", pa.string_view(), nullable=False), ("a", pa.int32())])))])
+    grown = pa.schema([("l", pa.list_(pa.struct({"a": pa.int64(), "b": pa.string()})))])
+    assert DATASET.fit(own, sent, "store/a") == grown
+    assert DATASET.merge(own, grown, "store/a") == grown
+    assert DATASET.fit(grown, own, "store/a") == grown, "and rows may lack it"
+    assert DATASET.merge(grown, own, "store/a") == grown
+
+
+def test_rows_of_a_topic_may_lack_nullable_columns() -> None:
+    sent = pa.schema([("fare", pa.float32()), ("id", pa.int64()), ("tip", pa.float64())])
+    stored = TOPIC.fit(SCHEMA, sent, "topic/a")
+    assert stored == pa.schema([SCHEMA.field("id"), SCHEMA.field("fare"), pa.field("tip", pa.float64())])
+    assert TOPIC.merge(SCHEMA, stored, "topic/a") == SCHEMA.append(pa.field("tip", pa.float64()))
+    with pytest.raises(SchemaMismatch, match=r"lacks id int64.*choose another topic"):
+        TOPIC.fit(SCHEMA, SCHEMA.remove(0), "topic/a")
+
+
+def test_every_difference_is_named_at_once() -> None:
+    with pytest.raises(SchemaMismatch, match=r"id is int64, got string; lacks fare double; lacks Tags|lacks tags"):
+        DATASET.fit(SCHEMA, pa.schema([("id", pa.string()), ("Tags", pa.list_(pa.string()))]), "store/a")
+
+
+# --- what is stored together -----------------------------------------------------------------
 
 
 def test_the_datasets_own_metadata_stays() -> None:
     new = SCHEMA.append(pa.field("tip", pa.float64())).with_metadata({"owner": "you"})
-    merged = schemas.merge(SCHEMA.with_metadata({"owner": "me"}), new, "store/a")
+    merged = DATASET.merge(SCHEMA.with_metadata({"owner": "me"}), new, "store/a")
     assert merged.metadata == {b"owner": b"me"}
 
 
-REFUSED = {
-    "lacks fare double": SCHEMA.remove(1),
-    "fare is double, got float": SCHEMA.set(1, pa.field("fare", pa.float32())),
-    r"tags is list<item: string>, got list<item: string not null>": SCHEMA.set(
-        2, pa.field("tags", pa.list_(pa.field("item", pa.string(), nullable=False)))
-    ),
-    r"adds tip double not null \(an added column must be nullable\)": SCHEMA.append(
-        pa.field("tip", pa.float64(), nullable=False)
-    ),
-    "its columns have the order id, fare, tags, got fare, id, tags": pa.schema([SCHEMA.field(at) for at in (1, 0, 2)]),
-    "its columns have the order id, fare, tags, got id, tip, fare, tags": SCHEMA.insert(
-        1, pa.field("tip", pa.float64())
-    ),
-    "lacks Fare|lacks fare": SCHEMA.set(1, pa.field("Fare", pa.float64())),
-}
+def test_a_column_that_is_never_null_stays_so() -> None:
+    """Among the attempts of a new dataset it becomes nullable."""
+    loose = SCHEMA.set(0, pa.field("id", pa.int64()))
+    with pytest.raises(SchemaMismatch, match="id is int64 not null, got int64"):
+        DATASET.merge(SCHEMA, loose, "store/a")
+    assert DATASET.merge(SCHEMA, loose, "store/a", widens=True) == loose
+    assert DATASET.merge(loose, SCHEMA, "store/a", widens=True) == loose
 
 
-@pytest.mark.parametrize("difference", REFUSED)
-def test_another_schema_is_refused_with_the_difference(difference: str) -> None:
-    with pytest.raises(SchemaMismatch, match=difference) as refused:
-        schemas.merge(SCHEMA, REFUSED[difference], "store/demo/trips")
-    assert str(refused.value).startswith("store/demo/trips has another schema: ")
-    assert "mode 'overwrite'" in str(refused.value)
-
-
-def test_every_difference_is_named_at_once() -> None:
-    new = pa.schema([("id", pa.string()), ("tags", pa.list_(pa.string())), pa.field("tip", pa.int8(), nullable=False)])
-    with pytest.raises(SchemaMismatch, match=r"lacks fare double; id is int64, got string; adds tip int8 not null"):
-        schemas.merge(SCHEMA, new, "store/a")
+def test_parts_of_another_type_are_refused() -> None:
+    """They are stored already."""
+    with pytest.raises(SchemaMismatch, match="fare is double, got float"):
+        DATASET.merge(SCHEMA, SCHEMA.set(1, pa.field("fare", pa.float32())), "store/a", widens=True)
 
 
 @given(rows.schemas(), rows.schemas())
-def test_a_merge_has_every_column_of_both_or_is_refused(existing: pa.Schema, new: pa.Schema) -> None:
+def test_what_fits_merges_to_every_column_of_both(existing: pa.Schema, new: pa.Schema) -> None:
     try:
-        merged = schemas.merge(existing, new, "store/a")
+        stored = DATASET.fit(existing, new, "store/a")
     except SchemaMismatch:
         return
-    for schema in (existing, new):
-        for field in schema:
-            assert merged.field(field.name).type == field.type
-            assert merged.field(field.name).nullable or not field.nullable
+    assert sorted(stored.names) == sorted(new.names)
+    merged = DATASET.merge(existing, stored, "store/a")
     assert merged.names[: len(existing)] == existing.names
-    assert merged.names == new.names
+    assert {*merged.names} == {*existing.names, *new.names}
+    for field in existing:
+        assert merged.field(field.name).nullable == field.nullable

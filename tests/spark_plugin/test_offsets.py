@@ -17,10 +17,10 @@ from penstock.spark_plugin.offsets import (
     StreamOffset,
     StreamOptions,
     actual_start,
+    begin_again,
     beyond_end,
     check_start,
     gap,
-    next_batch,
     remaining,
     waits_for_rows,
 )
@@ -170,21 +170,25 @@ TestSparkModel = SparkModel.TestCase
 # --- which offsets come next ---------------------------------------------------------------
 
 
-def test_a_batch_begins_where_the_last_one_ended() -> None:
-    begin, end = next_batch(offset(3, 1), offsets((3, 1), (8, 2), epoch=2))
-    assert begin == offset(3, 1)
-    assert end == replace(offset(8, 2), epoch=2)
-
-
 def test_in_a_topic_that_was_created_again_it_begins_anew() -> None:
-    begin, end = next_batch(offset(30, 10), offsets((0,), (4,), journal="new"))
+    begin = begin_again(offset(30, 10), offsets((0,), (4,), journal="new"))
     assert (begin.journal, begin.consumer, begin.initial, begin.position) == (
         "new",
         "c",
         Position({0: 0}),
         begin.initial,
     )
-    assert (end.journal, end.initial, end.position) == ("new", Position({0: 0}), Position({0: 4}))
+
+
+def test_an_offset_keeps_the_life_of_its_position() -> None:
+    kept = StreamOffset("j", 0, "c", Position({0: 1}, "first"), Position({0: 5}, "second"))
+    text = json.dumps(kept.to_json())
+    assert text == (
+        '{"journal": "j", "life": "second", "epoch": 0, "consumer": "c", '
+        '"initial": {"0": 1}, "shards": {"0": 5}, "v": 1}'
+    )
+    again = StreamOffset.from_json(json.loads(text))
+    assert (again, again.position.life, again.initial.life) == (kept, "second", None)
 
 
 @pytest.mark.parametrize(

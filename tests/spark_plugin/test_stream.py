@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections import defaultdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -84,6 +85,32 @@ def test_a_schema_of_ones_own_picks_columns_and_is_checked(streams: Streams) -> 
     assert streams.client.get("store/out").read_all().to_pydict() == {"city": ["city 0", "city 1", "city 2"]}
     with pytest.raises(Exception, match=r"topic/in has another schema .*: id is bigint, requested as int"):
         streams.run(streams.stream(schema="id int"), "noop", "other")
+
+
+def test_puts_of_other_producers_do_not_end_a_query(streams: Streams) -> None:
+    """They are wider, lack a column, have nulls elsewhere, and bring columns and fields within structs."""
+    fields = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("city", pa.string()), ("s", fields)])
+    streams.client.create_topic(IN, schema)
+    planned, running = streams.stream(), streams.start(streams.stream(), "store/out", now=False)
+
+    def has_landed(rows: int) -> bool:
+        return sum(entry.rows for entry in streams.client.list()) == rows
+
+    later = [
+        {"id": pa.array([1], pa.uint8()), "s": [{"b": [1], "a": 1}], "city": pa.array(["x"], pa.string_view())},
+        {"s": [None], "new": ["y"], "id": pa.array([2], pa.int32())},
+        {"id": [3], "city": pa.array(["z"]).dictionary_encode(), "s": [{"a": 3}]},
+    ]
+    for number, columns in enumerate(later, 1):
+        streams.client.put(IN, pa.table(columns))
+        eventually(partial(has_landed, number), within=LIMIT)
+    streams.client.put(IN, pa.table(later[0]))
+    running.stop()
+    assert streams.run(planned, "store/again", "again") == [4], "nor one that was planned before"
+    expected = [(1, "x", {"a": 1}), (2, None, None), (3, "z", {"a": 3})]
+    rows = streams.client.get("store/out").read_all().to_pylist()[:3]
+    assert [(row["id"], row["city"], row["s"]) for row in rows] == expected
 
 
 def test_the_readmes_stream_lands_each_row_once(

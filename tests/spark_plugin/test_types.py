@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest, SchemaMismatch
-from penstock.spark_plugin.worker.fitting import fit_batches
+from penstock.rows.fitting import fit_batches
 
 pytest.importorskip("pyspark", reason="pyspark isn't installed: pip install 'penstock-flight[spark]'")
 
@@ -243,7 +243,7 @@ def test_others_types_reach_spark_as_the_next_wider_one(kind: pa.DataType, told:
     assert struct["v"].dataType.simpleString() == told
     assert arrow.equals(arrow_of(struct))
     for batch in (pa.record_batch({"v": column}), pa.record_batch({"v": column}).slice(1, len(values) + 1)):
-        (fitted,) = fit_batches([batch], arrow)
+        (fitted,) = fit_batches([batch], arrow, reading=True)
         fitted.validate(full=True)
         assert fitted.schema.equals(arrow)
         assert exactly(fitted.column(0).to_pylist()) == exactly(batch.column(0).to_pylist())
@@ -262,7 +262,7 @@ def test_so_they_do_within_others(kind: pa.DataType, told: str, stored: list[Any
         struct, arrow = to_spark(pa.schema({"v": outer}))
         assert told in struct["v"].dataType.simpleString()
         batch = pa.record_batch({"v": pa.array(values, outer)})
-        (fitted,) = fit_batches([batch.slice(1)], arrow)
+        (fitted,) = fit_batches([batch.slice(1)], arrow, reading=True)
         fitted.validate(full=True)
         assert exactly(fitted.column(0).to_pylist()) == exactly(values[1:])
 
@@ -270,14 +270,14 @@ def test_so_they_do_within_others(kind: pa.DataType, told: str, stored: list[Any
 def test_a_dictionary_of_lists_is_its_lists() -> None:
     column = pa.DictionaryArray.from_arrays(pa.array([1, None, 0, 1], pa.int8()), pa.array([[1], [2, None]]))
     _, arrow = to_spark(pa.schema({"v": column.type}))
-    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow)
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow, reading=True)
     assert fitted.column(0).to_pylist() == [[2, None], None, [1], [2, None]]
 
 
 def test_an_extension_is_what_it_is_stored_as() -> None:
     column = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16)))
     struct, arrow = to_spark(pa.schema({"v": column.type}))
-    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow)
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow, reading=True)
     assert struct == _one(sql.BinaryType())
     assert fitted.column(0).to_pylist() == [b"0123456789abcdef", None]
 
@@ -285,7 +285,7 @@ def test_an_extension_is_what_it_is_stored_as() -> None:
 def test_a_decimal_may_be_all_behind_the_point() -> None:
     column = pa.Array.from_buffers(pa.decimal128(2, 4), 1, pa.array([Decimal(12)], pa.decimal128(2, 0)).buffers())
     struct, arrow = to_spark(pa.schema({"v": column.type}))
-    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow)
+    (fitted,) = fit_batches([pa.record_batch({"v": column})], arrow, reading=True)
     assert struct == _one(sql.DecimalType(4, 4))
     assert fitted.column(0).to_pylist() == [Decimal("0.0012")]
 
@@ -294,7 +294,8 @@ def test_a_decimal_may_be_all_behind_the_point() -> None:
 def test_nanoseconds_are_rounded_down_to_microseconds(zone: str | None) -> None:
     exact = [-1, -1_000, -1_001, 0, 999, 1_000, None, 2**63 - 1, -(2**63)]
     for kind in (pa.timestamp("ns", zone), pa.duration("ns")):
-        (fitted,) = fit_batches([pa.record_batch({"v": pa.array(exact, kind)})], to_spark(pa.schema({"v": kind}))[1])
+        batch = pa.record_batch({"v": pa.array(exact, kind)})
+        (fitted,) = fit_batches([batch], to_spark(batch.schema)[1], reading=True)
         micros = [None if one is None else one // 1_000 for one in exact]
         assert fitted.column(0).cast(pa.int64()).to_pylist() == micros
 
@@ -480,7 +481,7 @@ def test_columns_and_fields_are_matched_by_name() -> None:
 def test_missing_and_extra_columns_are_rejected_by_name(columns: dict[str, Any], difference: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"the rows {difference}: expected a, b"):
         list(fit_batches([pa.record_batch(columns)], pa.schema({"a": pa.int64(), "b": pa.int64()})))
-    inner = pa.schema({"s": pa.struct({"a": pa.int64(), "b": pa.int64()})})
+    inner = pa.schema({"s": pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.int64(), nullable=False)])})
     with pytest.raises(SchemaMismatch, match=f"the values of s {difference}: expected a, b"):
         list(fit_batches([pa.record_batch({"s": [{name: value[0] for name, value in columns.items()}]})], inner))
 

@@ -19,8 +19,7 @@ from penstock import store as stores
 from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
 from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
-from penstock.store.open import ORPHAN_GRACE
-from penstock.store.payloads import SplitPayload, SplitPayloadStore
+from penstock.store.payloads import ORPHAN_GRACE, SplitPayload, SplitPayloadStore
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import SHAPES, assert_same, numbers
@@ -84,7 +83,7 @@ class TestDiskStore(StoreContract):
                 assert path.stat().st_mode & 0o077 == 0, path
 
     def test_the_descriptor_of_a_part_is_read_only(self, store: SplitPayloadStore) -> None:
-        store.write("p", numbers(1_000).schema, numbers(1_000).to_batches())
+        store.write("p", numbers(1_000).schema, numbers(1_000).to_batches(), path="store/a")
         descriptor = store.open("p").descriptor()
         assert descriptor is not None
         fd, length = descriptor
@@ -146,7 +145,7 @@ def test_old_leftovers_of_a_crash_are_removed_at_a_start(tmp_path: Path) -> None
     store = stores.open(f"disk:{tmp_path}")
     store.store("k", numbers(5))
     for name in ("old-orphan", "young-orphan"):
-        store.write(name, numbers(1).schema, numbers(1).to_batches())
+        store.write(name, numbers(1).schema, numbers(1).to_batches(), path="store/a")
         (tmp_path / "tmp" / name).write_bytes(b"half a part")
     long_ago = time.time() - ORPHAN_GRACE - 60
     for path in (
@@ -289,9 +288,9 @@ def test_a_part_that_is_deleted_while_it_is_opened_is_lost(tmp_path: Path, monke
     medium.write("p", numbers(3).schema, numbers(3).to_batches())
     mapped = MappedPart.__init__
 
-    def too_late(part: MappedPart, path: Path, stamp: tuple[int, int, int]) -> None:
+    def too_late(part: MappedPart, name: str, path: Path, stamp: tuple[int, int, int]) -> None:
         path.unlink()
-        mapped(part, path, stamp)
+        mapped(part, name, path, stamp)
 
     monkeypatch.setattr(MappedPart, "__init__", too_late)
     with pytest.raises(Lost, match="part p is lost"):

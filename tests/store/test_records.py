@@ -78,10 +78,10 @@ def test_a_table_of_any_shape_is_read_back_and_verified(table: pa.Table) -> None
 def test_the_record_table_covers_every_byte_of_the_stream(table: pa.Table) -> None:
     raw, written = write_part(table)
     index, start, crc = record_table(raw)
-    assert (index["v"], index["crc"]) == (1, "crc32c")
+    assert (index["v"], index["crc"]) == (2, "crc32c")
     assert sum(size for size, _, _ in index["records"]) == start == written.bytes
     assert sum(rows for _, rows, _ in index["records"]) == written.rows
-    assert crc == written.crc == crc32c(raw[start:-16])
+    assert crc == crc32c(raw[start:-16])
     start_of_record = 0
     for size, _, expected in index["records"]:
         assert crc32c(raw[start_of_record : start_of_record + size]) == expected
@@ -135,11 +135,11 @@ def resealed(raw: bytes, **changed: Any) -> bytes:
     return raw[:start] + table + struct.pack("<II8s", len(table), crc32c(table), b"PENSTOCK")
 
 
-@pytest.mark.parametrize("changed", [{"v": 2}, {"crc": "crc32"}, {"crc": "xxh3"}])
+@pytest.mark.parametrize("changed", [{"v": 3}, {"crc": "crc32"}, {"crc": "xxh3"}])
 def test_another_format_is_refused_by_name(changed: dict[str, Any]) -> None:
     raw, _ = write_part(numbers(10))
     records.verify(memoryview(resealed(raw)))
-    with pytest.raises(Damaged, match="this penstock reads 1 with crc32c"):
+    with pytest.raises(Damaged, match="this penstock reads 1 to 2 with crc32c"):
         records.verify(memoryview(resealed(raw, **changed)))
 
 

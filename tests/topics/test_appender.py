@@ -89,6 +89,15 @@ def test_a_group_ends_at_its_size_limit(reach: Reach, monkeypatch: pytest.Monkey
     Appender(reach.ledger, reach.store).close()  # one that was never started closes, too
 
 
+def test_a_put_that_comes_after_the_end_is_told_so(reach: Reach) -> None:
+    """As one may whose call a drain has given up; it would wait for ever."""
+    appender = Appender(reach.ledger, reach.store)
+    appender.start()
+    appender.close()
+    with pytest.raises(Unavailable, match="shutting down: put again"):
+        appender.append(small_put(1))
+
+
 # --- refused puts ----------------------------------------------------------------------------
 
 
@@ -258,7 +267,7 @@ def test_finish_refuses_rows_written_for_another_topic(reach: Reach) -> None:
             reach.create()
         write = reach.ledger.open_write(TOPIC, mode="append", schema=TRIPS).id
         batch = trips(1, 2, 3)
-        part = reach.store.write(f"part-{existed}", TRIPS, [batch])
+        part = reach.store.write(f"part-{existed}", TRIPS, [batch], path="store/a")
         attempt = Attempt("a" * 31 + str(int(existed)), TRIPS, part.rows, (part,), (0,))
         reach.ledger.record(write, attempt)
         if existed:

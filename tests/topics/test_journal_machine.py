@@ -31,6 +31,7 @@ from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import drop_lost, retain
 from penstock.store.medium import Part
+from penstock.store.records import Label
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.profiles import examples
@@ -82,7 +83,9 @@ class Disk:
     dead: bool = False
     """The process has died: it deletes nothing any more."""
 
-    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Part:
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part:
         if self.fails:
             self.dead = True
             raise Crash
@@ -98,6 +101,15 @@ class Disk:
     def delete(self, name: str) -> None:
         if not self.dead and name not in self.broken:
             self.stored.pop(name, None)
+
+    def label(self, name: str) -> None:
+        return None
+
+    def set_aside(self, name: str) -> None:
+        self.delete(name)
+
+    def drop_set_aside(self, *, before: float) -> int:
+        return 0
 
     def names(self, *, before: float = 0) -> Iterator[tuple[str, int]]:
         return iter([(name, table.nbytes) for name, table in self.stored.items() if name not in self.broken])

@@ -401,10 +401,10 @@ def test_a_failed_compaction_does_not_stop_the_next_shard(
             reach.put(number, path=path)
     write, calls = reach.store.write, count()
 
-    def first_fails(*arguments: Any) -> Any:
+    def first_fails(*arguments: Any, path: str) -> Any:
         if next(calls) == 0:
             raise StoreFull("no room", retry_after=5)
-        return write(*arguments)
+        return write(*arguments, path=path)
 
     monkeypatch.setattr(reach.store, "write", first_fails)
     assert Compactor(reach.ledger, reach.store).compact() == 20

@@ -109,10 +109,10 @@ def test_a_topic_may_be_created_before_its_first_row(bare: flight.FlightClient) 
         ({"key": "city", "shards": 3}, "exists with key 'id', not key 'city': its rows are stored that way"),
         ({"key": "id", "shards": 4}, "exists with number of shards 3, not 4"),
         ({"shards": 1}, "exists with key 'id', not no key and number of shards 3, not 1"),
-        ({"key": "id", "schema": pa.schema([("id", pa.int32()), ("city", pa.string())])}, "id is int64, got int32"),
+        ({"key": "id", "schema": pa.schema([("id", pa.date32()), ("city", pa.string())])}, "id is int64, got date32"),
         (
             {"key": "id", "schema": pa.schema([*TRIPS, ("tip", pa.float64())])},
-            "without tip double that may be null: a put of rows",
+            "without tip double: a put of rows",
         ),
     ],
 )
@@ -127,11 +127,11 @@ def test_creating_a_different_topic_names_the_difference(
 
 
 def test_creating_a_grown_topic_again_returns_it(bare: flight.FlightClient) -> None:
-    """A deploy step does so each time; puts have added a column, and nulls, in the meantime."""
+    """A deploy step does so each time; puts have added a column in the meantime."""
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("city", pa.string())])
     created = create(bare, schema=schema, key="city")
     wider = pa.schema([*TRIPS, ("tip", pa.float64())])
-    put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [None], "city": ["b"], "tip": [0.5]}, wider)])
+    put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [1], "city": ["b"], "tip": [0.5]}, wider)])
 
     again = create(bare, schema=schema, key="city")
 
@@ -337,7 +337,7 @@ def test_puts_with_and_without_new_columns_are_accepted(bare: flight.FlightClien
     ("rows", "words"),
     [
         ({"id": ["text"], "city": ["x"]}, "id is int64, got string"),
-        ({"id": [1.5], "city": ["x"]}, "id is int64, got double"),
+        ({"id": [True], "city": ["x"]}, "id is int64, got bool"),
     ],
 )
 def test_another_schema_is_refused_with_the_difference(
@@ -346,10 +346,10 @@ def test_another_schema_is_refused_with_the_difference(
     put(bare, at(TOPIC), [trips(1)])
     with refused("schema", words, "choose another topic"):
         put(bare, at(TOPIC), [pa.RecordBatch.from_pydict(rows)])
-    required = pa.schema([*TRIPS, pa.field("must", pa.int64(), nullable=False)])
-    with refused("schema", "must int64 not null"):
-        put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [1], "city": ["x"], "must": [1]}, required)])
     assert ids(bare, TOPIC) == [1]
+    required = pa.schema([*TRIPS, pa.field("must", pa.int64(), nullable=False)])
+    put(bare, at(TOPIC), [pa.RecordBatch.from_pydict({"id": [2], "city": ["x"], "must": [1]}, required)])
+    assert read(bare, TOPIC)["must"].to_pylist() == [None, 1], "what is added may be null"
 
 
 # --- ranges ----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class DatasetKind(Kind):
         dataset = self.state.ledger.dataset(str(path))
         return Description(
             "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
-            schemas.to_json(dataset.schema), dataset.lost,
+            schemas.to_json(dataset.schema), dataset.lost, queries=self.state.ledger.last_epochs(dataset.path),
         )  # fmt: skip
 
     def delete(self, path: Path) -> Deleted:
@@ -84,6 +84,8 @@ class DatasetKind(Kind):
             return self._keep(write, upload, own=True)
 
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
+        if write.state == "open":
+            upload.cast_to(self.state.ledger.fit_schema(write.path, upload.sent, write.mode, write.schema))
         pieces = ((None, batches) for batches in upload.parts())
         return keep(self.state, write, upload, pieces, schema=upload.schema, own=own)
 

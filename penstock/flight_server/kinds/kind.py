@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -15,23 +15,20 @@ from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
 from penstock.wire.actions import Action, AnswerT, Deleted, Description, RequestT
-from penstock.wire.body import Body
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt
 from penstock.wire.read import ReadCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(Generic[RequestT, AnswerT]):
     """An action, and the function that carries it out once request and access are checked."""
 
-    action: Action[Any, Any]
-    run: Callable[[Call, Any], Body]
+    action: Action[RequestT, AnswerT]
+    run: Callable[[Call, RequestT], AnswerT]
 
 
-def handle(action: Action[RequestT, AnswerT], run: Callable[[Call, RequestT], AnswerT]) -> Handler:
-    """Return the handler of an action: a function of the action's types."""
-    return Handler(action, run)
+Handlers = Iterable[Handler[Any, Any]]
 
 
 class Kind:
@@ -60,7 +57,7 @@ class Kind:
         """Return this kind's counts for health and metrics, besides the ledger's own."""
         return {}
 
-    def actions(self) -> Iterable[Handler]:
+    def actions(self) -> Handlers:
         """Return the actions of this kind alone."""
         return ()
 

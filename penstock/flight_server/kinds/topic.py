@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, SchemaMismatch, Unavailable
 from penstock.flight_server import endpoints
-from penstock.flight_server.consumer_actions import ConsumerActions, check_journal, complete_position
-from penstock.flight_server.kinds.kind import Handler, Kind
+from penstock.flight_server.consumer_actions import ConsumerActions, check_journal
+from penstock.flight_server.kinds.kind import Handlers, Kind
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import Selection, select
@@ -31,9 +31,6 @@ from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffs
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import Entry, ReadCommand
-
-_RETRIED = re.compile("put-[0-9a-f]{32}")
-"""A run that the client has made so that it can retry: nobody asks for it after that."""
 
 
 class TopicKind(Kind):
@@ -72,7 +69,7 @@ class TopicKind(Kind):
     def totals(self) -> dict[str, int]:
         return {"topics": self.topics.count()}
 
-    def actions(self) -> Iterable[Handler]:
+    def actions(self) -> Handlers:
         return ConsumerActions(self.name, self.topics, self.consumers).handlers()
 
     # --- reading ----------------------------------------------------------------------------
@@ -84,11 +81,12 @@ class TopicKind(Kind):
         if command.start is not None and command.since is not None:
             raise InvalidRequest(f"{path}: expected `start` or `since`, not both")
         begin = {} if command.since is None else self.topics.at(topic, command.since)
-        start = complete_position(topic, command.start, begin)
-        end = complete_position(topic, command.end, topic.latest())
+        start = self.topics.complete_position(topic, command.start, begin)
+        end = self.topics.complete_position(topic, command.end, topic.latest())
         expires = self.state.ticket_expiry()
         pieces = self.topics.range(topic, start, end, ticketed_until=expires)
-        return endpoints.readable(self.state, descriptor, selection, pieces, self._entry(topic), expires)
+        entry = replace(self._entry(topic), life=self.topics.labelled(topic, topic.latest()).life)
+        return endpoints.readable(self.state, descriptor, selection, pieces, entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         return _select(self.topics.topic(str(path)), command).schema
@@ -106,6 +104,7 @@ class TopicKind(Kind):
             schemas.to_json(topic.schema), journal=topic.journal, epoch=topic.epoch, key=topic.key,
             keep_seconds=topic.keep_seconds, keep_bytes=topic.keep_bytes,
             shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
+            queries=self.state.ledger.last_epochs(topic.path),
             oldest=self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None,
             consumers=tuple(
                 ConsumerState(
@@ -135,6 +134,7 @@ class TopicKind(Kind):
         return self.state.ledger.open_write(str(path), mode="append", run=run, schema=plain)
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
+        self._cast(upload, write.path, write.schema)
         return self._keep(write, upload, upload.parts(), own=False)
 
     def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
@@ -143,19 +143,30 @@ class TopicKind(Kind):
         with admit() as upload:
             if command.create is not None:
                 return self._create(path, command.create, upload)
+            self._cast(upload, str(path))
             parts = upload.parts()
             first, second = next(parts, []), next(parts, None)
             if second is not None:
                 with own_write(self.state, str(path), "append", command.run) as write:
                     return self._keep(write, upload, chain([first, second], parts), own=True)
             upload.check_whole()
-            return self._appender.append(_small_put(path, command, upload, first))
+            try:
+                return self._appender.append(_small_put(path, command, upload, first))
+            except SchemaMismatch as unlike:
+                self.state.ledger.fit_schema(str(path), upload.sent.remove_metadata())  # or the difference again
+                raise Unavailable(
+                    f"{path} got other types while these rows came: put them again", retry_after=0.1
+                ) from unlike
+
+    def _cast(self, upload: Upload, path: str, announced: pa.Schema | None = None) -> None:
+        """Let the rows come in the topic's types, without metadata: pandas notes its index there, each time anew."""
+        upload.cast_to(self.state.ledger.fit_schema(path, upload.sent.remove_metadata(), announced=announced))
 
     def _keep(self, write: Write, upload: Upload, parts: Iterator[list[pa.RecordBatch]], *, own: bool) -> Receipt:
         layout = self.topics.layout(write.path)
         pieces = keys.sharded(parts, layout, upload.attempt)
         return keep(
-            self.state, write, upload, pieces, schema=upload.schema.remove_metadata(),
+            self.state, write, upload, pieces, schema=upload.schema,
             journal=None if layout is None else layout.journal, own=own,
         )  # fmt: skip
 
@@ -205,11 +216,7 @@ def _check_mode(path: Path, mode: Mode | None) -> None:
 
 
 def _small_put(path: Path, command: PutCommand, upload: Upload, batches: list[pa.RecordBatch]) -> SmallPut:
-    """Return a put that came whole and fits a part, without metadata: pandas notes its index there, each time anew."""
+    """Return a put that came whole and fits a part."""
     size = sum(batch.nbytes for batch in batches)
-    batches = [batch.replace_schema_metadata(None) for batch in batches]
-    schema, unnamed = (
-        upload.schema.remove_metadata(),
-        command.run is None or _RETRIED.fullmatch(command.run) is not None,
-    )
-    return SmallPut(str(path), command.run, upload.attempt, schema, batches, upload.rows, size, unnamed)
+    brief = command.run is None or bool(command.brief)
+    return SmallPut(str(path), command.run, upload.attempt, upload.schema, batches, upload.rows, size, brief)

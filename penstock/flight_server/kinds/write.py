@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pyarrow.flight as flight
 
 from penstock import steps
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
-from penstock.flight_server.kinds.kind import Handler, Kind, handle
-from penstock.flight_server.limits import check_limit
+from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
+from penstock.flight_server.limits import check_schema
 from penstock.flight_server.tickets import WriteTicket
 from penstock.rows import schemas
 from penstock.wire import actions as wire
@@ -23,10 +23,10 @@ class WriteKind(Kind):
 
     name = "write"
 
-    def actions(self) -> Iterable[Handler]:
-        yield handle(wire.OPEN_WRITE, self.open_write)
-        yield handle(wire.FINISH_WRITE, self.finish)
-        yield handle(wire.ABORT_WRITE, self.abort)
+    def actions(self) -> Handlers:
+        yield Handler(wire.OPEN_WRITE, self.open_write)
+        yield Handler(wire.FINISH_WRITE, self.finish)
+        yield Handler(wire.ABORT_WRITE, self.abort)
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
         ledger = self.state.ledger
@@ -52,8 +52,7 @@ class WriteKind(Kind):
         kind, path = state.locate(request.path)
         schema = None if request.schema is None else schemas.decode(request.schema)
         if schema is not None:
-            check_limit(len(schema), state.limits.columns, "columns", "columns")
-            schemas.check_names(schema)
+            check_schema(schema, state.limits)
         write = kind.open(path, request.mode, request.run, schema)
         ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)

@@ -29,6 +29,8 @@ from penstock.store.payloads import SplitPayloadStore
 from penstock.wire.put import Receipt
 
 log = logging.getLogger("penstock")
+_LOOK = 1.0
+"""Seconds between looks whether the thread that a put waits for is still there."""
 GROUP_BYTES = 8 << 20
 """About how much one group has at most; what comes meanwhile is the next one's."""
 Took = Callable[[str, float, int], None]
@@ -79,7 +81,12 @@ class Appender:
     def append(self, put: SmallPut) -> Receipt:
         """Return the put's receipt, once its rows are durable and readable."""
         self._waiting.put(put)
-        return put.answer.result()
+        while True:
+            try:
+                return put.answer.result(_LOOK)
+            except TimeoutError:
+                if not self._thread.is_alive():  # a drain that gave up has closed it before this put came
+                    raise Unavailable("the server is shutting down: put again in a moment", retry_after=2) from None
 
     def close(self) -> None:
         """Commit what waits, and end the thread."""
@@ -159,7 +166,8 @@ class Appender:
         stored: list[_StoredRows] = []
         try:
             for number, ((path, shard, schema), batches) in enumerate(_by_shard(puts, layouts).items()):
-                part = self._store.write(f"{group}-{number:06}", schema, list(slices.together(batches)))  # 2.
+                rows = list(slices.together(batches))
+                part = self._store.write(f"{group}-{number:06}", schema, rows, path=path)  # 2.
                 stored.append(_StoredRows(path, shard, schema, part, layouts[path]))
             steps.passed("append.durable")
             durable = time.perf_counter()
@@ -228,7 +236,7 @@ def _make_topic_fit(t: Transaction, path: str, schema: pa.Schema) -> None:
     if current is None:
         journal.check_path(t, path)
         writes.check_room(t)
-    journal.make_or_widen(t, path, schema if current is None else journal.merged(current, schema, path))
+    journal.make_or_widen(t, path, schema if current is None else journal.growth.merge(current, schema, path))
 
 
 def _finish(t: Transaction, put: SmallPut) -> Receipt:

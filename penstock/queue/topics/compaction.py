@@ -68,7 +68,7 @@ class Compactor:
         if not batches:
             return False
         whole = list(slices.together(batches))
-        part = self._store.write(f"{uuid.uuid4().hex}-000000", whole[0].schema, whole)  # 1.
+        part = self._store.write(f"{uuid.uuid4().hex}-000000", whole[0].schema, whole, path=path)  # 1.
         steps.passed("compact.durable")
 
         def replace(t: Transaction) -> bool:  # 2.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound, StoreFull
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
+from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Behind, Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store.database import Reader
@@ -64,8 +65,9 @@ class Consumers:
     ) -> Position:
         """Make a session the one that speaks for a consumer, and return the position that the consumer has committed.
 
-        An unknown consumer is registered at the session's position, if that is within the topic, and if no other topic
-        has a consumer of that name. One that has committed more than is `known` to the session is rejected.
+        An unknown consumer is registered at the session's position, or at the oldest row if that is behind it; the
+        position has to be within the topic, and no other topic may have a consumer of that name. One that has committed
+        more than is `known` to the session is rejected.
         """
 
         def attach(t: Transaction) -> Position:
@@ -77,11 +79,13 @@ class Consumers:
                 _check_name_is_free(t, topic, consumer)
                 _forget_detached(t, topic)
                 t.execute("DELETE FROM consumers WHERE id = ?", consumer)  # the topic may have been made again since
+                oldest = journal.by_path(t, topic.path).earliest()  # retention may have removed rows since
+                begin = {shard: max(offset, oldest.get(shard, offset)) for shard, offset in position.items()}
                 t.insert(
                     "consumers", id=consumer, path=topic.path, journal=topic.journal, session=session,
-                    initial=_text(initial), position=_text(position), registered=t.now, seen=t.now, state="live",
+                    initial=_text(initial), position=_text(begin), registered=t.now, seen=t.now, state="live",
                 )  # fmt: skip
-                return Position(position)
+                return Position(begin)
             committed = _position(row["position"])
             _check_checkpoint_is_current(topic, known or {}, committed)
             _log_return(topic, row)

@@ -6,9 +6,10 @@ The end of a shard only grows, so that an offset names one row for ever. The des
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow as pa
 from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
 from penstock.ledger import parts
 from penstock.ledger.attempts import Attempt
+from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import Transaction, paths_below, to_schema
 from penstock.ledger.writes import Write
 from penstock.queue.topics.topic import Layout, Shard, Topic
@@ -57,7 +59,18 @@ CREATE INDEX IF NOT EXISTS consumers_of_topic ON consumers(path, journal);
 INSERT INTO ticketed(path, until) SELECT path, ticketed FROM topics WHERE ticketed > 0;
 ALTER TABLE topics DROP COLUMN ticketed;
 """,
+    4: """
+CREATE TABLE lives(
+    journal TEXT NOT NULL, shard INTEGER NOT NULL, life TEXT NOT NULL, number INTEGER NOT NULL, first INTEGER NOT NULL,
+    PRIMARY KEY (journal, shard, life)
+) WITHOUT ROWID;
+CREATE INDEX lives_by_number ON lives(journal, shard, number);
+CREATE INDEX lives_by_life ON lives(life, number);
+INSERT INTO lives(journal, shard, life, number, first)
+    SELECT journal, shard, lower(hex(randomblob(8))), 0, 0 FROM topics JOIN shards ON shards.path = topics.path;
+""",
 }
+"""`lives`: the offset at which each life of the server, numbered in their order, has begun to append to a shard."""
 KEEP = 24 * 3600.0
 """Seconds for which rows stay at least, consumed or not, unless the topic says otherwise."""
 ADDED = pa.schema(
@@ -179,6 +192,29 @@ def placed_parts(reader: Reader, path: str, shard: int, *, below_bytes: int = 2*
         start = page[-1].end
 
 
+def life_of(reader: Reader, journal: str, position: Mapping[int, int]) -> str | None:
+    """Return the youngest life that appended one of the last rows before a position; None before the first row."""
+    row = reader.row(
+        "SELECT life FROM lives JOIN json_each(?1) ON shard = CAST(key AS INTEGER) AND first < value WHERE journal = ?2"
+        " ORDER BY number DESC LIMIT 1",
+        json.dumps(dict(position)), journal,
+    )  # fmt: skip
+    return None if row is None else str(row["life"])
+
+
+def ends_of_life(reader: Reader, path: str, journal: str, life: str) -> dict[int, int] | None:
+    """Return where a life ended in each shard, or the shard ends; None for one that is unknown."""
+    known = reader.row("SELECT number FROM lives WHERE journal = ? AND life = ? LIMIT 1", journal, life)
+    if known is None:
+        return None
+    rows = reader.rows(
+        "SELECT shard, coalesce((SELECT min(first) FROM lives WHERE journal = ?1 AND lives.shard = shards.shard"
+        " AND number > ?2), next) AS end FROM shards WHERE path = ?3",
+        journal, known["number"], path,
+    )  # fmt: skip
+    return {row["shard"]: row["end"] for row in rows}
+
+
 def is_placed(reader: Reader, part: str) -> bool:
     """Whether a part is still in a journal."""
     return reader.row("SELECT 1 FROM journal WHERE part = ?", part) is not None
@@ -239,6 +275,13 @@ def append(t: Transaction, path: str, names: Sequence[str]) -> None:
     for name in names:
         if t.execute("UPDATE parts SET state = 'retired', free_at = ? WHERE name = ? AND rows = 0", t.now, name):
             continue
+        t.execute(
+            "INSERT INTO lives(journal, shard, life, number, first) SELECT topics.journal, journal.shard, ?1,"
+            " coalesce((SELECT number FROM lives WHERE life = ?1 LIMIT 1), (SELECT coalesce(max(number), 0) + 1 FROM"
+            " lives)), shards.next FROM topics JOIN shards ON shards.path = topics.path JOIN journal"
+            " ON journal.shard = shards.shard WHERE topics.path = ?2 AND part = ?3 ON CONFLICT DO NOTHING",
+            t.ledger.life, path, name,
+        )  # fmt: skip
         placed = t.execute(
             "UPDATE journal SET path = ?1, first = shards.next, rows = parts.rows, bytes = parts.bytes, since = ?2,"
             " until = ?2 FROM topics, shards, parts WHERE part = ?3 AND parts.name = ?3 AND topics.path = ?1"
@@ -283,6 +326,13 @@ def remove_oldest(t: Transaction, path: str, oldest: Sequence[PlacedPart], *, lo
         t.execute("UPDATE shards SET first = ? WHERE path = ? AND shard = ?", part.end, path, part.shard)
         if lost:
             t.execute("UPDATE shards SET lost = ? WHERE path = ? AND shard = ?", part.end, path, part.shard)
+    t.execute(  # a position at the very end of a life stays valid when that life's rows are gone
+        "DELETE FROM lives WHERE journal = (SELECT journal FROM topics WHERE path = ?1) AND EXISTS"
+        " (SELECT 1 FROM lives AS later JOIN shards ON shards.path = ?1 AND shards.shard = later.shard"
+        " WHERE later.journal = lives.journal AND later.shard = lives.shard AND later.number > lives.number"
+        " AND later.first < shards.first)",
+        path,
+    )
     if oldest and lost:
         t.execute("UPDATE topics SET epoch = epoch + 1 WHERE path = ?", path)
     remove_parts(t, [part.name for part in oldest], path)
@@ -296,7 +346,7 @@ def remove_parts(t: Transaction, names: Sequence[str], path: str) -> None:
 
 # --- the destination of writes -------------------------------------------------------------
 
-merged = schemas.grow
+growth = schemas.TOPIC
 
 
 def count(reader: Reader) -> int:
@@ -343,4 +393,49 @@ def make_or_widen(t: Transaction, path: str, schema: pa.Schema) -> None:
 def remove(t: Transaction, path: str) -> None:
     """Free the path; the parts' bytes stay for as long as tickets name them."""
     remove_parts(t, [row["part"] for row in t.rows("SELECT part FROM journal WHERE path = ?", path)], path)
+    t.execute("DELETE FROM lives WHERE journal = (SELECT journal FROM topics WHERE path = ?)", path)
     t.execute("DELETE FROM topics WHERE path = ?", path)
+
+
+def visible_parts(reader: Reader) -> list[NamedPart]:
+    """Return the parts on disk that readers see, without those whose loss was accepted."""
+    rows = reader.rows(
+        "SELECT name, journal.path AS path, parts.rows, parts.bytes FROM journal JOIN parts ON parts.name = part"
+        " WHERE journal.path IS NOT NULL AND incarnation = '' AND NOT missed"
+    )
+    return [NamedPart(**dict(row)) for row in rows]
+
+
+def disagreements(reader: Reader) -> list[str]:
+    """Describe where the rows of shards and of their parts don't agree: no change leaves them so."""
+    gaps = reader.rows(
+        "SELECT path, shard, first + rows AS first, following FROM (SELECT *, lead(first) OVER"
+        " (PARTITION BY path, shard ORDER BY first) AS following FROM journal WHERE path IS NOT NULL)"
+        " WHERE following <> first + rows"
+    )
+    ends = reader.rows(
+        "SELECT shards.path, shards.shard, shards.first, next, min(journal.first) AS begin,"
+        " max(journal.first + journal.rows) AS end FROM shards LEFT JOIN journal ON journal.path = shards.path"
+        " AND journal.shard = shards.shard GROUP BY shards.path, shards.shard"
+        " HAVING shards.first <> coalesce(begin, shards.first) OR next <> coalesce(end, shards.first)"
+        " OR shards.parts <> count(part)"
+    )
+    alone = reader.rows(
+        "SELECT DISTINCT journal.path AS path FROM journal LEFT JOIN parts ON parts.name = part"
+        " WHERE journal.path IS NOT NULL AND (state IS NOT 'visible' OR parts.rows <> journal.rows"
+        " OR journal.path NOT IN (SELECT path FROM topics))"
+    )
+    lone = reader.rows(
+        "SELECT count(*) AS parts FROM parts WHERE state = 'visible' AND path IS NULL"
+        " AND name NOT IN (SELECT part FROM journal WHERE path IS NOT NULL) HAVING count(*) > 0"
+    )
+    return [
+        *(f"{row['path']}: shard {row['shard']} has no offsets {row['first']} to {row['following']}" for row in gaps),
+        *(
+            f"{row['path']}: shard {row['shard']} has offsets {row['first']} to {row['next']}, its parts have "
+            f"{row['begin']} to {row['end']}"
+            for row in ends
+        ),
+        *(f"{row['path']} has parts in the journal that are no parts of a topic" for row in alone),
+        *(f"{row['parts']:,} visible parts are of no dataset and no topic" for row in lone),
+    ]

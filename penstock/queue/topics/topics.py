@@ -19,6 +19,7 @@ from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
 from penstock.rows import schemas
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import SplitPayloadStore
+from penstock.wire.position import Position
 
 MOST_SHARDS = 256
 
@@ -43,6 +44,7 @@ class Topics:
 
         The same is also what has grown from it: a topic gets columns by what is put.
         """
+        schema = journal.growth.fit(None, schema, path)
         _check_options(path, schema, shards=shards, key=key, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
 
         def create_or_keep(t: Transaction) -> Topic:
@@ -70,6 +72,33 @@ class Topics:
         """Return a topic by path, None without one."""
         with self._ledger.reading() as reader:
             return journal.find(reader, path)
+
+    def labelled(self, topic: Topic, offsets: Mapping[int, int]) -> Position:
+        """Return offsets as a position with the life that wrote the last rows before it."""
+        return Position(offsets, journal.life_of(self._ledger.database, topic.journal, offsets))
+
+    def complete_position(self, topic: Topic, position: Position | None, default: Mapping[int, int]) -> Position:
+        """Return a reader's position with an offset for every shard: the default's where it names none.
+
+        One of a life that this data folder doesn't know, or past that life's end, is rejected: its rows were others.
+        """
+        if position is None:
+            return Position(default)
+        for shard in position:
+            if not shard < len(topic.shards):
+                raise InvalidRequest(
+                    f"{topic.path} has no shard {shard}: expected an offset for each of the shards 0 to "
+                    f"{len(topic.shards) - 1}"
+                )
+        if position.life is not None:
+            ends = journal.ends_of_life(self._ledger.database, topic.path, topic.journal, position.life)
+            if ends is None or any(offset > ends[shard] for shard, offset in position.items()):
+                raise Lost(
+                    f"{topic.path}: the server's data folder was put back to an older state: rows before this position "
+                    f"({dict(position)}) are gone, and others may have their offsets now. Start again from earliest or "
+                    "latest; a Spark query needs a new checkpoint"
+                )
+        return Position({**default, **position}, position.life)
 
     def layout(self, path: str) -> Layout | None:
         """Return what a put needs to know of a topic, None without one."""
@@ -207,7 +236,8 @@ def _check_same(current: Topic, schema: pa.Schema, key: str | None, shards: int 
             "the same, or choose another path"
         )
     try:
-        both = schemas.grow(current.schema, schema, current.path)
+        fitted = journal.growth.fit(current.schema, schema, current.path)
+        both = journal.growth.merge(current.schema, fitted, current.path)
     except SchemaMismatch as unlike:
         raise AlreadyExists(f"{current.path} exists: {unlike}") from unlike
     changed = [field for field, known in zip(both, current.schema, strict=False) if not field.equals(known)]
@@ -224,4 +254,4 @@ def _key(key: str | None) -> str:
 
 
 def _column(field: pa.Field) -> str:
-    return f"{field.name} {field.type}" + (" that may be null" if field.nullable else "")
+    return f"{field.name} {field.type}"

@@ -60,7 +60,7 @@ class Filter:
             raise InvalidRequest(f"filter {self.text[:200]!r} can't be evaluated: {str(failed)[:200]}") from failed
 
 
-@lru_cache(256)  # a request for tickets and each do_get with one of them parse the same text
+@lru_cache(16)  # a request for tickets and each do_get with one of them parse the same text
 def parse_filter(text: str, schema: pa.Schema) -> Filter:
     """Parse a filter over rows of this schema; reject by name what does not fit."""
     parser = _Parser(text, schema)

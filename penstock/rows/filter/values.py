@@ -86,7 +86,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-@lru_cache(1_024)
+@lru_cache(128)
 def can_be_chosen(kind: pa.DataType) -> bool:
     """Return whether Arrow can choose rows of this type: it lacks kernels for some, and fails at the first row only."""
     try:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from penstock.client.get import read_tickets
 from penstock.client.put import open_attempt
 from penstock.client.settings import ConnectSettings
+from penstock.rows.fitting import fit_batches
 from penstock.spark_plugin.worker.connection_cache import CONNECTIONS
-from penstock.spark_plugin.worker.fitting import fit_batches
 from penstock.spark_plugin.worker.types import widen_schema
 
 RECEIPTS = pa.schema(
@@ -90,7 +90,7 @@ class GetTickets:
         tickets = (pair for each in columns for pair in zip(*each, strict=True))
         with CONNECTIONS.connect(self.settings) as connection:
             rows = read_tickets(connection, tickets, local=self.local, columns=self.schema.names or None)
-            yield from fit_batches(rows, self.schema)
+            yield from fit_batches(rows, self.schema, reading=True)
 
 
 class NumberedTickets:

@@ -42,8 +42,8 @@ def same_layout(one: pa.DataType, other: pa.DataType) -> bool:
         return False
     if pa.types.is_struct(one) and [field.name for field in one] != [field.name for field in other]:
         return False
-    fields = zip(child_fields(one), child_fields(other), strict=True)
-    return bool(one.num_fields) and all(same_layout(mine.type, its.type) for mine, its in fields)
+    mine, others = child_fields(one), child_fields(other)  # none of a union or of runs, which have to be equal
+    return bool(mine) and all(same_layout(each.type, its.type) for each, its in zip(mine, others, strict=True))
 
 
 def child_fields(kind: pa.DataType) -> list[pa.Field]:
@@ -95,11 +95,12 @@ def _values_type(kind: Any) -> pa.DataType | None:
 # --- other buffers -------------------------------------------------------------------------
 
 
-def cast(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def cast(array: pa.Array, kind: pa.DataType, path: str, *, reading: bool = False) -> pa.Array:
     """Return the values in buffers of a type's layout; `reinterpret` adds its names and nullability afterwards.
 
-    Nested types are taken apart here: Arrow's own cast of a list view is no valid list, and it has none for a
-    dictionary of lists.
+    Nothing is lost, else SchemaMismatch names the column. When `reading`, nanoseconds are rounded down to microseconds,
+    and fields of structs that the type doesn't have are left out. Nested types are taken apart here: Arrow's own cast
+    of a list view is no valid list, and it has none for a dictionary of lists.
     """
     source = array.type
     if same_layout(source, kind):
@@ -107,39 +108,58 @@ def cast(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     if pa.types.is_null(source) or len(array) == 0:  # the offsets of an empty array may have no bytes at all
         return pa.nulls(len(array), kind)
     if isinstance(source, pa.BaseExtensionType):
-        return cast(array.storage, kind, path)
-    if pa.types.is_dictionary(source) and not pa.types.is_dictionary(kind):
-        return cast(array.dictionary, kind, path).take(array.indices)
+        return cast(array.storage, kind, path, reading=reading)
+    if pa.types.is_dictionary(source):
+        kept = kind.value_type if pa.types.is_dictionary(kind) else kind
+        values = cast(array.dictionary, kept, path, reading=reading).take(array.indices)
+        return _encode(values, kind, path) if pa.types.is_dictionary(kind) else values
+    if pa.types.is_dictionary(kind):
+        return _encode(cast(array, kind.value_type, path, reading=reading), kind, path)
     if pa.types.is_struct(source) and pa.types.is_struct(kind):
-        return _cast_struct(array, kind, path)
+        return _cast_struct(array, kind, path, reading=reading)
     if pa.types.is_map(source) and pa.types.is_map(kind):
-        return reinterpret(_cast_list(as_list(array), pa.list_(_entries_type(kind)), path), kind)
-    if hasattr(source, "value_field") and pa.types.is_list(kind):
-        return _cast_list(array, kind, f"{path}[]")
-    return _cast_leaf(array, kind, path)
+        entries = _cast_list(as_list(array), pa.list_(_entries_type(kind)), path, reading=reading)
+        return reinterpret(entries, kind)
+    if hasattr(source, "value_field") and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return _cast_list(array, kind, f"{path}[]", reading=reading)
+    return _cast_leaf(array, kind, path, reading=reading)
 
 
-def _cast_struct(array: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
-    names = [field.name for field in kind]
-    order = column_order([field.name for field in array.type], names, f"the values of {path}")
-    places = zip(order, kind, strict=True)
-    children = [cast(array.field(at), field.type, f"{path}.{field.name}") for at, field in places]
+def _cast_struct(array: pa.StructArray, kind: pa.StructType, path: str, *, reading: bool) -> pa.Array:
+    """Match fields by name; one that is missing is null, if it may be."""
+    sent, names = [field.name for field in array.type], [field.name for field in kind]
+    expected = [field.name for field in kind if field.name in sent or not field.nullable]
+    known = [name for name in sent if name in names] if reading else sent
+    column_order(known, expected, f"the values of {path}")
+    places = range(len(kind)) if sent == names else [sent.index(name) if name in sent else -1 for name in names]
+    children = [
+        pa.nulls(len(array), field.type) if at < 0
+        else cast(array.field(at), field.type, f"{path}.{field.name}", reading=reading)
+        for at, field in zip(places, kind, strict=True)
+    ]  # fmt: skip
     if not children:
         return array
     return pa.StructArray.from_arrays(children, names=names, mask=array.is_null() if array.null_count else None)
 
 
-def _cast_list(array: Any, kind: pa.ListType, path: str) -> pa.Array:
+def _cast_list(array: Any, kind: pa.ListType | pa.LargeListType, path: str, *, reading: bool) -> pa.Array:
     import pyarrow.compute as pc
 
-    values = cast(array.flatten(), kind.value_type, path)
+    make, width = (pa.ListArray, pa.int32()) if pa.types.is_list(kind) else (pa.LargeListArray, pa.int64())
+    values = cast(array.flatten(), kind.value_type, path, reading=reading)
     lengths = pc.list_value_length(array).cast(pa.int64()).fill_null(0)
-    ends = pc.cumulative_sum(lengths).cast(pa.int32())
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    return pa.ListArray.from_arrays(offsets, values, mask=array.is_null() if array.null_count else None)
+    offsets = pa.concat_arrays([pa.array([0], width), pc.cumulative_sum(lengths).cast(width)])
+    return make.from_arrays(offsets, values, mask=array.is_null() if array.null_count else None)
 
 
-def _cast_leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _encode(array: pa.Array, kind: pa.DictionaryType, path: str) -> pa.Array:
+    try:
+        return array.dictionary_encode().cast(kind)
+    except pa.ArrowException as wrong:
+        raise _misfit(array.type, kind, path, str(wrong)) from wrong
+
+
+def _cast_leaf(array: pa.Array, kind: pa.DataType, path: str, *, reading: bool) -> pa.Array:
     source = array.type
     if pa.types.is_timestamp(source) and pa.types.is_timestamp(kind) and (source.tz is None) != (kind.tz is None):
         raise SchemaMismatch(
@@ -147,13 +167,36 @@ def _cast_leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
             "cast it in Spark, where the session's zone says what is meant"
         )
     try:
-        if getattr(source, "unit", None) == "ns" and getattr(kind, "unit", None) == "us":
+        if reading and getattr(source, "unit", None) == "ns" and getattr(kind, "unit", None) == "us":
             return _rounded_down(array, kind)
         if source in (pa.large_string(), pa.large_binary()) and array.offset:
             array = _offsets_from_zero(array)
-        return array.cast(kind)
+        if pa.types.is_string_view(source) or pa.types.is_binary_view(source):
+            array = _without_hidden_views(array)
+        if pa.types.is_integer(source) and pa.types.is_decimal(kind):  # which Arrow else needs to hold any integer
+            array = array.cast(pa.decimal256(76, kind.scale))
+        cast = array.cast(kind)
+        if not reading and _loses(array, cast):
+            raise _misfit(source, kind, path, "some values would be rounded")
+        return cast
     except pa.ArrowException as wrong:
-        raise SchemaMismatch(f"column {path} is {source}, and can't be cast to {kind}: {str(wrong)[:200]}") from wrong
+        raise _misfit(source, kind, path, str(wrong)) from wrong
+
+
+def _misfit(source: pa.DataType, kind: pa.DataType, path: str, reason: str) -> SchemaMismatch:
+    return SchemaMismatch(f"column {path} is {source}, and can't be cast to {kind}: {reason[:200]}")
+
+
+def _loses(array: pa.Array, cast: pa.Array) -> bool:
+    """Return whether a cast has rounded values, where Arrow doesn't refuse to: of floats, and of dates in ms."""
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(array.type) and pa.types.is_floating(cast.type):
+        sent, kept = array.cast(pa.float64()), cast.cast(pa.float64())
+        return bool(pc.any(pc.and_(pc.not_equal(sent, kept), pc.equal(sent, sent))).as_py())  # NaN stays NaN
+    if pa.types.is_date64(array.type):
+        return bool(pc.any(pc.not_equal(array, cast.cast(array.type))).as_py())
+    return False
 
 
 def _offsets_from_zero(array: pa.Array) -> pa.Array:
@@ -164,6 +207,16 @@ def _offsets_from_zero(array: pa.Array) -> pa.Array:
     ends = pa.Array.from_buffers(pa.int64(), len(array) + 1, [None, offsets], offset=array.offset)
     buffers = [_validity(array), pc.subtract(ends, ends[0]).buffers()[1], text.slice(ends[0].as_py())]
     return pa.Array.from_buffers(array.type, len(array), buffers)
+
+
+def _without_hidden_views(array: pa.Array) -> pa.Array:
+    """Return the views without those beneath nulls: Arrow doesn't validate them, and its cast follows them anywhere."""
+    if not array.null_count:
+        return array
+    _, views, *text = array.buffers()
+    raw = pa.Array.from_buffers(pa.binary(16), len(array), [_validity(array), views.slice(array.offset * 16)])
+    empty = raw.fill_null(bytes(16)).buffers()[1]
+    return pa.Array.from_buffers(array.type, len(array), [_validity(array), empty, *text])
 
 
 def _rounded_down(array: pa.Array, kind: pa.DataType) -> pa.Array:

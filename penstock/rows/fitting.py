@@ -9,31 +9,30 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
-from penstock.spark_plugin.worker.casting import as_list, cast, child_fields, column_order, reinterpret, same_layout
+from penstock.rows.casting import as_list, cast, child_fields, column_order, reinterpret, same_layout
 
 _MAX_BYTES = 2**31 - 1
 """Bytes that a string or binary column can have; the large types can have more."""
 
 
-def fit_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def fit_batches(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, reading: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Yield the batches in this schema, columns matched by name, with the same values and, where possible, buffers.
 
     A batch is cut only where large types have more than 2 GiB. A null where the schema allows none, a column that is
-    missing or too many, and a value that the schema's type can't hold, raise with the column's name.
+    missing or too many, and a value that the schema's type can't hold, raise with the column's name. `reading` as in
+    `cast`: a reader may round, and leave out fields of structs.
     """
-    strict = [(at, field) for at, field in enumerate(schema) if _forbids_nulls(field)]
-    fit: _Fit | None = None
+    fit: Fit | None = None
     for batch in batches:
         if fit is None or not fit.source.equals(batch.schema, check_metadata=True):
-            fit = _Fit.of(batch.schema, schema)
-        for piece in fit.pieces(batch):
-            for at, field in strict:
-                _check_nulls(piece.column(at), field)
-            yield piece
+            fit = Fit.of(batch.schema, schema, reading=reading)
+        yield from fit.pieces(batch)
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class Fit:
     """How batches of one schema become batches of another; made once for a stream."""
 
     source: pa.Schema
@@ -42,18 +41,24 @@ class _Fit:
     """The place of each target column in the source; empty where batches can stay as they are."""
     casts: frozenset[int]
     """The target columns that need other buffers."""
+    strict: list[int]
+    """The target columns that may hold no nulls, or have a field within that may not."""
+    reading: bool
 
     @classmethod
-    def of(cls, source: pa.Schema, target: pa.Schema) -> _Fit:
+    def of(cls, source: pa.Schema, target: pa.Schema, *, reading: bool = False) -> Fit:
+        strict = [at for at, field in enumerate(target) if _forbids_nulls(field)]
         if source.equals(target, check_metadata=True):
-            return cls(source, target, [], frozenset())
+            return cls(source, target, [], frozenset(), strict, reading)
         order = column_order(source.names, target.names, "the rows")
         types = [(source.field(place).type, target.field(at).type) for at, place in enumerate(order)]
         casts = {at for at, (one, other) in enumerate(types) if not same_layout(one, other)}
-        return cls(source, target, order, frozenset(casts))
+        return cls(source, target, order, frozenset(casts), strict, reading)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield a batch in the target's schema, cut where it is too large for it."""
         if not self.order:
+            self._check_nulls(batch)
             yield batch
         elif self.casts and batch.nbytes > _MAX_BYTES and batch.num_rows > 1:
             half = batch.num_rows // 2
@@ -61,11 +66,19 @@ class _Fit:
             yield from self.pieces(batch.slice(half))
         else:
             columns = [self._column(batch.column(place), at) for at, place in enumerate(self.order)]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.target)
+            piece = pa.RecordBatch.from_arrays(columns, schema=self.target)
+            self._check_nulls(piece)
+            yield piece
 
     def _column(self, array: pa.Array, at: int) -> pa.Array:
         field = self.target.field(at)
-        return reinterpret(cast(array, field.type, field.name) if at in self.casts else array, field.type)
+        if at in self.casts:
+            array = cast(array, field.type, field.name, reading=self.reading)
+        return reinterpret(array, field.type)
+
+    def _check_nulls(self, piece: pa.RecordBatch) -> None:
+        for at in self.strict:
+            _check_nulls(piece.column(at), self.target.field(at))
 
 
 # --- nulls ---------------------------------------------------------------------------------

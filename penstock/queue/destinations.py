@@ -1,0 +1,14 @@
+"""What finished writes become, by the first name of their path, and all tables of a server's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.ledger import datasets, tables
+from penstock.ledger.writes import Destination
+from penstock.queue.topics import journal
+from penstock.store import payloads
+from penstock.store.database import Tables
+
+DESTINATIONS: Mapping[str, Destination] = {"store": datasets, "topic": journal}
+TABLES: tuple[Tables, ...] = (tables.TABLES, journal.TABLES, payloads.TABLES)

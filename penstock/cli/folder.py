@@ -95,7 +95,8 @@ def _report(invocation: Invocation, name: str, verified: Verified) -> int:
     else:
         for loss in verified.losses:
             report_failure(loss, FAILED)
-        state = f"{len(verified.losses):,} losses" if verified.losses else "all as it was written"
+        number = len(verified.losses)
+        state = "all as it was written" if not number else "1 loss" if number == 1 else f"{number:,} losses"
         click.echo(
             f"{name}: {counted(verified.parts, 'part')}, {verified.rows:,} rows, {format_size(verified.bytes)}: {state}"
         )

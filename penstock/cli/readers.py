@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +20,9 @@ from penstock.cli.formats import format_by_extension, format_by_head
 from penstock.errors import InvalidRequest, NotFound, SchemaMismatch
 from penstock.rows.converter import Converter
 from penstock.rows.exact import time_type
+from penstock.rows.fitting import fit_batches
 from penstock.rows.json_lines import Lines, infer_schema
+from penstock.rows.schemas import DATASET
 
 STDIN = "-"
 _BLOCK = 4 << 20  # bytes of text that are parsed at once; the first block decides the columns' types
@@ -73,13 +75,20 @@ class InputFiles:
                 source = self._source(name, *_open_file(name, file_format))
                 self._schema = source.schema if self._schema is None else self._schema
                 for number, batch in enumerate(source.batches, 1):
-                    if not (self._converter or batch.schema.equals(self._schema)):
-                        pairs = zip_longest(_columns(batch.schema), _columns(self._schema), fillvalue="nothing")
-                        column, first = next(pair for pair in pairs if pair[0] != pair[1])
-                        raise SchemaMismatch(f"{name} has other columns than {self._names[0]}: {column}, not {first}")
                     self._done = before + size * source.share(number)
-                    yield batch
+                    yield from [batch] if self._converter else self._fit(name, batch)
             before += size
+
+    def _fit(self, name: str, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Return a batch in the schema of the first file, if its columns mean the same."""
+        if batch.schema.equals(self._schema):
+            return [batch]
+        with suppress(SchemaMismatch):
+            if DATASET.fit(self._schema, batch.schema, name).equals(self._schema):
+                return fit_batches([batch], self._schema)
+        pairs = zip_longest(_columns(batch.schema), _columns(self._schema), fillvalue="nothing")
+        column, first = next(pair for pair in pairs if pair[0] != pair[1])
+        raise SchemaMismatch(f"{name} has other columns than {self._names[0]}: {column}, not {first}")
 
     def _source(self, name: str, file: Any, head: bytes, file_format: str) -> _Source:
         """Open a file. Its text is read in the types of the first file, so that a column is the same in all."""

@@ -3,7 +3,7 @@
     penstock serve ──exec──▶ supervisor ──spawn──▶ penstock serve, with PENSTOCK_SUPERVISOR: the server
 
 pyarrow takes a message of any size before a handler runs, so one message can end a server. Nothing that it acknowledged
-is lost, and clients retry: they find it back on the same ports.
+is lost (but in a memory store), and clients retry: they find it back on the same ports.
 
 1. Start the server: the user's own command line once more. It reports its ports as soon as it listens.
 2. Wait for its end, or for a signal.
@@ -172,7 +172,7 @@ def _exit_code(server: int) -> int | None:
 def _describe_end(server: int, number: int) -> str:
     name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
     reason = _REASONS.get(number, "somebody sent it")
-    return f"the server (process {server}) was ended by {name}: {reason}. What it has acknowledged is kept"
+    return f"the server (process {server}) was ended by {name}: {reason}"
 
 
 def _log(message: str) -> None:

@@ -21,6 +21,7 @@ from penstock.ledger.writes import Destination
 from penstock.store.database import Reader
 from penstock.store.payloads import SplitPayloadStore
 from penstock.store.records import Label
+from penstock.text import counted
 
 log = logging.getLogger("penstock")
 _NAMED = 10
@@ -109,6 +110,6 @@ def check_whole(ledger: Ledger, store: SplitPayloadStore, *, accept_loss: bool) 
 
 def _count_paths(paths: Iterable[str]) -> str:
     counts = Counter(paths).most_common()
-    names = [f"{path} ({count:,} parts)" for path, count in counts[:_NAMED]]
+    names = [f"{path} ({counted(count, 'part')})" for path, count in counts[:_NAMED]]
     more = len(counts) - len(names)
     return ", ".join(names) + (f" and {more:,} more paths" if more > 0 else "")

@@ -18,8 +18,9 @@ import pyarrow.types as types
 
 from penstock.errors import SchemaMismatch
 from penstock.rows.exact import Misfit, column_of
-from penstock.rows.json_lines import Lines, parse, read_fast
-from penstock.rows.schemas import check_names
+from penstock.rows.fitting import fit_batches
+from penstock.rows.json_lines import Lines, infer_type, parse, read_fast
+from penstock.rows.schemas import TOPIC, check_names
 from penstock.text import cut, printable
 
 
@@ -41,23 +42,32 @@ class Converter:
             rows = parse(lines)
             names = dict.fromkeys(chain.from_iterable(rows.values()))
             columns = {name: [row.get(name) for row in rows.values()] for name in names}
+            if self._grows or not self._begun:
+                fields = [each.with_type(_grown(each.type, columns.get(each.name, ()))) for each in self.schema]
+                self.schema = pa.schema(fields, self.schema.metadata)
             batch = self._convert(columns, "line", [*rows])
         self._begun = True
         return batch
 
     def convert_batches(self, batches: Iterable[pa.RecordBatch], *, is_text: bool) -> Iterator[pa.RecordBatch]:
-        """Convert a CSV file, whose known columns are text, or put the columns of a typed file in order."""
+        """Convert a CSV file, whose known columns are text, or a file with types of its own."""
         rows = 0
-        for batch in batches:
+        for batch in batches if is_text else chain.from_iterable(map(self._fit, batches)):
             check_names(batch.schema)
-            wanted = {field.name: field.type for field in self.schema}
-            for name, kind in () if is_text else zip(batch.schema.names, batch.schema.types, strict=True):
-                if not kind.equals(wanted.get(name, kind)):
-                    difference = f"{name} is {wanted[name]}, got {kind}. Cast the rows, or choose another topic"
-                    raise SchemaMismatch(f"{self._name} has another schema: {difference}")
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield self._convert(columns, "row", range(rows + 1, rows + batch.num_rows + 1))
             rows += batch.num_rows
+
+    def _fit(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Return a typed batch with its known columns cast to the types of the schema."""
+        check_names(batch.schema)
+        stored = TOPIC.fit(self.schema, batch.schema, self._name)
+        known = pa.schema([field for field in stored if field.name in self.schema.names])
+        grown = TOPIC.merge(self.schema, known, self._name)
+        if self._begun and not grown.equals(self.schema):
+            raise SchemaMismatch(f"{self._name}: a struct has a field that the beginning lacks")
+        self.schema = grown
+        return fit_batches([batch], stored)
 
     def _convert(self, columns: Mapping[str, Any], noun: str, numbers: Sequence[int]) -> pa.RecordBatch:
         """Convert columns; errors name a row by the noun and its number."""
@@ -82,8 +92,8 @@ class Converter:
         values, row = columns[name], 0
         if isinstance(values, pa.Array):
             kind = values.type
-        else:  # with floats, not decimals
-            kind = pa.infer_type(json.loads(json.dumps(values, default=float)))
+        else:
+            kind = infer_type(values)
             row = next((row for row, value in enumerate(values) if value is not None), 0)
         if types.is_null(kind):
             return
@@ -99,6 +109,21 @@ class Converter:
         if is_untyped(kind):
             raise SchemaMismatch(f"{column} has no value that tells its type")
         self.schema = self.schema.append(pa.field(name, kind))
+
+
+def _grown(kind: pa.DataType, values: Iterable[Any]) -> pa.DataType:
+    """Return the type with the fields that objects within the values have besides, if these tell their types."""
+    values = [value for value in values if value is not None]
+    if types.is_list(kind) and all(isinstance(value, list) for value in values):
+        return pa.list_(kind.value_field.with_type(_grown(kind.value_type, chain.from_iterable(values))))
+    if not types.is_struct(kind) or not all(isinstance(value, dict) for value in values):
+        return kind
+    children: dict[str, list[Any]] = {}
+    for name, child in chain.from_iterable(value.items() for value in values):
+        children.setdefault(name, []).append(child)
+    fields = [field.with_type(_grown(field.type, children.pop(field.name, ()))) for field in kind]
+    added = [pa.field(name, infer_type(values)) for name, values in children.items()]
+    return pa.struct([*fields, *(field for field in added if not is_untyped(field.type))])
 
 
 def is_untyped(kind: pa.DataType) -> bool:

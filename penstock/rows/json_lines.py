@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -61,6 +62,11 @@ def infer_schema(lines: Lines) -> pa.Schema:
         parse(lines)  # which names the line that is no object
         raise InvalidRequest(f"these lines are no table: {str(error).splitlines()[0]}") from error
     return pa.schema([(name, _with_times(column)) for name, column in zip(schema.names, batch.columns, strict=True)])
+
+
+def infer_type(values: Sequence[Any]) -> pa.DataType:
+    """Return the type of new values, with floats for their decimals."""
+    return _with_times(pa.array(json.loads(json.dumps(values, default=float))))
 
 
 def read_fast(lines: Lines, schema: pa.Schema) -> pa.RecordBatch | None:

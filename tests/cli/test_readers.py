@@ -112,6 +112,10 @@ def test_files_are_of_one_schema(tmp_path: Path) -> None:
         field = pa.field("x", pa.int64(), metadata={"of": name})
         files.append(write_table(pa.table({"x": [1]}, pa.schema([field], {"of": name})), tmp_path / f"{name}.parquet"))
     assert read(*files).to_pydict() == {"x": [1, 1]}
+    narrow = write_table(pa.table({"x": pa.array([2], pa.int8())}), tmp_path / "narrow.parquet")
+    assert read(files[0], narrow).schema == read(files[0]).schema
+    with pytest.raises(SchemaMismatch, match=r"column x is int64, and can't be cast to int8: .*300"):
+        read(narrow, write_table(pa.table({"x": [300]}), tmp_path / "wide.parquet"))
     files.append(write_table(pa.table({"x": [1], "y": ["s"]}), tmp_path / "c.parquet"))
     with pytest.raises(SchemaMismatch, match=r"c\.parquet has other columns than .*a\.parquet: y: string, not nothing"):
         read(*files)

@@ -86,6 +86,16 @@ def test_typed_columns_are_put_in_order() -> None:
     assert table.to_pylist() == [{"id": 1, "at": None, "total": None, "city": "a"}]
 
 
+def test_typed_columns_that_mean_the_same_are_cast() -> None:
+    sent = pa.table({
+        "city": pa.array(["a"], pa.string_view()), "total": [7], "id": [1],
+        "at": pa.array([DAY], pa.timestamp("s", "Etc/UTC")),
+    })  # fmt: skip
+    assert from_typed(ORDERS, sent).to_pylist() == [{"id": 1, "at": DAY, "total": Decimal("7.00"), "city": "a"}]
+    grown = from_typed(pa.schema([("in", pa.struct([("a", pa.int64())]))]), pa.table({"in": [{"a": 1, "b": "x"}]}))
+    assert grown.to_pylist() == [{"in": {"a": 1, "b": "x"}}]
+
+
 @pytest.mark.parametrize(("read", "lines"), [
     (from_json, ['{"id": 2}', '{"weight": 1.5, "none": null, "took": null, "id": 3}']),
     (from_csv, ["weight,took,id", ",,2", "1.5,,3"]),
@@ -145,6 +155,21 @@ def test_a_new_column_has_a_value_that_tells_its_type(value: str) -> None:
     assert is_untyped(infer_schema(Lines(line.encode())).field("new").type)
 
 
+def test_objects_may_get_more_fields() -> None:
+    schema = pa.schema([("in", pa.struct([("a", pa.int32())])), ("all", pa.list_(pa.struct([("a", pa.int8())])))])
+    line = '{"in": {"a": 1, "b": 1.5, "none": null}, "all": [{"a": 1, "at": "2026-11-18T20:00:00Z"}, {"a": 2}]}'
+    with pytest.raises(SchemaMismatch, match=r"in of topic/x is .* \(it has no field 'none'\)"):
+        from_json(schema, line)
+    table = from_json(schema, line.replace(', "none": null', ""), '{"in": {"b": 2.5}}')
+    assert table.schema == pa.schema([
+        ("in", pa.struct([("a", pa.int32()), ("b", pa.float64())])),
+        ("all", pa.list_(pa.struct([("a", pa.int8()), ("at", pa.timestamp("us", "UTC"))]))),
+    ])  # fmt: skip
+    assert table["in"].to_pylist() == [{"a": 1, "b": 1.5}, {"a": None, "b": 2.5}]
+    with pytest.raises(SchemaMismatch, match="it has no field 'b'"):
+        from_json(schema, '{"in": {"a": 1}}', '{"in": {"b": 2.5}}', at_once=1)
+
+
 UNFIT_CSV: list[tuple[pa.Schema, list[str], str]] = [
     (ORDERS, ["id,total", "1,2", "2,2.555", "3,x"], "row 2: total of topic/x is decimal128(10, 2), got '2.555'"),
     (ORDERS, ["id,city", f"{'7' * 99},x"], f"row 1: id of topic/x is int32, got '{'7' * 79}…'"),
@@ -170,9 +195,11 @@ def test_a_row_that_does_not_fit_is_named(schema: pa.Schema, lines: list[str], m
 
 
 @pytest.mark.parametrize(("schema", "table", "message"), [
-    (IDS, pa.table({"id": pa.array([1], pa.int32())}), "topic/x has another schema: id is int64, got int32"),
+    (IDS, pa.table({"id": [1.5]}), "column id is double, and can't be cast to int64: "),
+    (IDS, pa.table({"id": ["1"]}), "topic/x has another schema: id is int64, got string"),
     (CITIES, pa.table({"city": [1]}), "topic/x has another schema: city is string, got int64"),
-    (ORDERS, pa.table({"city": ["a"]}), "row 1 has no value for 'id', which is never null in topic/x"),
+    (ORDERS, pa.table({"city": ["a"]}), "topic/x has another schema: lacks id int32"),
+    (ORDERS, pa.table({"id": pa.array([1, None], pa.int32())}), "column id has a null where its schema allows none"),
     (CITIES, pa.table({"cty": ["a"]}), "row 1 has a column 'cty', which topic/x lacks: did you mean 'city'?"),
     (CITIES, pa.table([[2], ["b"], ["c"]], names=["id", "city", "city"]), "the column 'city' is there more than once"),
 ])  # fmt: skip

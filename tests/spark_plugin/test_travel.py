@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import Denied, InvalidRequest, SchemaMismatch
+from tests.kit.certificates import Certificates
 from tests.kit.server import TOKEN
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
@@ -63,16 +64,16 @@ def test_options_go_before_the_environment(guarded: Client, monkeypatch: pytest.
     assert made({"path": "store/x", "token": TOKEN, "url": url}).schema() == SCHEMA
 
 
-def test_certificates_travel_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their file needn't be on Spark's host."""
-    import trustme
-
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("PENSTOCK_CA", str(tmp_path / "ca.pem"))
-    kind, raw = sent(penstock.DataSource)
-    assert authority.cert_pem.bytes() in raw
-    assert kind.here.ca == authority.cert_pem.bytes().decode()
+def test_certificates_and_key_travel_as_text(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files needn't be on Spark's host."""
+    for name, file in certificates.of_client.items():
+        monkeypatch.setenv(f"PENSTOCK_{name.upper()}", file)
+    kind, _ = sent(penstock.DataSource)
+    for name, file in certificates.of_client.items():
+        assert getattr(kind.here, name) == Path(file).read_text()
+    assert "PRIVATE KEY" not in repr(kind.here)
 
     monkeypatch.setenv("PENSTOCK_CA", str(tmp_path / "none.pem"))
     with pytest.raises(InvalidRequest, match=r"none\.pem.*expected a file of certificates"):

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -60,10 +60,13 @@ def put(
 
     @contextmanager
     def admit() -> Iterator[Upload]:
-        with _room(state), state.watch.put(peer, command.attempt) as set_waiting:
-            if command.ready:
-                send(READY)
-            yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
+        try:
+            with state.store.admitted(), state.watch.put(peer, command.attempt) as set_waiting:
+                if command.ready:
+                    send(READY)
+                yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
+        except StoreFull as full:
+            raise _with_outlook(state, full) from full
 
     if command.ticket is None:
         call.check_known()
@@ -155,24 +158,11 @@ def _store(
         while running:
             stored.append(running.popleft().result())
         upload.check_whole()
-    except BaseException as error:
+    except BaseException:
         stored += [future.result() for future in running if future.exception() is None]
         state.store.discard(part.name for part in stored)
-        if isinstance(error, StoreFull):
-            raise _with_outlook(state, error) from error
         raise
     return stored, shards
-
-
-@contextmanager
-def _room(state: State) -> Iterator[None]:
-    """Admit a put while there is room, or say when to come again: a sender that waits has sent nothing in vain."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(state.store.admitted())
-        except StoreFull as full:
-            raise _with_outlook(state, full) from full
-        yield
 
 
 def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Receipt:

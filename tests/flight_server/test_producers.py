@@ -89,6 +89,16 @@ def test_a_value_that_would_lose_something_is_refused(client: Client, path: str)
     assert client.get(path).read_all().to_pylist() == [{"id": 1}]
 
 
+def test_names_of_columns_break_no_line_of_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    name = "id\n2026-11-19 12:00:00 ERROR penstock: \x1b[31mforged"
+    client.put("store/x", pa.table({name: [1]}))
+    with caplog.at_level("INFO"), pytest.raises(SchemaMismatch):
+        client.put("store/x", pa.table({name: ["x"]}), mode="append")
+    (line,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert line.isprintable()
+    assert "id\\n2026" in line
+
+
 # --- nulls -----------------------------------------------------------------------------------
 
 

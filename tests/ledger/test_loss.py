@@ -156,13 +156,11 @@ def test_an_orphan_is_kept_for_a_day(data: Path, tmp_path: Path, clock: Any) -> 
 
 
 @pytest.mark.faults
-def test_a_lost_row_is_never_silent(crashed: Path, tmp_path: Path) -> None:
-    """Flips and cuts in log, ledger and parts: a start is rejected, or all rows are there, or reading names the loss.
-
-    `PENSTOCK_DAMAGES=300` for more.
-    """
+@pytest.mark.parametrize("damages", [45, pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+def test_a_lost_row_is_never_silent(crashed: Path, tmp_path: Path, damages: int) -> None:
+    """Flips and cuts in log, ledger and parts: a start is rejected, or all rows are there, or reading names the loss."""
     seed = random.randrange(2**32)
-    for number in range(int(os.environ.get("PENSTOCK_DAMAGES", "45"))):
+    for number in range(damages):
         data = Path(shutil.copytree(crashed, tmp_path / str(number)))
         dice = random.Random(seed + number)
         file = (data / "ledger.db-wal", data / "ledger.db", dice.choice(parts(data)))[number % 3]
@@ -185,10 +183,11 @@ def test_a_lost_row_is_never_silent(crashed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_killed_server_starts_without_a_false_alarm(tmp_path: Path) -> None:
-    """Kills at any moment under puts from four clients; `make soak` has 500."""
+@pytest.mark.parametrize("kills", [12, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])])
+def test_a_killed_server_starts_without_a_false_alarm(tmp_path: Path, kills: int) -> None:
+    """Kills at any moment under puts from four clients."""
     data, acknowledged = tmp_path / "data", [0] * 4
-    for kill in range(int(os.environ.get("PENSTOCK_KILLS", "12"))):
+    for kill in range(kills):
         with process_server(data) as server:
             stop = threading.Event()
             threads = [

@@ -158,7 +158,7 @@ def test_an_orphan_is_kept_for_a_day(data: Path, tmp_path: Path, clock: Any) -> 
 @pytest.mark.faults
 @pytest.mark.parametrize("damages", [45, pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
 def test_a_lost_row_is_never_silent(crashed: Path, tmp_path: Path, damages: int) -> None:
-    """Flips and cuts in log, ledger and parts: a start is rejected, or all rows are there, or reading names the loss."""
+    """Flips and cuts in log, ledger, parts: a start is rejected, or all rows are there, or reading names the loss."""
     seed = random.randrange(2**32)
     for number in range(damages):
         data = Path(shutil.copytree(crashed, tmp_path / str(number)))

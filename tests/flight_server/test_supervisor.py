@@ -25,7 +25,7 @@ from penstock.client.client import connect
 from penstock.flight_server import supervisor
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import data_folder
-from tests.kit.cli import LIMIT, PENSTOCK, ROOT, Served, environment, serving
+from tests.kit.cli import LIMIT, PENSTOCK, ROOT, Served, environment, kill, serving
 from tests.kit.server import free_port
 from tests.kit.wait import eventually
 from tests.kit.wire import await_drain, begun_put, list_paths, trailer
@@ -207,7 +207,10 @@ def test_the_server_ends_with_its_supervisor(tmp_path: Path) -> None:
             if how == "suspended":
                 os.kill(server, signal.SIGSTOP)
             running.process.kill()
-            eventually(lambda: not is_alive(server), within=5)  # noqa: B023
+            try:
+                eventually(lambda: not is_alive(server), within=5)  # noqa: B023
+            finally:
+                kill(server)
             with pytest.raises(flight.FlightError):
                 writer.close()
 

@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -239,6 +239,16 @@ class Served:
         children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
         return int(children[0]) if children else None
 
+    def end(self) -> None:
+        """Kill both: of a supervisor with a planted bug the server would stay."""
+        server = None
+        with suppress(FileNotFoundError):  # the supervisor has ended
+            server = self.server()
+        self.process.kill()
+        self.process.wait(LIMIT)
+        if server is not None:
+            kill(server)
+
     def lives(self) -> int:
         """Count how often the server has said where it is."""
         return self.log.count("\npenstock serves ") + self.log.startswith("penstock serves ")
@@ -267,8 +277,13 @@ def serving(log: Path, *arguments: str, **variables: str) -> Iterator[Served]:
         eventually(address, within=LIMIT)
         yield Served(process, str(address()), log)
     finally:
-        process.kill()
-        process.wait(LIMIT)
+        Served(process, "", log).end()
+
+
+def kill(process: int) -> None:
+    """Kill a process, unless it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def on_a_terminal(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:

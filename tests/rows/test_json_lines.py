@@ -127,6 +127,8 @@ def test_arrows_reader_makes_the_same_or_nothing(data: st.DataObject) -> None:
     fast = read_fast(lines, pa.schema([("x", kind)]))
     if fast is not None:
         try:
-            assert fast["x"].equals(column_of([row.get("x") for row in parse(lines).values()], kind))
+            slow = column_of([row.get("x") for row in parse(lines).values()], kind)
+            # As Python writes them, since NaN isn't equal to itself.
+            assert (fast["x"].type, repr(fast["x"].to_pylist())) == (slow.type, repr(slow.to_pylist()))
         except (Misfit, InvalidRequest) as refused:
             raise AssertionError(f"{refused!r} isn't told of {fast['x']}") from refused

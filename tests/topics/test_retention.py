@@ -19,7 +19,7 @@ import pytest
 
 from penstock import steps
 from penstock.client.client import Client
-from penstock.errors import Lost, NotFound, StoreFull
+from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import ledger
 from penstock.ledger.sweep import TEND_EVERY
@@ -30,7 +30,7 @@ from penstock.queue.topics.retention import retain
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
-from tests.kit.faults import varied
+from tests.kit.faults import Crash, crash_at, varied
 from tests.kit.server import named_parts, process_server, served
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
@@ -421,6 +421,22 @@ def test_compaction_opens_a_bounded_number_of_parts(reach: Reach, monkeypatch: p
     assert reach.read() == before
 
 
+@pytest.mark.parametrize("step", ["compact.durable", "compact.shown"])
+def test_a_crash_while_compacting_changes_nothing(reach: Reach, step: str) -> None:
+    put_parts(reach, 20)
+    before, parts = reach.read(), reach.parts()
+    with (
+        mock.patch.object(steps, "passed", crash_at(step)),
+        mock.patch.object(type(reach.store), "discard"),  # a dead process cleans nothing up
+        pytest.raises(Crash),
+    ):
+        Compactor(reach.ledger, reach.store).compact()
+    assert len(reach.kept()) == 21
+    reach.restart()
+    assert (reach.read(), reach.parts()) == (before, parts)
+    assert reach.kept() == set(parts)
+
+
 @pytest.mark.process
 @pytest.mark.faults
 @pytest.mark.parametrize("step", ["compact.durable", "compact.shown", "sweep.deleted"])
@@ -560,3 +576,9 @@ def test_a_delete_removes_all_parts_and_frees_the_path(reach: Reach) -> None:
     reach.put(1)
     assert reach.topic().journal != first.journal
     assert [row[:3] for row in reach.read()] == [(0, 0, 1)]
+
+
+def test_offsets_past_the_end_are_refused_with_those_left(reach: Reach) -> None:
+    reach.put(1, 2)
+    with pytest.raises(InvalidRequest, match=r"has no offsets 1 to 9: of shard 0 the offsets 0 to 2 are left"):
+        reach.read(start={0: 1}, end={0: 9})

@@ -19,7 +19,6 @@ from penstock.client.settings import ConnectSettings
 from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import Action, AnswerT, RequestT
-from penstock.wire.paths import is_topic
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
@@ -162,7 +161,9 @@ class Client:
         """
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
         local = info.local if filter is None else None  # mapped parts would have to be filtered here
-        names = info.schema.names if is_topic(path) else columns  # a topic's parts may have more columns than it shows
+        names = (
+            info.schema.names if info.kind == "topic" else columns
+        )  # a topic's parts may have more columns than it shows
         tickets = ((each.ticket.ticket, EndpointNote.decode(each.app_metadata).rows) for each in info.endpoints)
         batches = read_tickets(self.connection, tickets, local=local, columns=names, parallel=parallel)
         if filter is not None and limit is not None:

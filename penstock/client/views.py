@@ -31,6 +31,8 @@ class Info:
     changed: float | None
     endpoints: tuple[flight.FlightEndpoint, ...]
     local: str | None = None
+    kind: str = "dataset"
+    """dataset or topic."""
 
     @classmethod
     def of(cls, info: flight.FlightInfo) -> Info:
@@ -38,7 +40,7 @@ class Info:
         entry = Entry.decode(info.app_metadata)
         return cls(
             entry.path, info.schema, info.total_records, info.total_bytes, entry.parts, entry.changed,
-            tuple(info.endpoints), entry.local,
+            tuple(info.endpoints), entry.local, entry.kind,
         )  # fmt: skip
 
     @property

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import AlreadyExists, Lost, NotFound
 from penstock.ledger import parts
 from penstock.ledger.attempts import Attempt
-from penstock.ledger.parts import NamedPart, Slice
+from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction, paths_below, to_schema
 from penstock.ledger.writes import Write
 from penstock.rows import schemas
@@ -109,6 +109,10 @@ def _dataset(row: sqlite3.Row) -> Dataset:
 # --- the destination of writes -------------------------------------------------------------
 
 growth = schemas.DATASET
+visible_parts = (
+    "SELECT name, path, rows, bytes FROM parts WHERE state = 'visible' AND path IS NOT NULL"
+    " AND incarnation = '' AND NOT missed"
+)
 
 
 def count(reader: Reader) -> int:
@@ -166,15 +170,6 @@ def remove(t: Transaction, path: str) -> None:
     """Free the path; the parts' bytes stay for as long as tickets name them."""
     parts.retire_dataset(t, path)
     t.execute("DELETE FROM datasets WHERE path = ?", path)
-
-
-def visible_parts(reader: Reader) -> list[NamedPart]:
-    """Return the parts on disk that readers see, without those whose loss was accepted."""
-    rows = reader.rows(
-        "SELECT name, path, rows, bytes FROM parts WHERE state = 'visible' AND path IS NOT NULL"
-        " AND incarnation = '' AND NOT missed"
-    )
-    return [NamedPart(**dict(row)) for row in rows]
 
 
 def disagreements(reader: Reader) -> list[str]:

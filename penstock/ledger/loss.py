@@ -75,8 +75,8 @@ def find_losses(ledger: Ledger, store: SplitPayloadStore) -> Losses:
 
 def named_parts(reader: Reader, destinations: Mapping[str, Destination]) -> list[NamedPart]:
     """Return the parts of datasets, of topics, and of open writes."""
-    visible = [part for each in destinations.values() for part in each.visible_parts(reader)]
-    return visible + parts.of_open_writes(reader)
+    queries = [*(each.visible_parts for each in destinations.values()), parts.OF_OPEN_WRITES]
+    return [NamedPart(**dict(row)) for query in queries for row in reader.rows(query)]
 
 
 def disagreements(reader: Reader, destinations: Mapping[str, Destination]) -> list[str]:

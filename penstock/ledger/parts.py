@@ -54,6 +54,14 @@ class NamedPart:
     bytes: int
 
 
+OF_OPEN_WRITES = (
+    "SELECT name, writes.path AS path, parts.rows, parts.bytes FROM parts"
+    " JOIN attempts ON attempts.id = parts.attempt JOIN writes ON writes.id = attempts.write"
+    " WHERE parts.state = 'whole' AND incarnation = '' AND NOT missed"
+)
+"""The query for the parts of whole attempts that no finish has named yet."""
+
+
 def add(
     t: Transaction,
     added: Iterable[Part],
@@ -103,16 +111,6 @@ def is_known(reader: Reader, name: str) -> bool:
 def names(reader: Reader) -> list[str]:
     """Return every part that a row names: any other in the store is an orphan."""
     return [row["name"] for row in reader.rows("SELECT name FROM parts")]
-
-
-def of_open_writes(reader: Reader) -> list[NamedPart]:
-    """Return the parts of whole attempts that no finish has named yet."""
-    rows = reader.rows(
-        "SELECT name, writes.path AS path, parts.rows, parts.bytes FROM parts"
-        " JOIN attempts ON attempts.id = parts.attempt JOIN writes ON writes.id = attempts.write"
-        " WHERE parts.state = 'whole' AND incarnation = '' AND NOT missed"
-    )
-    return [NamedPart(**dict(row)) for row in rows]
 
 
 def accept_missing(t: Transaction, missing: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded, Lost, NotFound, WriteEnded
 from penstock.ledger import attempts, parts, runs
 from penstock.ledger.attempts import Attempt
-from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import Transaction, to_schema
 from penstock.rows.schemas import Growth
 from penstock.store.database import Reader
@@ -49,6 +48,9 @@ class Write:
 class Destination(Protocol):
     """What finished writes at one kind of path become; each verb runs within the write's transaction."""
 
+    visible_parts: str
+    """The query for the parts on disk that readers see, as NamedPart has them; not those whose loss was accepted."""
+
     growth: Growth
     """How its schema grows."""
 
@@ -74,10 +76,6 @@ class Destination(Protocol):
 
     def remove(self, t: Transaction, path: str, /) -> None:
         """Free the path; the parts' bytes stay for as long as tickets name them."""
-        ...
-
-    def visible_parts(self, reader: Reader, /) -> list[NamedPart]:
-        """Return the parts on disk that readers see, without those whose loss was accepted."""
         ...
 
     def disagreements(self, reader: Reader, /) -> list[str]:

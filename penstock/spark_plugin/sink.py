@@ -15,7 +15,7 @@ from penstock.spark_plugin.spark_types import to_arrow
 from penstock.spark_plugin.worker.open_put import abort_put, finish_put
 from penstock.spark_plugin.worker.pieces import TAKES_ARROW, EpochPartitionWriter, StreamWriter
 from penstock.spark_plugin.write import open_put, task_of
-from penstock.wire.paths import is_topic
+from penstock.wire.paths import parse
 from penstock.wire.put import Mode
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class EpochWriter(StreamWriter):
     """Made twice for an epoch: where Spark plans it, and where it commits. Only the first one opens a write."""
 
     def __init__(self, client: Client, path: str, mode: Mode, schema: StructType) -> None:
-        if mode == "overwrite" and is_topic(path):
+        if mode == "overwrite" and parse(path).kind == "topic":
             raise InvalidRequest(
                 f"{path} is a topic, whose rows don't change, and outputMode('complete') replaces all of them: use "
                 "outputMode('append'), or write to store/…"

@@ -33,11 +33,6 @@ class Path:
         return tuple("/".join(names[:depth]) for depth in range(1, len(names)))
 
 
-def is_topic(path: str) -> bool:
-    """Return whether the path is a topic's."""
-    return path.startswith("topic/")
-
-
 def check_key(key: str) -> str:
     """Return a valid key. Keys are never used as file names, but must not contain path traversal."""
     if not _KEY.fullmatch(key):

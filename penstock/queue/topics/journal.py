@@ -17,7 +17,6 @@ import pyarrow as pa
 from penstock.errors import AlreadyExists, InvalidRequest, NotFound, WriteEnded
 from penstock.ledger import parts
 from penstock.ledger.attempts import Attempt
-from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import Transaction, paths_below, to_schema
 from penstock.ledger.writes import Write
 from penstock.queue.topics.topic import Layout, Shard, Topic
@@ -347,6 +346,10 @@ def remove_parts(t: Transaction, names: Sequence[str], path: str) -> None:
 # --- the destination of writes -------------------------------------------------------------
 
 growth = schemas.TOPIC
+visible_parts = (
+    "SELECT name, journal.path AS path, parts.rows, parts.bytes FROM journal JOIN parts ON parts.name = part"
+    " WHERE journal.path IS NOT NULL AND incarnation = '' AND NOT missed"
+)
 
 
 def count(reader: Reader) -> int:
@@ -395,15 +398,6 @@ def remove(t: Transaction, path: str) -> None:
     remove_parts(t, [row["part"] for row in t.rows("SELECT part FROM journal WHERE path = ?", path)], path)
     t.execute("DELETE FROM lives WHERE journal = (SELECT journal FROM topics WHERE path = ?)", path)
     t.execute("DELETE FROM topics WHERE path = ?", path)
-
-
-def visible_parts(reader: Reader) -> list[NamedPart]:
-    """Return the parts on disk that readers see, without those whose loss was accepted."""
-    rows = reader.rows(
-        "SELECT name, journal.path AS path, parts.rows, parts.bytes FROM journal JOIN parts ON parts.name = part"
-        " WHERE journal.path IS NOT NULL AND incarnation = '' AND NOT missed"
-    )
-    return [NamedPart(**dict(row)) for row in rows]
 
 
 def disagreements(reader: Reader) -> list[str]:

@@ -15,6 +15,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics import consumers as module
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import retain
+from tests.kit.clock import Clock
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wire import at, call, put, refused, trips
 
@@ -163,6 +164,20 @@ def test_a_consumer_that_is_heard_of_does_not_expire(consumers: Consumers, reach
         reach.clock.advance(DAY)
         consumers.heard(reach.topic(), "c", "one")
         assert consumers.expire() == []
+
+
+def test_a_jump_of_the_clock_expires_nobody(
+    consumers: Consumers, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time that has passed does."""
+    steady = Clock()
+    monkeypatch.setattr("penstock.queue.topics.consumers.time.monotonic", steady.now)
+    assert consumers.expire() == []
+    reach.clock.advance(30 * DAY)
+    assert consumers.expire() == []
+    for clock in (steady, reach.clock):
+        clock.advance(UNSEEN + 1)
+    assert consumers.expire() == ["c"]
 
 
 def test_a_consumer_unseen_for_twice_as_long_is_forgotten(consumers: Consumers, reach: Reach) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ MOST = 1_000
 """Live consumers of one topic."""
 _SEEN = 60.0
 """Seconds between notes that a consumer which only asks is alive, as each note is an fsync."""
+_JUMP = 60.0
+"""Seconds by which the wall clock may run ahead of the steady one in between before it counts as a jump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Consumers:
     ) -> None:
         """`passed` is told how many rows of a topic were removed before a consumer had read them."""
         self._ledger, self._topics, self._passed = ledger, topics, passed
+        self._expired_at: tuple[float, float] | None = None
+        """When consumers were expired last: by the wall clock, and by the one that never jumps."""
 
     def attach(
         self,
@@ -159,9 +164,18 @@ class Consumers:
         return 0.0 if behind.oldest is None else max(0.0, self._ledger.now() - behind.oldest)
 
     def expire(self) -> list[str]:
-        """Expire the consumers that nobody has seen for UNSEEN seconds, and forget them after as long again."""
+        """Expire the consumers that nobody has seen for UNSEEN seconds, and forget them after as long again.
+
+        Where the wall clock has jumped ahead since the last time, those that were seen before jump with it: they had
+        no time to be seen again.
+        """
+        before, self._expired_at = self._expired_at, (self._ledger.now(), time.monotonic())
+        wall, steady = before or self._expired_at
+        jump = (self._expired_at[0] - wall) - (self._expired_at[1] - steady)
 
         def expire(t: Transaction) -> list[sqlite3.Row]:
+            if jump > _JUMP:
+                t.execute("UPDATE consumers SET seen = seen + ? WHERE state = 'live' AND seen <= ?", jump, wall)
             t.execute("DELETE FROM consumers WHERE journal NOT IN (SELECT journal FROM topics)")
             expired = t.rows(
                 "UPDATE consumers SET state = 'expired' WHERE state = 'live' AND seen < ? RETURNING id, path",

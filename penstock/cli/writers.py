@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as types
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.rows.slices import size_of
 
 _ROW_GROUP = 64 << 20  # bytes of Arrow data that make a Parquet row group: batches of 8 MiB would make small ones
 _TEXT_ROWS = 10_000  # rows that are Python objects at a time
@@ -38,7 +39,7 @@ def save(
         nonlocal rows, size
         for batch in batches:
             yield batch
-            rows, size = rows + batch.num_rows, size + batch.nbytes
+            rows, size = rows + batch.num_rows, size + size_of(batch)
             show(size)
 
     with _whole_file(file) if file else nullcontext(sys.stdout.buffer) as sink:
@@ -92,7 +93,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     size = 0
     for batch in batches:
         group.append(batch)
-        size += batch.nbytes
+        size += size_of(batch)
         if size >= _ROW_GROUP:
             yield pa.Table.from_batches(group)
             group, size = [], 0

@@ -155,10 +155,11 @@ def _filtered(
     for cut in cuts:
         kept = wanted.kept(pa.Table.from_batches(cut.batches(needed), needed))
         kept = kept.select(ticket.columns or names).slice(0, left)
-        metrics.moved("out", kept.num_rows, kept.nbytes)
+        kept_size = sum(map(slices.size_of, kept.to_batches()))
+        metrics.moved("out", kept.num_rows, kept_size)
         left = None if left is None else left - kept.num_rows
         waiting.append(kept)
-        size += kept.nbytes
+        size += kept_size
         if size >= _WORTH_SENDING or left == 0:
             yield from _combined(waiting)
             waiting, size = [], 0

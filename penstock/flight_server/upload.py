@@ -63,7 +63,7 @@ class Upload:
         for batch in fitted:
             for piece in slices.sliced(batch):
                 part.append(piece)
-                size += piece.nbytes - dictionaries.repeated(piece)
+                size += slices.size_of(piece) - dictionaries.repeated(piece)
                 if size >= slices.PART_BYTES:
                     yield part
                     part, size, dictionaries = [], 0, slices.Dictionaries()
@@ -108,10 +108,11 @@ class Upload:
     def _check(self, batch: pa.RecordBatch) -> None:
         check_limit(batch.num_rows, self._limits.batch_rows, "rows in a batch", "batch_rows")
         _reject_malformed(lambda: batch.validate(full=True))
-        check_limit(batch.nbytes, self._limits.batch_bytes, "bytes in a batch", "batch_bytes")
+        size = slices.size_of(batch)
+        check_limit(size, self._limits.batch_bytes, "bytes in a batch", "batch_bytes")
         self._batches += 1
         self.rows += batch.num_rows
-        self._bytes += batch.nbytes
+        self._bytes += size
         check_limit(self._batches, self._limits.put_batches, "batches in a put", "put_batches")
         check_limit(self.rows, self._limits.put_rows, "rows in a put", "put_rows")
         check_limit(self._bytes, self._limits.put_bytes, "bytes in a put", "put_bytes")

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest
 from penstock.rows.casting import as_list, cast, child_fields, column_order, reinterpret, same_layout
+from penstock.rows.slices import size_of
 
 _MAX_BYTES = 2**31 - 1
 """Bytes that a string or binary column can have; the large types can have more."""
@@ -60,7 +61,7 @@ class Fit:
         if not self.order:
             self._check_nulls(batch)
             yield batch
-        elif self.casts and batch.nbytes > _MAX_BYTES and batch.num_rows > 1:
+        elif self.casts and size_of(batch) > _MAX_BYTES and batch.num_rows > 1:
             half = batch.num_rows // 2
             yield from self.pieces(batch.slice(0, half))
             yield from self.pieces(batch.slice(half))

@@ -50,14 +50,36 @@ def first_rows(batches: Iterable[pa.RecordBatch], rows: int, *, skip: int = 0) -
             return
 
 
+def size_of(batch: pa.RecordBatch) -> int:
+    """Return the bytes of a batch's rows, with its dictionaries.
+
+    Not by `nbytes`: that ends the process where an array without values lacks a buffer, as Java sends it for the values
+    of empty lists, and as no validation rejects it (pyarrow 26).
+    """
+    return sum(map(_size_of_array, batch.columns))
+
+
+def _size_of_array(array: Any) -> int:
+    if not len(array):
+        return 0
+    if isinstance(array, pa.ExtensionArray):
+        return _size_of_array(array.storage)
+    if isinstance(array, pa.DictionaryArray):
+        return int(array.indices.nbytes) + _size_of_array(array.dictionary)
+    if not array.type.num_fields:
+        return int(array.nbytes)
+    alone = pa.RecordBatch.from_arrays([array], [""])
+    return int(pa.ipc.get_record_batch_size(alone)) + sum(map(_size_of_array, _dictionaries(array)))
+
+
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into pieces of at most _BATCH_BYTES, where rows allow it."""
-    if batch.nbytes <= _BATCH_BYTES or batch.num_rows < 2:
+    if size_of(batch) <= _BATCH_BYTES or batch.num_rows < 2:
         yield batch
         return
     half = batch.num_rows // 2
     first, second = batch.slice(0, half), batch.slice(half)
-    if first.nbytes + second.nbytes > 1.5 * batch.nbytes:  # most of it is a dictionary, which every slice repeats
+    if size_of(first) + size_of(second) > 1.5 * size_of(batch):  # most of it is a dictionary, which every slice repeats
         yield batch
         return
     yield from sliced(first)
@@ -75,7 +97,7 @@ class Dictionaries:
         size = 0
         for dictionary in chain.from_iterable(map(_dictionaries, batch.columns)):
             address = next((buffer.address for buffer in reversed(dictionary.buffers()) if buffer), 0)
-            size += dictionary.nbytes if address in self._known else 0
+            size += _size_of_array(dictionary) if address in self._known else 0
             self._known.add(address)
         return size
 

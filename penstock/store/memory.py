@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.rows.slices import size_of
 from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import OpenPart, Part
@@ -37,7 +38,7 @@ class MemoryMedium:
     ) -> Part:
         """Keep the batches themselves, without a copy; a part beyond the bound goes to disk."""
         table = pa.Table.from_batches(batches, schema)
-        part = _MemoryPart(schema, table.num_rows, table.nbytes, table)
+        part = _MemoryPart(schema, table.num_rows, sum(map(size_of, table.to_batches())), table)
         with self._lock:
             before = self._parts.pop(name, None)
             self._bytes -= before.bytes if before else 0

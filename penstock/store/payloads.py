@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
-from penstock.rows.slices import PART_BYTES
+from penstock.rows.slices import PART_BYTES, size_of
 from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part
 from penstock.store.records import Label
@@ -191,7 +191,7 @@ class SplitPayloadStore:
 
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
         """Write a part for a path, durable and unseen. StoreFull when it does not fit into the quota."""
-        size = sum(batch.nbytes for batch in batches)
+        size = sum(map(size_of, batches))
         with self._lock:
             self._check_quota(size)
             self._note(name, size)

@@ -26,7 +26,7 @@ from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
-from penstock.rows import schemas
+from penstock.rows import schemas, slices
 from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffsets
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
@@ -217,6 +217,6 @@ def _check_mode(path: Path, mode: Mode | None) -> None:
 
 def _small_put(path: Path, command: PutCommand, upload: Upload, batches: list[pa.RecordBatch]) -> SmallPut:
     """Return a put that came whole and fits a part."""
-    size = sum(batch.nbytes for batch in batches)
+    size = sum(map(slices.size_of, batches))
     brief = command.run is None or bool(command.brief)
     return SmallPut(str(path), command.run, upload.attempt, upload.schema, batches, upload.rows, size, brief)

@@ -14,6 +14,7 @@ from penstock.client.get import read_tickets
 from penstock.client.put import open_attempt
 from penstock.client.settings import ConnectSettings
 from penstock.rows.fitting import fit_batches
+from penstock.rows.slices import size_of
 from penstock.spark_plugin.worker.connection_cache import CONNECTIONS
 from penstock.spark_plugin.worker.types import widen_schema
 
@@ -64,7 +65,7 @@ def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     size, since = 0, time.monotonic()
     for batch in batches:
         waiting.append(batch)
-        size += batch.nbytes
+        size += size_of(batch)
         if size >= _JOINED_BYTES or time.monotonic() - since > 1:
             yield from _joined(waiting)
             waiting, size, since = [], 0, time.monotonic()

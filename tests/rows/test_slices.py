@@ -1,0 +1,52 @@
+"""The size of batches as others write them: pyarrow's own ends the process where values lack a buffer."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from penstock.rows.slices import size_of, sliced
+from tests.kit.wire import at, put, read
+
+EMPTY = pa.py_buffer(bytes(8))
+"""The offsets of one empty list."""
+NO_LISTS = pa.Array.from_buffers(pa.list_(pa.string()), 0, [None, None], children=[pa.array([], pa.string())])
+NO_DECIMALS = pa.Array.from_buffers(pa.decimal128(5, 4), 0, [None, None])
+AS_JAVA_WRITES = [
+    pa.Array.from_buffers(pa.list_(values.type), 1, [None, EMPTY], children=[values])
+    for values in (NO_LISTS, NO_DECIMALS)
+]
+
+
+def over_the_wire(array: pa.Array) -> pa.RecordBatch:
+    """Return a batch as it comes from a stream."""
+    batch = pa.record_batch([array], names=["x"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+@pytest.mark.parametrize("array", AS_JAVA_WRITES, ids=str)
+def test_values_of_empty_lists_need_no_buffer(array: pa.Array, bare: flight.FlightClient) -> None:
+    batch = over_the_wire(array)
+    batch.validate(full=True)
+    assert size_of(batch) > 0
+    assert list(sliced(batch)) == [batch]
+    for path in ("store/java", "topic/java"):
+        put(bare, at(path), [batch])
+        assert read(bare, path)["x"].to_pylist() == [[]]
+
+
+def test_the_size_of_a_batch_counts_its_dictionaries() -> None:
+    words = pa.array(["word " * 100] * 3).dictionary_encode()
+    nested = pa.array([{"word": "word " * 100}], pa.struct([("word", pa.dictionary(pa.int32(), pa.string()))]))
+    for array in (words, nested):
+        assert 500 < size_of(over_the_wire(array)) < 1_500
+
+
+def test_the_size_of_a_slice_is_that_of_its_rows() -> None:
+    batch = pa.record_batch({"n": range(1_000), "lists": [[n] * 10 for n in range(1_000)]})
+    assert size_of(batch.slice(10, 100)) < size_of(batch) / 8
+    assert size_of(batch.slice(0, 0)) == 0

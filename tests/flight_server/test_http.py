@@ -246,6 +246,7 @@ def test_a_slow_request_is_cut_at_the_deadline(
     http.close()
 
 
+@pytest.mark.faults
 def test_so_many_slow_requests_are_served_at_a_time(door: str) -> None:
     address = ("127.0.0.1", int(door.rpartition(":")[2]))
     before = threading.active_count()

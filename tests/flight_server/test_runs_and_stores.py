@@ -110,7 +110,10 @@ def test_a_store_is_of_one_data_folder(tmp_path: Path) -> None:
     store = f"disk:{tmp_path / 'store'}"
     with served(tmp_path / "a", store=store) as server, connect(server.url) as client:
         client.put("store/t", TABLE)
-        with pytest.raises(Unavailable, match="in use by another penstock"), served(tmp_path / "b", store=store):
+        with (
+            pytest.raises(Unavailable, match="in use by another penstock"),
+            served(tmp_path / "b", store=store, patience=0.1),
+        ):
             pass
         assert client.get("store/t").read_all() == TABLE
     with pytest.raises(InvalidRequest, match="belongs to another data folder"), served(tmp_path / "b", store=store):

@@ -19,6 +19,8 @@ from tests.kit.server import TOKEN, token_file
 from tests.kit.wait import eventually
 from tests.kit.wire import at, put, refused, trips
 
+pytestmark = pytest.mark.faults  # each waits for limits to pass
+
 KNOWN = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())], timeout=60)
 PIECE = pa.record_batch({"x": np.arange(1 << 18)})  # 2 MiB
 ROWS = 12 << 18

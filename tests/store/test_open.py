@@ -48,7 +48,10 @@ def test_neither_opens_a_folder_whose_parts_are_elsewhere(tmp_path: Path) -> Non
 def test_a_server_never_opens_a_standalone_stores_folder(tmp_path: Path) -> None:
     store = open_store(f"disk:{tmp_path}")
     store.store("a", numbers(3))
-    with pytest.raises(Unavailable, match="in use"), serving(ServerConfig(data=tmp_path, listen=ANY_PORT)):
+    with (
+        pytest.raises(Unavailable, match="in use"),
+        serving(ServerConfig(data=tmp_path, listen=ANY_PORT, patience=0.1)),
+    ):
         pass
     store.close()
     with (

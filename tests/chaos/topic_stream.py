@@ -394,7 +394,7 @@ def older_checkpoint(stream: TopicStream, dice: random.Random) -> None:
     older.rename(driver.checkpoint)
     ends = len(driver.ends())
     driver.start()
-    rig.until(lambda: any(TOO_OLD in end for end in driver.ends()[ends:]), "the query says so", within=120)
+    rig.until(lambda: any(TOO_OLD in end for end in driver.ends()[ends:]), "the query says so")
     driver.kill()
     shutil.rmtree(driver.checkpoint)
     newest.rename(driver.checkpoint)

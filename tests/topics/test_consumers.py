@@ -166,12 +166,10 @@ def test_a_consumer_that_is_heard_of_does_not_expire(consumers: Consumers, reach
         assert consumers.expire() == []
 
 
-def test_a_jump_of_the_clock_expires_nobody(
-    consumers: Consumers, reach: Reach, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jump_of_the_clock_expires_nobody(consumers: Consumers, reach: Reach) -> None:
     """Time that has passed does."""
     steady = Clock()
-    monkeypatch.setattr("penstock.queue.topics.consumers.time.monotonic", steady.now)
+    consumers = Consumers(reach.ledger, reach.topics, steady=steady.now)
     assert consumers.expire() == []
     reach.clock.advance(30 * DAY)
     assert consumers.expire() == []

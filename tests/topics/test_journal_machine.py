@@ -171,7 +171,7 @@ class JournalMachine(RuleBasedStateMachine):
         reach = Reach(self.folder, self.clock, self.disk)
         self.database, self.ledger, self.store, self.topics = reach.database, reach.ledger, reach.store, reach.topics
         self.database._connection.execute("PRAGMA synchronous = OFF")
-        self.consumers = Consumers(self.ledger, self.topics)
+        self.consumers = Consumers(self.ledger, self.topics, steady=self.clock.now)
         self.compactor = Compactor(self.ledger, self.store)
 
     def teardown(self) -> None:

@@ -51,10 +51,17 @@ class Consumers:
     """The consumers of a ledger's topics."""
 
     def __init__(
-        self, ledger: Ledger, topics: Topics, passed: Callable[[str, int], None] = lambda path, rows: None
+        self,
+        ledger: Ledger,
+        topics: Topics,
+        passed: Callable[[str, int], None] = lambda path, rows: None,
+        *,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`passed` is told how many rows of a topic were removed before a consumer had read them."""
-        self._ledger, self._topics, self._passed = ledger, topics, passed
+        """`passed` is told how many rows of a topic were removed before a consumer had read them; `steady` is a clock
+        that never jumps.
+        """
+        self._ledger, self._topics, self._passed, self._steady = ledger, topics, passed, steady
         self._expired_at: tuple[float, float] | None = None
         """When consumers were expired last: by the wall clock, and by the one that never jumps."""
 
@@ -169,7 +176,7 @@ class Consumers:
         Where the wall clock has jumped ahead since the last time, those that were seen before jump with it: they had
         no time to be seen again.
         """
-        before, self._expired_at = self._expired_at, (self._ledger.now(), time.monotonic())
+        before, self._expired_at = self._expired_at, (self._ledger.now(), self._steady())
         wall, steady = before or self._expired_at
         jump = (self._expired_at[0] - wall) - (self._expired_at[1] - steady)
 

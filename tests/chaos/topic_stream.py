@@ -29,7 +29,7 @@ from tests.kit.wire import at, call, create_topic, info, new_attempt, put
 
 CLUSTER = "local-cluster[2,1,1024]"
 SHARDS = 4
-KEPT = 3 << 20
+KEPT = 8 << 20
 """Bytes that the topic keeps of rows that the query has committed: of 18 MB that are published.
 
 All that is published while a driver starts, and the batch before: `commit_unlogged` repeats one that is committed.

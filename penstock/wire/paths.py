@@ -10,7 +10,7 @@ from penstock.errors import InvalidRequest
 
 MAX_KEY = 512
 _KIND = re.compile(r"[a-z]{1,40}")
-_KEY = re.compile(r"[A-Za-z0-9._/=-]{1,512}")
+_KEY = re.compile(r"[A-Za-z0-9._/=~+%:-]{1,512}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ def check_key(key: str) -> str:
     """Return a valid key. Keys are never used as file names, but must not contain path traversal."""
     if not _KEY.fullmatch(key):
         raise InvalidRequest(
-            f"key {_shortened(key)}: expected 1 to {MAX_KEY} characters of A-Z a-z 0-9 . _ / = -, got {len(key)}"
+            f"key {_shortened(key)}: expected 1 to {MAX_KEY} characters of A-Z a-z 0-9 . _ / = ~ + % : -, "
+            f"got {len(key)}"
         )
     if any(name in ("", ".", "..") for name in key.split("/")):
         raise InvalidRequest(f"key {_shortened(key)}: a name between slashes must not be empty, '.' or '..'")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import pyarrow as pa
 
 _BODY_TAG = b"\xc2\x3e"  # field 1000 of FlightData

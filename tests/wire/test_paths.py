@@ -13,7 +13,7 @@ from penstock.errors import InvalidRequest
 from penstock.wire.paths import Path, check_key, join_descriptor, parse, parse_folder
 from tests.kit.wire import NASTY
 
-SIGNS = string.ascii_letters + string.digits + "._=-"
+SIGNS = string.ascii_letters + string.digits + "._=~+%:-"
 NAMES = st.text(SIGNS, min_size=1, max_size=20).filter(lambda name: name not in (".", ".."))
 KEYS = st.lists(NAMES, min_size=1, max_size=5).map("/".join)
 
@@ -29,7 +29,8 @@ def test_a_nasty_key_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["a", "A-Z.a_z=0", "...", "a..b", "..a", "a/b=1/c.arrow", "-", "=", "_", "a" * 512, "/".join("a" * 256)]
+    "key",
+    ["a", "A-Z.a_z=0", "...", "a..b", "..a", "a/b=1/c.arrow", "p:x/a+b~c%2f", "-_=", "a" * 512, "/".join("a" * 256)],
 )
 def test_a_good_key_is_accepted_unchanged(key: str) -> None:
     assert check_key(key) == key

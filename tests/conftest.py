@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.kit.cli",
     "tests.kit.spark",
     "tests.kit.streams",
+    "tests.kit.pubsub.emulator",
 ]
 
 SLOWEST = (

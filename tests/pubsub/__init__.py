@@ -1,0 +1,1 @@
+"""Tests of Pub/Sub's way in, and of what stands in for Pub/Sub."""

@@ -14,12 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock import steps
-from penstock.errors import StoreFull, Unavailable
+from penstock.errors import Unavailable
 from penstock.rows import slices
 from penstock.store import records
-from penstock.store.medium import Part, disk_error, lost
+from penstock.store.medium import Part, Room, disk_error, lost
 from penstock.store.records import Label
-from penstock.text import format_size
 
 _MAPPED = 1_024
 """Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. None has a descriptor,
@@ -59,7 +58,6 @@ class DiskMedium:
         2. It gets its name.
         3. The folder is fsynced, and with it the name.
         """
-        self._check_room()
         temporary, final = self.folder / "tmp" / name, self._path_of(name)
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -81,6 +79,13 @@ class DiskMedium:
             temporary.unlink(missing_ok=True)
             raise
         return Part(name, written.rows, written.bytes, written.digest)
+
+    def room(self) -> Room:
+        """Return the disk's room without what is spared."""
+        disk = os.statvfs(self.folder)
+        total = disk.f_blocks * disk.f_frsize
+        spared = min(_SPARED, total // 100)
+        return Room(total - spared, max(0, disk.f_bavail * disk.f_frsize - spared))
 
     def open(self, name: str) -> MappedPart:
         """Return the part, verified once and again whenever its file has changed."""
@@ -185,16 +190,6 @@ class DiskMedium:
     def close(self) -> None:
         with self._lock:
             self._open.clear()
-
-    def _check_room(self) -> None:
-        disk = os.statvfs(self.folder)
-        free = disk.f_bavail * disk.f_frsize
-        if free < min(_SPARED, disk.f_blocks * disk.f_frsize // 100):
-            raise StoreFull(
-                f"the disk has {format_size(free)} left, which the ledger may need: free some space, or delete "
-                "something (penstock rm; bytes go when their last read ticket ends), then try again",
-                retry_after=5,
-            )
 
     def _path_of(self, name: str) -> Path:
         return self.folder / "parts" / name[:2] / name

@@ -26,6 +26,14 @@ class Part:
     """Identifies the bytes; two parts with one digest hold the same rows in the same order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bytes that a medium has for parts: in all, and still free."""
+
+    total: int
+    free: int
+
+
 class OpenPart(Protocol):
     """A part whose bytes have been verified."""
 
@@ -66,6 +74,10 @@ class Medium(Protocol):
 
         A name left over from an attempt that crashed is replaced.
         """
+        ...
+
+    def room(self) -> Room:
+        """Return what it has for parts now: other programs may fill a disk."""
         ...
 
     def open(self, name: str) -> OpenPart:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.rows.slices import size_of
 from penstock.store import records
 from penstock.store.disk import DiskMedium
-from penstock.store.medium import OpenPart, Part
+from penstock.store.medium import OpenPart, Part, Room
 from penstock.store.records import Label
 
 
@@ -49,6 +49,12 @@ class MemoryMedium:
         if not fits:
             return self._spill.write(name, schema, table.to_batches(), label)
         return Part(name, part.rows, part.bytes, records.write(None, schema, table.to_batches()).digest)
+
+    def room(self) -> Room:
+        """Return the room of memory and of the disk together."""
+        spill = self._spill.room()
+        with self._lock:
+            return Room(self._max_bytes + spill.total, self._max_bytes - self._bytes + spill.free)
 
     def open(self, name: str) -> OpenPart:
         with self._lock:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, Lost, StoreFull
 from penstock.rows.slices import PART_BYTES, size_of
 from penstock.store.database import Database, Tables, Unsettled
-from penstock.store.medium import Medium, OpenPart, Part
+from penstock.store.medium import Medium, OpenPart, Part, Room
 from penstock.store.records import Label
 from penstock.wire.paths import check_key
 
@@ -179,21 +179,23 @@ class SplitPayloadStore:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Admit a put before its first byte, if there is room for a part beside one of each put that is open."""
-        room = 0 if self.quota is None else min(PART_BYTES, self.quota // 64)
+        room = self.medium.room()
+        most = room.total if self.quota is None else min(room.total, self.quota)
+        size = min(PART_BYTES, most // 64)
         with self._lock:
-            self._check_quota(self._admitted + room)
-            self._admitted += room
+            self._check_room(self._admitted + size, room)
+            self._admitted += size
         try:
             yield
         finally:
             with self._lock:
-                self._admitted -= room
+                self._admitted -= size
 
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
-        """Write a part for a path, durable and unseen. StoreFull when it does not fit into the quota."""
-        size = sum(map(size_of, batches))
+        """Write a part for a path, durable and unseen. StoreFull when it does not fit."""
+        size, room = sum(map(size_of, batches)), self.medium.room()
         with self._lock:
-            self._check_quota(size)
+            self._check_room(size, room)
             self._note(name, size)
         try:
             label = Label(self._database.id, path, name, self._database.commits)
@@ -206,11 +208,17 @@ class SplitPayloadStore:
             self._note(name, part.bytes)
         return part
 
-    def _check_quota(self, size: int) -> None:
+    def _check_room(self, size: int, room: Room) -> None:
         if self.quota is not None and self._used + size > self.quota:
             raise StoreFull(
                 f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
                 "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
+                retry_after=5,
+            )
+        if size > room.free:
+            raise StoreFull(
+                f"no room on the disk for {size:,} bytes: it has {room.free:,}, without those spared for the ledger. "
+                "Free some space, or delete something (penstock rm; bytes go when their last read ticket ends)",
                 retry_after=5,
             )
 

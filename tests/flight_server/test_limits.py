@@ -21,6 +21,8 @@ from penstock.errors import StoreFull
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.rows import schemas
+from penstock.store.disk import DiskMedium
+from penstock.store.medium import Room
 from tests.kit.raw_flight import RawFlight, flight_data
 from tests.kit.server import process_server
 from tests.kit.wait import descriptors, eventually, files, peak_memory, threads
@@ -133,9 +135,21 @@ def test_a_batch_of_very_many_nulls_is_refused_by_default(bare: flight.FlightCli
         put(bare, at("store/x"), [pa.RecordBatch.from_arrays([pa.nulls(1 << 27)], names=["n"])])
 
 
-def test_an_attempt_waits_for_room_before_its_first_byte(make_server: Make) -> None:
+@pytest.mark.parametrize(
+    ("quota", "numbers"),
+    [(1_000_000, r"the store has 9.* of 1,000,000 bytes in use, no room for 15,625 more"),
+     (None, r"no room on the disk for 15,625 bytes: it has [0-9,]{1,6},")],
+    ids=["quota", "disk"],
+)  # fmt: skip
+def test_an_attempt_waits_for_room_before_its_first_byte(
+    make_server: Make, monkeypatch: pytest.MonkeyPatch, quota: int | None, numbers: str
+) -> None:
     """It goes on once something is deleted; one that waits too long fails with the numbers."""
-    server = make_server(quota=1_000_000, ticket_life=0.1)
+    if quota is None:
+        monkeypatch.setattr(
+            DiskMedium, "room", lambda medium: Room(1_000_000, 1_000_000 - sum(size for _, size in medium.names()))
+        )
+    server = make_server(quota=quota, ticket_life=0.1)
     full = pa.table({"x": pa.array(range(124_000))})
     with connect(server.url, retry_for=60) as client:
         client.put("store/full", full)
@@ -154,7 +168,7 @@ def test_an_attempt_waits_for_room_before_its_first_byte(make_server: Make) -> N
     with connect(server.url, retry_for=1) as client:
         client.put("store/full", full.slice(0, 114_000))
         opened = client.call("write.open", {"path": "store/y"})
-        with pytest.raises(StoreFull, match=r"stayed busy for 1 s: the store has 9.* of 1,000,000 bytes"):
+        with pytest.raises(StoreFull, match=f"stayed busy for 1 s: {numbers}"):
             client.attempt(opened["ticket"], full.schema)
     assert server.state.store._admitted == 0
 

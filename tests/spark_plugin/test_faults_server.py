@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,37 @@ def test_a_full_store_is_a_clear_error_and_leaves_nothing(
     eventually(lambda: files(tmp_path / "data" / "parts") == set())
     penstock.write(row_frame(spark, 100, 2), "store/x", url=server.url)
     assert stored_rows("store/x", server.url) == expected_rows(100)
+
+
+def failed_tasks(spark: SparkSession, group: str) -> int:
+    """Count the failed tasks of a group's jobs."""
+    status = spark.sparkContext.statusTracker()
+    jobs = [status.getJobInfo(job) for job in status.getJobIdsForGroup(group)]
+    stages = [status.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    assert stages
+    return sum(stage.numFailedTasks for stage in stages if stage is not None)
+
+
+def test_tasks_wait_without_failing_until_there_is_room(
+    spark: SparkSession, make_server: Callable[..., PenstockServer]
+) -> None:
+    server = make_server(quota=2_000_000, ticket_life=0.1)
+    with connect(server.url) as client, ThreadPoolExecutor() as pool:
+        client.put("store/full", pa.table({"id": range(248_000)}))
+        put = penstock.do_put("store/x", url=server.url)
+
+        def collect() -> list[Any]:
+            spark.sparkContext.setJobGroup("waiting", "puts while the store is full")
+            return row_frame(spark, 100, 4).mapInArrow(put, put.schema).collect()
+
+        receipts = pool.submit(collect)
+        try:
+            eventually(lambda: 'penstock_errors_total{code="full",verb="do_put"}' in server.state.metrics.text())
+        finally:
+            client.delete("store/full")
+        put.finish(receipts.result(120))
+    assert stored_rows("store/x", server.url) == expected_rows(100)
+    assert failed_tasks(spark, "waiting") == 0
 
 
 def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSession, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import drop_lost, retain
-from penstock.store.medium import Part
+from penstock.store.medium import Part, Room
 from penstock.store.records import Label
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
@@ -92,6 +92,9 @@ class Disk:
         table = pa.Table.from_batches(batches, schema)
         self.stored[name] = table
         return Part(name, table.num_rows, table.nbytes, name)
+
+    def room(self) -> Room:
+        return Room(1 << 40, 1 << 40)
 
     def open(self, name: str) -> StoredPart:
         if name not in self.stored or name in self.broken:

@@ -8,8 +8,9 @@ from penstock.errors import InvalidRequest
 
 RETRY_FOR = 30.0
 """Seconds for which a call is retried by default."""
-LONG_RETRY_FOR = 600.0
-"""The same for followers, for queries, and for Spark's tasks and commits: the failure of one loses the work of many."""
+LONG_RETRY_FOR = 660.0
+"""The same for followers, for queries, and for Spark's tasks and commits: the failure of one loses the work of many.
+A server may be away for ten minutes; the eleventh is for its start, and for the pause before the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,16 +364,19 @@ def test_a_follower_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.faults
-def test_a_server_that_was_away_is_reached_at_once(tmp_path: Path) -> None:
-    """By all who wait for it: longer than a call is retried, and gRPC's own backoff would be 12 s by then."""
+@pytest.mark.parametrize(
+    "seconds", [32, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(900)])], ids="{}s".format
+)
+def test_a_server_that_was_away_is_reached_at_once(tmp_path: Path, seconds: int) -> None:
+    """By all who wait for it: 32 s are more than a call is retried, and gRPC's own backoff would be 12 by then."""
     with process_server(tmp_path / "data") as server, connect(server.url) as client, ThreadPoolExecutor(2) as pool:
         client.put("topic/x", rows(0))
         follower = client.follow("topic/x", start={})
         assert first(follower, 1) == [0]
         server.kill()
         following = pool.submit(next, follower)
-        call = pool.submit(connect(server.url, retry_for=120).list, "topic/")
-        time.sleep(32)
+        call = pool.submit(connect(server.url, retry_for=seconds + 90).list, "topic/")
+        time.sleep(seconds)
         with process_server(tmp_path / "data", listen=server.url):
             returned = time.monotonic()
             connect(server.url).put("topic/x", rows(1))

@@ -84,18 +84,18 @@ def test_killed_python_workers_cost_a_stream_no_rows(streams: Streams, marks: Ma
     assert len(streams.client.list("write/")) == 0
 
 
-AWAY = 40
-"""Seconds: more than a call is retried for, and gRPC's own backoff would be 13 by then."""
-
-
-def test_a_query_outlives_its_server_and_goes_on_at_once(streams: Streams, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seconds", [40, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(1_200)])], ids="{}s".format
+)
+def test_a_query_outlives_its_server_and_goes_on_at_once(streams: Streams, tmp_path: Path, seconds: int) -> None:
+    """40 s are more than a call is retried for, and gRPC's own backoff would be 13 by then."""
     with process_server(tmp_path / "d") as server:
         away = replace(streams, client=connect(server.url, retry_for=120))
         away.put(0, 10)
         query = away.start(away.stream(url=server.url), OUT, now=False, url=server.url)
         eventually(away.client.list, within=120, what="rows land")
         server.kill()
-    time.sleep(AWAY)
+    time.sleep(seconds)
     assert query.isActive, query.exception()
     with process_server(tmp_path / "d", listen=server.url):
         away.put(10, 10)

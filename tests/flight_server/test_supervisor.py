@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 from urllib.request import urlopen
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -25,6 +26,7 @@ from penstock.client.client import connect
 from penstock.flight_server import supervisor
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import data_folder
+from penstock.ledger.attempts import Attempt
 from tests.kit.cli import LIMIT, PENSTOCK, ROOT, Served, environment, kill, serving
 from tests.kit.server import free_port
 from tests.kit.wait import eventually
@@ -70,6 +72,24 @@ def test_a_killed_server_comes_back_on_its_ports(tmp_path: Path) -> None:
         assert running.log.count(f"penstock serves {running.url}\n") == 2
         line = rf"ERROR penstock: the server \(process {first}\) was ended by SIGKILL: the machine .* in 0\.1 s\n"
         assert re.search(line, running.log), running.log
+
+
+def test_a_server_of_ten_thousand_parts_is_soon_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 3 s of a processor, which other programs don't change; it takes 0.5."""
+    table, attempt = pa.table({"x": [1, 2]}), uuid4().hex
+    with monkeypatch.context() as patch, data_folder(ServerConfig(data=tmp_path / "data")) as (ledger, store, _):
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        names = [f"{attempt}-{number:06}" for number in range(10_000)]
+        parts = [store.write(name, table.schema, table.to_batches(), path="store/a") for name in names]
+        ledger.finish_single(
+            ledger.open_write("store/a", own=True).id, Attempt(attempt, table.schema, 20_000, tuple(parts))
+        )
+    with served(tmp_path) as running:
+        running.kill_server()
+        with connect(running.url, retry_for=LIMIT) as client:
+            assert client.info("store/a").parts == 10_000
+        used = Path(f"/proc/{running.server()}/stat").read_text().rpartition(")")[2].split()[11:13]
+        assert sum(map(int, used)) / os.sysconf("SC_CLK_TCK") < 3
 
 
 def test_kills_under_load_lose_nothing(tmp_path: Path) -> None:

@@ -168,13 +168,19 @@ def to_flight(error: PenstockError) -> flight.FlightError:
     return result
 
 
+def of_code(code: str, text: str, *, request: str | None = None, retry_after: float | None = None) -> PenstockError:
+    """A typed error for a code; Internal for one that this version doesn't know."""
+    return _BY_CODE.get(code, Internal)(text, request=request, retry_after=retry_after)
+
+
 def from_flight(error: Exception) -> PenstockError:
     """A typed error for what pyarrow raised at the client; also for a server that isn't penstock."""
     extra = _extra(getattr(error, "extra_info", b""))
     text = _own_words(str(error))
     kind, request, retry_after = (extra.get(name) for name in ("code", "request", "retry_after"))
     if isinstance(kind, str) and kind in _BY_CODE:
-        return _BY_CODE[kind](
+        return of_code(
+            kind,
             text,
             request=request if isinstance(request, str) else None,
             retry_after=float(retry_after) if isinstance(retry_after, int | float) else None,

@@ -125,14 +125,14 @@ def test_refused_puts_leave_the_rest_of_their_group(reach: Reach) -> None:
 
 def test_a_put_that_arrow_refuses_fails_alone(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = small_put(666)
-    sharded = keys.sharded
+    split = keys.split
 
-    def refuse_666(parts: list[list[pa.RecordBatch]], *arguments: Any) -> object:
-        if any(666 in batch.column("id").to_pylist() for part in parts for batch in part):
+    def refuse_666(batches: list[pa.RecordBatch], *arguments: Any) -> object:
+        if any(666 in batch.column("id").to_pylist() for batch in batches):
             raise pa.ArrowNotImplementedError("no kernel")
-        return sharded(parts, *arguments)
+        return split(batches, *arguments)
 
-    monkeypatch.setattr(keys, "sharded", refuse_666)
+    monkeypatch.setattr(keys, "split", refuse_666)
     group = [small_put(1), bad, small_put(2)]
     Appender(reach.ledger, reach.store).commit(group)
     assert reach.ids() == [1, 2]

@@ -282,7 +282,7 @@ KEYS = {
 
 def shards_of(*batches: pa.RecordBatch) -> dict[int, int]:
     """Return the shard of each row."""
-    parts = list(keys.sharded([list(batches)], Layout("journal", "key", 5), "0" * 32))
+    parts = list(keys.sharded([list(batches)], Layout("journal", "key", 5), 0))
     assert all(rows.schema.equals(batches[0].schema) for _, part in parts for rows in part)
     return {row: shard for shard, part in parts for rows in part for row in rows["row"].to_pylist()}
 

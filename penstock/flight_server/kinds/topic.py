@@ -164,7 +164,7 @@ class TopicKind(Kind):
 
     def _keep(self, write: Write, upload: Upload, parts: Iterator[list[pa.RecordBatch]], *, own: bool) -> Receipt:
         layout = self.topics.layout(write.path)
-        pieces = keys.sharded(parts, layout, upload.attempt)
+        pieces = keys.sharded(parts, layout, int(upload.attempt[:8], 16))
         return keep(
             self.state, write, upload, pieces, schema=upload.schema,
             journal=None if layout is None else layout.journal, own=own,

@@ -1,4 +1,4 @@
-"""Small puts to topics: those that wait at the same time share one part, one fsync and one transaction."""
+"""Appends to journals: those that wait at the same time share one part, one fsync and one transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -23,26 +23,71 @@ from penstock.queue.topics import journal, keys
 from penstock.queue.topics.topic import Layout
 from penstock.rows import slices
 from penstock.store import records
-from penstock.store.database import Unsettled
+from penstock.store.database import Reader, Unsettled
 from penstock.store.medium import Part
 from penstock.store.payloads import SplitPayloadStore
 from penstock.wire.put import Receipt
 
 log = logging.getLogger("penstock")
-_LOOK = 1.0
-"""Seconds between looks whether the thread that a put waits for is still there."""
 GROUP_BYTES = 8 << 20
 """About how much one group has at most; what comes meanwhile is the next one's."""
 Took = Callable[[str, float, int], None]
-"""Told of each step of a group how long it took, and for how many puts."""
+"""Told of each step of a group how long it took, and for how many appends."""
 
 
-def _untold(step: str, seconds: float, puts: int) -> None:
+def _untold(step: str, seconds: float, appends: int) -> None:
     """Count nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the rows of one append are."""
+
+    shards: dict[int, tuple[int, int]]
+    """Shard -> the first offset and the end of its rows there, which follow each other in their order."""
+    shard_of_row: pa.Int32Array | None
+    """The shard of each row, where there is more than one."""
+
+
+class Append:
+    """Rows that wait for the committer, and who waits for their answer.
+
+    The committer's thread calls `judge` for each append of a group, stores the rows of those that are new, calls
+    `record` for each within the one transaction, and after COMMIT `settle`. Where a group fails because of one of them,
+    it calls `undo` for all, and each is judged again alone. In the end it has called `settle` or `fail`, unless `judge`
+    has answered.
+    """
+
+    path: str
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    bytes: int
+    marks: frozenset[tuple[str, str]] = frozenset()
+    """No two appends of a group have one of these in common: the later one is judged once the other is settled."""
+    spread: int = 0
+    """In a journal without a key this number, modulo its shards, is the shard of all the rows."""
+
+    def judge(self, database: Reader) -> bool:
+        """Return whether this is to be committed; False if it has been answered. May replace the batches."""
+        return True
+
+    def undo(self) -> None:
+        """Forget what `judge` has noted: the append is judged again."""
+
+    def record(self, t: Transaction, placed: Placed) -> None:
+        """Note what belongs to the append, in the transaction of its rows; an error undoes the whole group."""
+
+    def settle(self, placed: Placed) -> None:
+        """Answer: the rows are durable and readable."""
+        raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        """Answer: the rows are not stored. Does nothing once it is answered."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
-class SmallPut:
+class SmallPut(Append):
     """A put that came whole and fits into memory: a write of its own, of one attempt."""
 
     path: str
@@ -57,21 +102,55 @@ class SmallPut:
     answer: Future[Receipt] = field(default_factory=Future)
     digest: str = ""
     """Of the rows: the same attempt with others is rejected."""
+    write: str = ""
+    """The id of its write, once it is recorded."""
 
     def __post_init__(self) -> None:
         self.digest = records.write(None, self.schema, self.batches).digest
+        self.spread = int(self.attempt[:8], 16)
+        marks = {("", self.attempt)} if self.run is None else {("", self.attempt), (self.path, self.run)}
+        self.marks = frozenset(marks)
 
     def receipt(self, write: str) -> Receipt:
         """Return the answer to the put; its part is shared with others."""
         return Receipt(write, self.attempt, self.rows, self.bytes, 0, self.digest)
 
+    def judge(self, database: Reader) -> bool:
+        """Give a put that is known already its first receipt."""
+        try:
+            known = attempts.receipt_of_put(database, self.path, self.run, self.receipt(""))
+        except PenstockError as rejected:
+            self.fail(rejected)
+            return False
+        if known is not None:
+            self.answer.set_result(known)
+        return known is None
+
+    def record(self, t: Transaction, placed: Placed) -> None:
+        """Make the put a write that was opened, put to and finished at once."""
+        write = Write(uuid.uuid4().hex, self.path, "append", self.run, "finished", "", None, t.now, t.now, None)
+        writes.add(t, write, own=True, brief=self.brief, rows=self.rows, bytes=self.bytes)
+        attempts.add(t, self.receipt(write.id), self.schema, chosen=True)
+        self.write = write.id
+
+    def settle(self, placed: Placed) -> None:
+        """Give the receipt."""
+        self.answer.set_result(self.receipt(self.write))
+
+    def fail(self, error: BaseException) -> None:
+        """Give the error."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
 
 class Appender:
-    """One thread that commits the puts that wait, group after group."""
+    """One thread that commits the appends that wait, group after group."""
 
     def __init__(self, ledger: Ledger, store: SplitPayloadStore, took: Took = _untold) -> None:
         self._ledger, self._store, self._took = ledger, store, took
-        self._waiting: queue.SimpleQueue[SmallPut | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Append | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # _closed
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="penstock-append", daemon=True)
 
     def start(self) -> None:
@@ -80,17 +159,21 @@ class Appender:
 
     def append(self, put: SmallPut) -> Receipt:
         """Return the put's receipt, once its rows are durable and readable."""
-        self._waiting.put(put)
-        while True:
-            try:
-                return put.answer.result(_LOOK)
-            except TimeoutError:
-                if not self._thread.is_alive():  # a drain that gave up has closed it before this put came
-                    raise Unavailable("the server is shutting down: put again in a moment", retry_after=2) from None
+        self.submit(put)
+        return put.answer.result()
+
+    def submit(self, append: Append) -> None:
+        """Queue an append, which will be settled or fail."""
+        with self._lock:
+            if self._closed:  # by a drain that gave up before this came
+                raise Unavailable("the server is shutting down: put again in a moment", retry_after=2)
+            self._waiting.put(append)
 
     def close(self) -> None:
         """Commit what waits, and end the thread."""
-        self._waiting.put(None)
+        with self._lock:
+            self._closed = True
+            self._waiting.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -101,133 +184,157 @@ class Appender:
             try:
                 self.commit(group)
             except BaseException as error:  # nobody may wait for ever for a thread that is gone
-                log.exception("a group of puts failed")
-                for put in group:
-                    if not put.answer.done():
-                        put.answer.set_exception(error)
+                log.exception("a group of appends failed")
+                for append in group:
+                    append.fail(error)
 
-    def _next_group(self) -> tuple[list[SmallPut], bool]:
-        """Wait for at least one put, and return those that wait; True when there will be no more."""
-        group: list[SmallPut] = []
+    def _next_group(self) -> tuple[list[Append], bool]:
+        """Wait for at least one append, and return those that wait; True when there will be no more."""
+        group: list[Append] = []
         size = 0
-        put = self._waiting.get()
-        while put is not None:
-            group.append(put)
-            size += put.bytes
+        append = self._waiting.get()
+        while append is not None:
+            group.append(append)
+            size += append.bytes
             if size >= GROUP_BYTES:
                 return group, False
             try:
-                put = self._waiting.get_nowait()
+                append = self._waiting.get_nowait()
             except queue.Empty:
                 return group, False
         return group, True
 
-    def commit(self, puts: Sequence[SmallPut]) -> None:
-        """Answer each put: all of them are durable, or that one isn't.
+    def commit(self, appends: Sequence[Append]) -> None:
+        """Answer each append: its rows are durable, or they aren't stored.
 
-        1. Puts that are known already get their first receipt; of the others, those that don't fit are rejected.
-        2. The rows of the others, by topic, shard and schema, are durable and unseen.
-        3. One transaction: each put is a finished write, and the readable ends move behind its rows.
+        1. Those that are known already get their first answer; of the others, those that don't fit are rejected.
+        2. The rows of the others, by journal, shard and schema, are durable and unseen.
+        3. One transaction: each append is recorded, and the readable ends move behind its rows.
         4. The answers.
         After a crash at 2 the parts are orphans; at 3 either all of it has happened or nothing.
         """
-        new, twins = _first_of_each([put for put in puts if self._is_new(put)])  # 1.
+        first, twins = _first_of_each(appends)
+        new = [append for append in first if append.judge(self._ledger.database)]  # 1.
         try:
-            if new:
-                receipts = self._store_and_record(new)
-                steps.passed("append.committed")
-                for put, receipt in zip(new, receipts, strict=True):  # 4.
-                    put.answer.set_result(receipt)
-        except WriteEnded:  # a topic was made anew between 2. and 3.: its shards may be others
-            self.commit(new)
+            placed = self._store_and_record(new) if new else []
         except Exception as error:
-            if len(new) == 1 or (isinstance(error, Unavailable) and not isinstance(error, StoreFull)):
-                for put in new:
-                    put.answer.set_exception(error)
-            else:  # one of them is at fault, and the others are not to fail with it
-                for put in new:
-                    self.commit([put])
+            self._commit_again(new, error)
+        else:
+            if new:
+                steps.passed("append.committed")
+            for append, places in zip(new, placed, strict=True):  # 4.
+                append.settle(places)
         if twins:
             self.commit(twins)
 
-    def _is_new(self, put: SmallPut) -> bool:
-        try:
-            known = attempts.receipt_of_put(self._ledger.database, put.path, put.run, put.receipt(""))
-        except PenstockError as rejected:
-            put.answer.set_exception(rejected)
-            return False
-        if known is not None:
-            put.answer.set_result(known)
-        return known is None
+    def _commit_again(self, appends: Sequence[Append], error: Exception) -> None:
+        """Commit a group that has failed, or answer it."""
+        remade = isinstance(error, WriteEnded)  # a topic was made anew between 2. and 3.: its shards may be others
+        busy = isinstance(error, Unavailable) and not isinstance(error, StoreFull)
+        if not remade and (busy or len(appends) == 1):
+            for append in appends:
+                append.fail(error)
+            return
+        for append in appends:
+            append.undo()
+        for group in [appends] if remade else [[append] for append in appends]:  # one at fault fails alone
+            self.commit(group)
 
-    def _store_and_record(self, puts: Sequence[SmallPut]) -> list[Receipt]:
-        layouts = {path: journal.layout(self._ledger.database, path) for path in {put.path for put in puts}}
+    def _store_and_record(self, appends: Sequence[Append]) -> list[Placed]:
+        layouts = {path: journal.layout(self._ledger.database, path) for path in {each.path for each in appends}}
         group, began = uuid.uuid4().hex, time.perf_counter()
-        stored: list[_StoredRows] = []
+        rows_by_part, pieces = _by_part(appends, layouts)
+        stored: dict[_PartKey, Part] = {}
         try:
-            for number, ((path, shard, schema), batches) in enumerate(_by_shard(puts, layouts).items()):
+            for number, ((path, shard, schema), batches) in enumerate(rows_by_part.items()):
                 rows = list(slices.together(batches))
                 part = self._store.write(f"{group}-{number:06}", schema, rows, path=path)  # 2.
-                stored.append(_StoredRows(path, shard, schema, part, layouts[path]))
+                stored[path, shard, schema] = part
             steps.passed("append.durable")
             durable = time.perf_counter()
-            receipts = self._ledger.change(lambda t: _record(t, puts, stored))  # 3.
+            placed = self._ledger.change(lambda t: _record(t, appends, stored, pieces, layouts))  # 3.
         except Unsettled:
             raise
         except BaseException:
-            self._store.discard(rows.part.name for rows in stored)
+            self._store.discard(part.name for part in stored.values())
             raise
-        self._took("fsync", durable - began, len(puts))
-        self._took("ledger", time.perf_counter() - durable, len(puts))
-        return receipts
+        self._took("fsync", durable - began, len(appends))
+        self._took("ledger", time.perf_counter() - durable, len(appends))
+        return placed
+
+
+_PartKey = tuple[str, int, pa.Schema]
+"""Path, shard and schema: the rows of a group that have them in common become one part."""
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredRows:
-    """The rows of a group for one shard, durable and unseen."""
+class _Pieces:
+    """What parts the rows of one append are in: the first row in the part, and how many."""
 
-    path: str
-    shard: int
-    schema: pa.Schema
-    part: Part
-    layout: Layout | None
+    parts: dict[_PartKey, tuple[int, int]]
+    shard_of_row: pa.Int32Array | None
+
+    def placed(self, firsts: Mapping[_PartKey, int]) -> Placed:
+        """Return the offsets, where each part begins at one of `firsts`."""
+        shards = {
+            key[1]: (firsts[key] + skipped, firsts[key] + skipped + rows) for key, (skipped, rows) in self.parts.items()
+        }
+        return Placed(shards, self.shard_of_row)
 
 
-def _first_of_each(puts: Iterable[SmallPut]) -> tuple[list[SmallPut], list[SmallPut]]:
-    """Part the puts whose run and attempt no other before them has from the rest."""
+def _first_of_each(appends: Iterable[Append]) -> tuple[list[Append], list[Append]]:
+    """Part the appends that have no mark in common with one before them from the rest."""
     seen: set[tuple[str, str]] = set()
-    first: list[SmallPut] = []
-    rest: list[SmallPut] = []
-    for put in puts:
-        marks = {("", put.attempt)} if put.run is None else {("", put.attempt), (put.path, put.run)}
-        (rest if marks & seen else first).append(put)
-        seen |= marks
+    first: list[Append] = []
+    rest: list[Append] = []
+    for append in appends:
+        (rest if append.marks & seen else first).append(append)
+        seen |= append.marks
     return first, rest
 
 
-def _by_shard(
-    puts: Sequence[SmallPut], layouts: dict[str, Layout | None]
-) -> dict[tuple[str, int, pa.Schema], list[pa.RecordBatch]]:
-    """Return the rows of all puts by topic, shard and schema: each will be one part."""
-    rows: dict[tuple[str, int, pa.Schema], list[pa.RecordBatch]] = {}
-    for put in puts:
-        journal.check_schema(put.path, put.schema)
-        filled = [batch for batch in put.batches if batch.num_rows]
-        for shard, batches in keys.sharded([filled] if filled else [], layouts[put.path], put.attempt):
-            rows.setdefault((put.path, shard, put.schema), []).extend(batches)
-    return rows
+def _by_part(
+    appends: Sequence[Append], layouts: Mapping[str, Layout | None]
+) -> tuple[dict[_PartKey, list[pa.RecordBatch]], list[_Pieces]]:
+    """Return the rows of each part, and for each append where its rows are in them."""
+    batches_of: dict[_PartKey, list[pa.RecordBatch]] = {}
+    rows_of: dict[_PartKey, int] = {}
+    pieces = []
+    for append in appends:
+        journal.check_schema(append.path, append.schema)
+        by_shard, shard_of_row = keys.split(append.batches, layouts[append.path], append.spread)
+        parts = {}
+        for shard, batches in by_shard.items():
+            key = (append.path, shard, append.schema)
+            rows, skipped = sum(batch.num_rows for batch in batches), rows_of.get(key, 0)
+            batches_of.setdefault(key, []).extend(batches)
+            rows_of[key] = skipped + rows
+            parts[key] = (skipped, rows)
+        pieces.append(_Pieces(parts, shard_of_row))
+    return batches_of, pieces
 
 
-def _record(t: Transaction, puts: Sequence[SmallPut], stored: Sequence[_StoredRows]) -> list[Receipt]:
-    """Make each put a finished write, and its rows the end of its topic."""
-    for path, schema in dict.fromkeys((put.path, put.schema) for put in puts):
+def _record(
+    t: Transaction,
+    appends: Sequence[Append],
+    stored: Mapping[_PartKey, Part],
+    pieces: Sequence[_Pieces],
+    layouts: Mapping[str, Layout | None],
+) -> list[Placed]:
+    """Make the rows the ends of their topics, and record each append."""
+    for path, schema in dict.fromkeys((append.path, append.schema) for append in appends):
         _make_topic_fit(t, path, schema)
-    receipts = [_finish(t, put) for put in puts]
-    for rows in stored:
-        parts.add(t, [rows.part], attempt=f"group-{rows.part.name}", schema=rows.schema)
-        journal.reserve(t, rows.part.name, rows.shard, None if rows.layout is None else rows.layout.journal)
-        journal.append(t, rows.path, [rows.part.name])
-    return receipts
+    firsts = {}
+    for (path, shard, schema), part in stored.items():
+        layout = layouts[path]
+        parts.add(t, [part], attempt=f"group-{part.name}", schema=schema)
+        journal.reserve(t, part.name, shard, None if layout is None else layout.journal)
+        journal.append(t, path, [part.name])
+        firsts[path, shard, schema] = journal.first_offset(t, part.name)
+    placed = [each.placed(firsts) for each in pieces]
+    for append, places in zip(appends, placed, strict=True):
+        append.record(t, places)
+    return placed
 
 
 def _make_topic_fit(t: Transaction, path: str, schema: pa.Schema) -> None:
@@ -237,12 +344,3 @@ def _make_topic_fit(t: Transaction, path: str, schema: pa.Schema) -> None:
         journal.check_path(t, path)
         writes.check_room(t)
     journal.make_or_widen(t, path, schema if current is None else journal.growth.merge(current, schema, path))
-
-
-def _finish(t: Transaction, put: SmallPut) -> Receipt:
-    """Make a put a write that was opened, put to and finished at once."""
-    write = Write(uuid.uuid4().hex, put.path, "append", put.run, "finished", "", None, t.now, t.now, None)
-    writes.add(t, write, own=True, brief=put.brief, rows=put.rows, bytes=put.bytes)
-    receipt = put.receipt(write.id)
-    attempts.add(t, receipt, put.schema, chosen=True)
-    return receipt

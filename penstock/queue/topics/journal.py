@@ -219,6 +219,11 @@ def is_placed(reader: Reader, part: str) -> bool:
     return reader.row("SELECT 1 FROM journal WHERE part = ?", part) is not None
 
 
+def first_offset(reader: Reader, part: str) -> int:
+    """Return the offset of a visible part's first row."""
+    return int(reader.rows("SELECT first FROM journal WHERE part = ?", part)[0]["first"])
+
+
 # --- what changes --------------------------------------------------------------------------
 
 

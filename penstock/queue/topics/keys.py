@@ -30,25 +30,40 @@ def check_key(path: str, schema: pa.Schema, key: str) -> None:
 
 
 def sharded(
-    parts: Iterable[list[pa.RecordBatch]], topic: Layout | None, attempt: str
+    parts: Iterable[list[pa.RecordBatch]], topic: Layout | None, spread: int
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
     """Part a put's batches by shard. Without a key all of a put goes to one shard, and keeps its order there."""
-    if topic is None or topic.key is None:
-        shard = int(attempt[:8], 16) % topic.shards if topic else 0
-        yield from ((shard, batches) for batches in parts)
-        return
     for batches in parts:
-        by_shard: dict[int, list[pa.RecordBatch]] = {}
-        for batch in batches:
-            for shard, rows in _by_key(batch, topic.key, topic.shards):
-                by_shard.setdefault(shard, []).append(rows)
-        yield from by_shard.items()
+        yield from split(batches, topic, spread)[0].items()
 
 
-def _by_key(batch: pa.RecordBatch, key: str, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def split(
+    batches: list[pa.RecordBatch], topic: Layout | None, spread: int
+) -> tuple[dict[int, list[pa.RecordBatch]], pa.Int32Array | None]:
+    """Return the rows by shard, and the shard of each row where there is more than one.
+
+    Without a key all rows go to the shard that `spread` says.
+    """
+    filled = [batch for batch in batches if batch.num_rows]
+    if topic is None or topic.key is None:
+        shard = spread % topic.shards if topic else 0
+        return ({shard: filled} if filled else {}), None
+    by_shard: dict[int, list[pa.RecordBatch]] = {}
+    shards_of_rows = []
+    for batch in filled:
+        shard_of_row = _shard_of_row(batch, topic.key, topic.shards)
+        shards_of_rows.append(shard_of_row)
+        present = sorted(pc.unique(shard_of_row).to_pylist())
+        for shard in present:
+            rows = batch if len(present) == 1 else _filtered(batch, pc.equal(shard_of_row, shard))
+            by_shard.setdefault(shard, []).append(rows)
+    return by_shard, pa.concat_arrays(shards_of_rows) if len(by_shard) > 1 else None
+
+
+def _shard_of_row(batch: pa.RecordBatch, key: str, shards: int) -> pa.Int32Array:
+    """Return the shard of each row."""
     if batch.schema.get_field_index(key) < 0:  # a column that may be missing reads as null
-        yield 0, batch
-        return
+        return pa.array([0] * batch.num_rows, pa.int32())
     column: Any = batch.column(key)
     if pa.types.is_nested(column.type):
         raise InvalidRequest(f"the column {key} is the topic's key, which is no {column.type}")
@@ -56,10 +71,7 @@ def _by_key(batch: pa.RecordBatch, key: str, shards: int) -> Iterator[tuple[int,
         column = _plain(column).dictionary_encode()
     values = _plain(column.dictionary).to_pylist()
     shard_of_value = [_shard_of(value, shards) for value in values]  # each value once, not each row
-    shard_of_row = pc.fill_null(pa.array(shard_of_value, pa.int32()).take(column.indices), 0)
-    for shard in sorted({*shard_of_value, 0}):
-        if (mask := pc.equal(shard_of_row, shard)).true_count:
-            yield shard, _filtered(batch, mask)
+    return pc.fill_null(pa.array(shard_of_value, pa.int32()).take(column.indices), 0)
 
 
 def _plain(column: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Topics: journals of rows with offsets, filled by clients."""

@@ -12,12 +12,17 @@ from itertools import groupby
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 
 from tests.kit.pubsub import messages as pb
 
 IDS_EACH = 1_000
 """Ids in a request; Pub/Sub takes 512 KiB."""
-SIZES = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+SIZES = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 4 << 20),  # ack ids that failed, with exactly-once delivery
+]
 _TIMEOUT = 60.0
 
 
@@ -196,6 +201,11 @@ class Stream:
             time.sleep(0.01)
         return received
 
+    @property
+    def code(self) -> str:
+        """How an ended stream ended: OK, or a status."""
+        return "OK" if self.error is None else str(self.error.code().name)
+
     def cancel(self) -> None:
         self.requests.put(None)
         self._call.cancel()
@@ -209,6 +219,18 @@ class Stream:
             self.error = failed
         finally:
             self.ended.set()
+
+
+def ack_id_failures(failed: grpc.RpcError) -> dict[str, str]:
+    """Return the reasons by ack id that a failed call carries, where exactly-once delivery is on."""
+    failures: dict[str, str] = {}
+    for key, value in failed.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            for detail in status_pb2.Status.FromString(value).details:
+                info = error_details_pb2.ErrorInfo()
+                if detail.Unpack(info) and info.reason == "EXACTLY_ONCE_ACKID_FAILURE":
+                    failures.update(info.metadata)
+    return failures
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -14,6 +14,7 @@ from penstock.client.arguments import Start, check_path, check_read, to_position
 from penstock.client.connection import Connection
 from penstock.client.follow import Follower
 from penstock.client.get import fetch, read_info, read_tickets
+from penstock.client.producer import Producer
 from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.views import Info, Listing
@@ -127,6 +128,15 @@ class Client:
         """
         check_path(path)
         return Writer(self.connection, PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
+
+    def producer(self, path: str, *, max_in_flight: int = 64) -> Producer:
+        """Return a producer of a topic: `with c.producer("topic/orders") as p: answer = p.send(batch)`.
+
+        Each batch is durable and readable once its future has the answer, and up to `max_in_flight` may be on their
+        way. Batches keep their order, and none is stored twice, whatever happens to the connection or the server.
+        """
+        check_path(path)
+        return Producer(self.connection, path, max_in_flight=max_in_flight)
 
     def attempt(self, ticket: str, schema: pa.Schema) -> Writer:
         """Return a writer for one of many attempts of an open write, in any process; wait while the server has no room.

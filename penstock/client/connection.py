@@ -25,6 +25,7 @@ servers take more than one ping in 300 s for an attack."""
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 2_000)]
 """While a server is away, a channel tries to reach it so often: by gRPC's default every two minutes in the end, and
 calls in between fail without an attempt."""
+_ALONE = [("grpc.use_local_subchannel_pool", 1)]
 _LONGEST_PAUSE = 3.0
 """Seconds between two attempts of a call. With the channel's backoff a server that returns is reached within 6 s."""
 _T = TypeVar("_T")
@@ -42,13 +43,14 @@ def translate_errors() -> Iterator[None]:
 class Connection:
     """A channel to one server. Safe to share between threads; must not cross a fork, as gRPC's channels don't."""
 
-    def __init__(self, settings: ConnectSettings) -> None:
+    def __init__(self, settings: ConnectSettings, *, alone: bool = False) -> None:
+        """`alone`: on a socket of its own, as the server cuts whole sockets."""
         self.settings = settings
         pem = settings.read_pems()
         try:
             self.flight = flight.connect(
                 settings.url, tls_root_certs=pem.get("ca"), cert_chain=pem.get("cert"), private_key=pem.get("key"),
-                generic_options=_KEEPALIVE + _RECONNECT,
+                generic_options=_KEEPALIVE + _RECONNECT + (_ALONE if alone else []),
             )  # fmt: skip
         except (pa.ArrowException, flight.FlightError) as wrong:
             raise InvalidRequest(f"url {settings.url!r}: expected grpc://host:port or grpc+tls://host:port") from wrong

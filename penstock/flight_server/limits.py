@@ -38,6 +38,8 @@ class ServerLimits:
     """Seconds for which a do_put may send nothing: a Spark task may compute for minutes between batches."""
     get_idle: int = 600
     """Seconds for which a caller may leave the next batch of its answer unread: it may compute between batches."""
+    exchange_idle: int = 60
+    """Seconds for which the client of a do_exchange may send or read nothing; both ends beat thrice in that."""
     put_time: int = 12 * 3600
     """Seconds that one do_put may take in all."""
     datasets: int = 1_000_000

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import Unavailable
 from penstock.flight_server import flights, kinds
 from penstock.flight_server.actions import Actions
 from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.exchange import exchange
 from penstock.flight_server.funnel import Frameless, funnel
 from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake, Streams
 from penstock.flight_server.get import get
@@ -122,11 +122,17 @@ class PenstockServer(flight.FlightServerBase):
         with self._answering(context):
             return self._actions.sentences()
 
-    def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
         call: Call = context.get_middleware(KEY)
         call.heard()
         with funnel(call):
-            raise InvalidRequest("penstock has no do_exchange: put with do_put, get with do_get")
+            exchange(self.state, call, context.peer(), descriptor, reader, writer)
 
     @contextmanager
     def _answering(self, context: flight.ServerCallContext) -> Iterator[Call]:
@@ -141,7 +147,7 @@ class PenstockServer(flight.FlightServerBase):
 
     def close(self, deadline: float = 30.0) -> int:
         """Refuse new work, let running calls end, stop the threads; return how many calls the deadline cut."""
-        self.state.watch.drain()
+        self.state.watch.drain(deadline)
         left = self.state.streams.drain(deadline)
         if not left:
             self.shutdown()

@@ -40,7 +40,7 @@ class Upload:
         self.rows = 0
         self._set_waiting(True)  # the first message may be a descriptor alone
         try:
-            self.schema = self.sent = _reject_malformed(lambda: reader.schema)
+            self.schema = self.sent = reject_malformed(lambda: reader.schema)
         finally:
             self._set_waiting(False)
         check_schema(self.schema, limits)
@@ -94,7 +94,7 @@ class Upload:
         while self._trailer is None:
             self._set_waiting(True)
             try:
-                chunk = _reject_malformed(self._reader.read_chunk)
+                chunk = reject_malformed(self._reader.read_chunk)
             except StopIteration:
                 return
             finally:
@@ -106,10 +106,7 @@ class Upload:
                 self._trailer = Trailer.decode(chunk.app_metadata.to_pybytes())
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        check_limit(batch.num_rows, self._limits.batch_rows, "rows in a batch", "batch_rows")
-        _reject_malformed(lambda: batch.validate(full=True))
-        size = slices.size_of(batch)
-        check_limit(size, self._limits.batch_bytes, "bytes in a batch", "batch_bytes")
+        size = check_batch(batch, self._limits)
         self._batches += 1
         self.rows += batch.num_rows
         self._bytes += size
@@ -118,7 +115,16 @@ class Upload:
         check_limit(self._bytes, self._limits.put_bytes, "bytes in a put", "put_bytes")
 
 
-def _reject_malformed(read: Callable[[], _T]) -> _T:
+def check_batch(batch: pa.RecordBatch, limits: ServerLimits) -> int:
+    """Validate a batch, and return its bytes."""
+    check_limit(batch.num_rows, limits.batch_rows, "rows in a batch", "batch_rows")
+    reject_malformed(lambda: batch.validate(full=True))
+    size = slices.size_of(batch)
+    check_limit(size, limits.batch_bytes, "bytes in a batch", "batch_bytes")
+    return size
+
+
+def reject_malformed(read: Callable[[], _T]) -> _T:
     """Call `read`, and reject what Arrow finds malformed; its errors for that are of many classes."""
     try:
         return read()

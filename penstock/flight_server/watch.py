@@ -1,4 +1,4 @@
-"""The watch: ends puts that send nothing or take too long, and calls whose answer nobody reads."""
+"""The watch: ends puts and exchanges that are silent or take too long, and calls whose answer nobody reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REASONS = 10_000
 
 
 _DRAIN_IDLE = 5.0
-"""Seconds for which a caller may leave its answer unread while the server drains."""
+"""Seconds for which a caller may leave its answer unread, and an exchange may go on, while the server drains."""
 
 
 @dataclass(slots=True)
@@ -36,6 +36,32 @@ class _Watched:
     """When the server began to wait for the peer; None while the server itself is at work."""
     reason: str | None = None
     """Why it was cut."""
+
+
+@dataclass(slots=True)
+class WatchedExchange:
+    """An exchange, whose two threads say when they wait for the peer."""
+
+    peer: str
+    now: Callable[[], float]
+    drain: Callable[[], None] = lambda: None
+    """Asks the client to end; the exchange sets it."""
+    reading_since: float | None = None
+    writing_since: float | None = None
+    reason: str | None = None
+    """Why it was cut."""
+
+    def set_reading(self, waiting: bool) -> None:
+        """Note that the server waits for a message, or that one has come."""
+        self.reading_since = self.now() if waiting else None
+
+    def set_writing(self, waiting: bool) -> None:
+        """Note that the server waits until the peer reads, or that it has."""
+        self.writing_since = self.now() if waiting else None
+
+    def waiting(self, now: float) -> float:
+        """Return for how long the server has waited for the peer."""
+        return max(now - since for since in (self.reading_since, self.writing_since, now) if since is not None)
 
 
 class Watch:
@@ -51,11 +77,15 @@ class Watch:
         self._get_idle = float(limits.get_idle)
         self._every = every
         self._now = now
-        self._lock = threading.Lock()  # _calls, _reasons
+        self._lock = threading.Lock()  # _calls, _reasons, _exchanges, _cut_exchanges
         self._calls: dict[int, _Watched] = {}
         """By id()."""
         self._reasons: OrderedDict[str, str] = OrderedDict()
         """Attempt -> why it was cut, for the last ones."""
+        self._exchanges: dict[int, WatchedExchange] = {}
+        """By id()."""
+        self._cut_exchanges: float | None = None
+        """When the exchanges are cut that the drain hasn't ended."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
 
@@ -69,9 +99,14 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join()
 
-    def drain(self) -> None:
-        """Cut callers soon that don't read their answers: the server is about to end."""
+    def drain(self, deadline: float) -> None:
+        """Ask exchanges to end, and cut those soon that don't, and callers that don't read their answers."""
         self._get_idle = min(self._get_idle, _DRAIN_IDLE)
+        with self._lock:
+            self._cut_exchanges = self._now() + min(_DRAIN_IDLE, deadline / 2)
+            exchanges = list(self._exchanges.values())
+        for each in exchanges:
+            each.drain()
 
     @contextmanager
     def put(self, peer: str, attempt: str) -> Iterator[Callable[[bool], None]]:
@@ -89,6 +124,22 @@ class Watch:
             raise
         finally:
             end()
+
+    @contextmanager
+    def exchange(self, peer: str) -> Iterator[WatchedExchange]:
+        """Watch an exchange while the block runs; one that was cut fails with the reason."""
+        watched = WatchedExchange(peer, self._now)
+        with self._lock:
+            self._exchanges[id(watched)] = watched
+        try:
+            yield watched
+        except BaseException as error:
+            if watched.reason:
+                raise LimitExceeded(watched.reason) from error
+            raise
+        finally:
+            with self._lock:
+                del self._exchanges[id(watched)]
 
     def answer(self, call: Call, peer: str) -> None:
         """Watch a call, whose answer the peer has to read, until it ends."""
@@ -122,9 +173,23 @@ class Watch:
                 self._reasons.update((each.attempt, each.reason or "") for each in late if each.attempt is not None)
                 while len(self._reasons) > _REASONS:
                     self._reasons.popitem(last=False)
-            for each in late:
-                log.warning("%s: %s", each.peer, each.reason)
-                cut(each.peer)
+                silent = [
+                    each for each in self._exchanges.values() if each.reason is None and self._is_silent(each, now)
+                ]
+            for peer, reason in [(each.peer, each.reason) for each in late] + [(e.peer, e.reason) for e in silent]:
+                log.warning("%s: %s", peer, reason)
+                cut(peer)
+
+    def _is_silent(self, watched: WatchedExchange, now: float) -> bool:
+        idle = float(self._limits.exchange_idle)
+        if watched.waiting(now) > idle:
+            watched.reason = (
+                f"an exchange's client sent no beat, or read nothing, for {idle:g} s, the longest that this server "
+                "waits (serve --limit exchange_idle=…)"
+            )
+        elif self._cut_exchanges is not None and now > self._cut_exchanges:
+            watched.reason = "an exchange's client didn't end it when the server drained"
+        return watched.reason is not None
 
     def _is_late(self, watched: _Watched, now: float) -> bool:
         if watched.waiting_since is None:

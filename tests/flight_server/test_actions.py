@@ -109,8 +109,8 @@ def test_an_unknown_action_is_refused_with_the_known(bare: flight.FlightClient) 
         call(bare, "write.opne")
 
 
-def test_do_exchange_is_refused_cleanly(bare: flight.FlightClient) -> None:
-    with refused("invalid", "do_put", "do_get"):
+def test_do_exchange_with_a_dataset_is_refused(bare: flight.FlightClient) -> None:
+    with refused("invalid", "store/x can't be appended to by do_exchange: expected topic/"):
         bare.do_exchange(at("store/x"))[1].read_all()
 
 

@@ -12,15 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import free, recover
+from penstock.queue.destinations import TABLES
 from penstock.queue.topics import journal
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.retention import drop_lost
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
-from penstock.store import payloads
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
@@ -52,7 +51,7 @@ class Reach:
 
     def start(self, medium: Medium) -> None:
         """Open all of it as a process that starts does."""
-        self.database = Database(self.folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)
+        self.database = Database(self.folder / "ledger.db", *TABLES)
         self.ledger = Ledger(self.database, {"topic": journal}, incarnation=medium.incarnation, now=self.clock.now)
         self.store = SplitPayloadStore(medium, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)

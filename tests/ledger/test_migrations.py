@@ -16,7 +16,8 @@ import penstock
 from penstock.client.client import Client
 from penstock.errors import Internal, NotFound
 from penstock.ledger import tables
-from penstock.queue.topics import journal
+from penstock.queue.destinations import TABLES
+from penstock.queue.topics import journal, producers
 from penstock.store import payloads
 from penstock.store.database import FORMAT, Database
 from penstock.store.disk import DiskMedium
@@ -86,7 +87,7 @@ def test_a_folder_of_format_2_takes_writes(client: Client) -> None:
 
 
 def test_bytes_that_a_ticket_names_stay_after_a_migration(folder: Path) -> None:
-    with closing(Database(folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)) as database:
+    with closing(Database(folder / "ledger.db", *TABLES)) as database:
         expiry = {row["path"]: row["until"] for row in database.rows("SELECT path, until FROM ticketed")}
     assert set(expiry) == {"topic/x"}
     assert expiry["topic/x"] > time.time() + 11 * 3_600
@@ -94,7 +95,7 @@ def test_bytes_that_a_ticket_names_stay_after_a_migration(folder: Path) -> None:
 
 def test_a_migrated_ledger_has_the_tables_of_a_new_one(folder: Path, tmp_path: Path) -> None:
     def schema_of(path: Path) -> set[str]:
-        with closing(Database(path, tables.TABLES, journal.TABLES, payloads.TABLES)) as database:
+        with closing(Database(path, *TABLES)) as database:
             return {
                 " ".join(row["sql"].split()) for row in database.rows("SELECT sql FROM sqlite_schema WHERE sql <> ''")
             }
@@ -105,8 +106,8 @@ def test_a_migrated_ledger_has_the_tables_of_a_new_one(folder: Path, tmp_path: P
 def test_a_migration_that_is_cut_starts_again(folder: Path) -> None:
     broken = {2: "", 3: tables.TABLES[3] + "SELECT no_such_function();"}
     with pytest.raises(Internal):
-        Database(folder / "ledger.db", broken, journal.TABLES, payloads.TABLES)
-    with closing(Database(folder / "ledger.db", tables.TABLES, journal.TABLES, payloads.TABLES)) as database:
+        Database(folder / "ledger.db", broken, journal.TABLES, producers.TABLES, payloads.TABLES)
+    with closing(Database(folder / "ledger.db", *TABLES)) as database:
         assert database.rows("PRAGMA user_version")[0][0] == FORMAT
         assert len(database.rows("SELECT path FROM datasets")) == 2
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest
+from penstock.flight_server.exchange import Stream
 from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit, Upload
@@ -96,6 +97,10 @@ class Kind:
     def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
         """Take a put that belongs to no open write: durable and visible when it returns."""
         raise self._refusal(path, Kind.put, "written")
+
+    def exchange(self, path: Path, stream: Stream) -> None:
+        """Serve a stream of appends until the client ends it."""
+        raise self._refusal(path, Kind.exchange, "appended to by do_exchange")
 
     def _refusal(self, path: Path, verb: Callable[..., object], done: str) -> InvalidRequest:
         others = [

@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 from penstock.errors import InvalidRequest, SchemaMismatch, Unavailable
 from penstock.flight_server import endpoints
 from penstock.flight_server.consumer_actions import ConsumerActions, check_journal
+from penstock.flight_server.exchange import Stream
 from penstock.flight_server.kinds.kind import Handlers, Kind
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
@@ -23,11 +24,14 @@ from penstock.queue.topics import keys
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.producers import ProducedBatch, Producers
 from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.rows import schemas, slices
+from penstock.rows.fitting import Fit
 from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffsets
+from penstock.wire.exchange import Answer, Beat, Numbered
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.read import Entry, ReadCommand
@@ -52,6 +56,7 @@ class TopicKind(Kind):
         self.topics = Topics(state.ledger, state.store)
         self.consumers = Consumers(state.ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows))
         self._appender = Appender(state.ledger, state.store, self._count_group)
+        self.producers = Producers(state.ledger, self._appender)
         self._compactor = Compactor(state.ledger, state.store)
 
     def start(self) -> None:
@@ -61,8 +66,9 @@ class TopicKind(Kind):
         self._appender.close()
 
     def tend(self, stop: Callable[[], bool]) -> None:
-        """Expire consumers, remove rows, make large parts of small ones."""
+        """Expire consumers and producers, remove rows, make large parts of small ones."""
         self.consumers.expire()
+        self.producers.expire()
         retain(self.state.ledger)
         self._compactor.compact(stop)
 
@@ -158,6 +164,28 @@ class TopicKind(Kind):
                     f"{path} got other types while these rows came: put them again", retry_after=0.1
                 ) from unlike
 
+    def exchange(self, path: Path, stream: Stream) -> None:
+        """Append a producer's batches: each is durable and readable when it is answered."""
+
+        def answer(answer: Answer, batch: ProducedBatch) -> None:
+            self.state.metrics.moved("in", batch.rows, batch.bytes)
+            stream.send(answer)
+
+        with self.producers.open(str(path), stream.hello(), answer=answer, refuse=stream.refuse) as session:
+            stream.send(session.welcome(stream.silence))
+            fit: Fit | None = None
+            for message, batch in stream.messages():
+                if isinstance(message, Beat):
+                    continue
+                if not isinstance(message, Numbered) or batch is None:
+                    raise InvalidRequest(f"{path}: a producer sends no message of type {message.type!r}")
+                if fit is None:
+                    fit = Fit.of(batch.schema, self.state.ledger.fit_schema(str(path), batch.schema.remove_metadata()))
+                rows = list(fit.pieces(batch))
+                session.append(message.n, message.acked, fit.target, rows, sum(map(slices.size_of, rows)))
+        if stream.said_bye:
+            session.forget()
+
     def _cast(self, upload: Upload, path: str, announced: pa.Schema | None = None) -> None:
         """Let the rows come in the topic's types, without metadata: pandas notes its index there, each time anew."""
         upload.cast_to(self.state.ledger.fit_schema(path, upload.sent.remove_metadata(), announced=announced))
@@ -190,6 +218,7 @@ class TopicKind(Kind):
             self._appended.inc(puts)
 
     def _gauges(self) -> Iterator[Gauge]:
+        yield Gauge("penstock_producers", "Producers that have a stream.", self.producers.live())
         for topic in self.topics.below("topic/"):
             labels, age = {"topic": topic.path}, self.consumers.age(self.topics.behind(topic, {}))
             yield Gauge("penstock_topic_rows", "Rows that can be read, by topic.", topic.rows, labels)

@@ -14,7 +14,7 @@ from penstock.ledger import runs, writes
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import journal, keys, ranges
+from penstock.queue.topics import journal, keys, producers, ranges
 from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
 from penstock.rows import schemas
 from penstock.store.medium import OpenPart
@@ -182,12 +182,13 @@ class Topics:
         return end
 
     def remove(self, path: str) -> Topic:
-        """Delete a topic and the runs that wrote to it; its bytes stay for as long as tickets name them."""
+        """Delete a topic with its runs and producers; its bytes stay for as long as tickets name them."""
 
         def remove(t: Transaction) -> Topic:
             topic = journal.by_path(t, path)
             journal.remove(t, path)
             runs.forget(t, path)
+            producers.forget(t, path)
             return topic
 
         return self._ledger.change(remove)

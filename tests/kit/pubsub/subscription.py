@@ -19,6 +19,8 @@ UNLIMITED = 2**62
 PULL = 0
 """Stands for a stream where unary calls pull."""
 _BETWEEN_SCANS = 0.02  # seconds
+_AHEAD = 10_000
+"""How many messages may wait for their key while later ones are looked at."""
 _COLUMNS: dict[str, type] = {
     "state": np.uint8,
     "stream": np.int32,
@@ -74,9 +76,8 @@ class Subscription:
         most = min(most, limits.max_messages - limits.messages)
         if self.stalled or most <= 0 or (limits.messages and limits.bytes >= limits.max_bytes):
             return None
-        numbers = self._candidates(most, now, limits)
-        if self.about.enable_message_ordering:
-            numbers = self._in_order(numbers, stream)
+        ordered = self.about.enable_message_ordering
+        numbers = self._fitting(self._in_order(most, now, stream) if ordered else self._next_ones(most, now), limits)
         if not len(numbers):
             return None
         self._lease(numbers, stream, now + seconds)
@@ -85,8 +86,8 @@ class Subscription:
         shown = attempts if self.about.dead_letter_policy.dead_letter_topic else None
         return self.log.response(numbers, ack_ids, shown)
 
-    def _candidates(self, most: int, now: float, limits: Outstanding) -> Numbers:
-        """Take what is to be delivered again, then what is new; what a stream's limit of bytes leaves goes back."""
+    def _next_ones(self, most: int, now: float) -> Numbers:
+        """Take what is to be delivered again, then what is new."""
         parts, left, state = [], most, self._of["state"]
         while left and self._again:
             chunk = self._again.popleft()
@@ -100,37 +101,42 @@ class Subscription:
         end = min(self.log.length(now), self._next + left)
         self._grow(end)
         fresh = np.arange(self._next, end)
-        fresh = fresh[self._of["state"][fresh] == READY]
         self._next = max(end, self._next)
-        numbers = np.concatenate([*parts, fresh])
-        before = np.cumsum(sizes := self.log.sizes(numbers)) - sizes + limits.bytes
-        fits = int(np.searchsorted(before, limits.max_bytes))
-        if fits < len(numbers):
-            self._of["state"][numbers[fits:]] = READY
-            self._again.appendleft(numbers[fits:])
-        return numbers[:fits]
+        return np.concatenate([*parts, fresh[self._of["state"][fresh] == READY]])
 
-    def _in_order(self, numbers: Numbers, stream: int) -> Numbers:
-        """Return those whose key no other stream has; the others go back."""
-        going, staying, blocked = list[int](), list[int](), set[str | int]()
-        for number in sorted(numbers.tolist()):
-            key = self.log.key(number)
-            owner = self._key_owner.get(key)
-            if key and (key in blocked or (owner and owner[0] != stream)):
-                blocked.add(key)
-                staying.append(number)
-                continue
-            going.append(number)
-            if key:
-                self._key_owner.setdefault(key, [stream, 0])[1] += 1
-                delivered = self._delivered_by_key[key]
-                if not delivered or delivered[-1] < number:
-                    delivered.append(number)
-        if staying:
-            back = np.array(staying, np.int64)
-            self._of["state"][back] = READY
-            self._again.appendleft(back)
+    def _in_order(self, most: int, now: float, stream: int) -> Numbers:
+        """Take the same in the order of the log, without those whose key another stream has."""
+        going = list[int]()
+        while not going:
+            waiting = np.concatenate([*self._again, np.empty(0, np.int64)])
+            end = min(self.log.length(now), self._next + (most if len(waiting) < _AHEAD else 0))
+            is_last = end <= self._next
+            self._grow(end)
+            every = np.concatenate([waiting, np.arange(self._next, end)])
+            self._next = max(end, self._next)
+            staying = list[int]()
+            for number in every[self._of["state"][every] == READY].tolist():
+                owner = self._key_owner.get(self.log.key(number))
+                goes = len(going) < most and (owner is None or owner[0] == stream)
+                (going if goes else staying).append(number)
+            self._again = deque([np.array(staying, np.int64)])
+            if is_last:
+                break
         return np.array(going, np.int64)
+
+    def _fitting(self, numbers: Numbers, limits: Outstanding) -> Numbers:
+        """Return those that a stream's limit of bytes has room for; the others go back."""
+        before = np.cumsum(sizes := self.log.sizes(numbers)) - sizes + limits.bytes
+        count = int(np.searchsorted(before, limits.max_bytes))
+        if count < len(numbers):
+            self._put_back(numbers[count:])
+        return numbers[:count]
+
+    def _put_back(self, numbers: Numbers) -> None:
+        self._of["state"][numbers] = READY
+        self._again.append(numbers)
+        if self.about.enable_message_ordering:
+            self._again = deque([np.unique(np.concatenate(self._again))])
 
     def _lease(self, numbers: Numbers, stream: int, deadline: float) -> None:
         self._of["state"][numbers] = LEASED
@@ -141,6 +147,19 @@ class Subscription:
         limits = self.streams[stream]
         limits.messages += len(numbers)
         limits.bytes += int(self.log.sizes(numbers).sum())
+        if self.about.enable_message_ordering:
+            self._own_keys(numbers)
+            for number in numbers.tolist():
+                if key := self.log.key(number):
+                    delivered = self._delivered_by_key[key]
+                    if not delivered or delivered[-1] < number:
+                        delivered.append(number)
+
+    def _own_keys(self, numbers: Numbers) -> None:
+        """Note which stream has the keys of leased messages."""
+        for number in numbers.tolist():
+            if key := self.log.key(number):
+                self._key_owner.setdefault(key, [int(self._of["stream"][number]), 0])[1] += 1
 
     # --- what clients ask for ---
 
@@ -252,10 +271,7 @@ class Subscription:
                     every.update(delivered[bisect.bisect_right(delivered, number) :])
             numbers = np.array(sorted(every), np.int64)
         self._release(numbers[self._of["state"][numbers] == LEASED])
-        self._of["state"][numbers] = READY
-        self._again.append(numbers)
-        if self.about.enable_message_ordering:
-            self._again = deque([np.unique(np.concatenate(self._again))])
+        self._put_back(numbers)
 
     def _release(self, numbers: Numbers) -> None:
         """Take leased messages off their streams, and off their keys."""
@@ -272,9 +288,7 @@ class Subscription:
         self._of["state"][numbers] = LEASED
         self._count(numbers, 1)
         if self.about.enable_message_ordering:
-            for number in numbers.tolist():
-                if key := self.log.key(number):
-                    self._key_owner.setdefault(key, [int(self._of["stream"][number]), 0])[1] += 1
+            self._own_keys(numbers)
 
     def _count(self, numbers: Numbers, sign: int) -> None:
         sizes, streams = self.log.sizes(numbers), self._of["stream"][numbers]

@@ -1,0 +1,209 @@
+"""Peers of the way in from Pub/Sub: Google's subscriber, and the least that building the same columns costs in Python.
+
+`python -m scripts.bench.pubsub` measures them beside the fake server of the tests, each in a process of its own;
+`python -m scripts.bench.pubsub PEER HOST:PORT COUNT SUBSCRIPTION…` is one of these, and prints its figures as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+COLUMNS = pa.schema(
+    [
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("publish_time", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("ordering_key", pa.string(), nullable=False),
+        pa.field("attributes", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("delivery_attempt", pa.int32()),
+        pa.field("data", pa.binary(), nullable=False),
+    ]
+)
+BATCH = 1_000
+"""Messages in a batch of columns, at least."""
+_SUBSCRIBER = "/google.pubsub.v1.Subscriber/"
+_CONTROL = "/penstock.tests.FakePubSub/Call"
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_ROOT = Path(__file__).resolve().parents[2]
+_SHAPES = ((1_000, 100, 0), (1_000, 100, 2), (100, 100, 2), (1_000, 1_000, 2))
+"""Messages in a response, bytes of data, attributes."""
+_COUNTS = {"subscribe": 20_000, "stream": 1_000_000, "pull": 300_000}
+
+
+def subscribe(address: str, count: int, subscription: str) -> None:
+    """Receive so many messages by Google's `subscribe()` as it comes; its callback only acks.
+
+    Without the ack it would stop at a thousand messages: its flow control waits for them.
+    """
+    import grpc
+    from google.cloud.pubsub_v1 import SubscriberClient
+    from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
+
+    done, left = threading.Event(), iter(range(count - 1, -1, -1))
+
+    def callback(message: Any) -> None:
+        message.ack()
+        if not next(left, 0):
+            done.set()
+
+    transport = SubscriberGrpcTransport(channel=grpc.insecure_channel(address, _UNLIMITED))
+    with SubscriberClient(transport=transport) as client:
+        future = client.subscribe(subscription, callback)
+        done.wait()
+        future.cancel()
+        future.result()
+
+
+def bare_stream(address: str, count: int, subscription: str) -> None:
+    """Build columns of so many messages of a StreamingPull, without acks or any thought of leases."""
+    import grpc
+    from google.pubsub_v1 import types
+
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    requests.put(types.StreamingPullRequest.pb()(subscription=subscription, stream_ack_deadline_seconds=600))
+    with grpc.insecure_channel(address, _UNLIMITED) as channel:
+        call = channel.stream_stream(
+            f"{_SUBSCRIBER}StreamingPull",
+            request_serializer=types.StreamingPullRequest.pb().SerializeToString,
+            response_deserializer=types.StreamingPullResponse.pb().FromString,
+        )(iter(requests.get, None))
+        received, gathered = 0, list[Any]()
+        for response in call:
+            gathered += response.received_messages
+            received += len(response.received_messages)
+            if len(gathered) >= BATCH or received >= count:
+                columns(gathered)
+                gathered = []
+            if received >= count:
+                break
+        call.cancel()
+        requests.put(None)
+
+
+def bare_pull(address: str, count: int, *subscriptions: str) -> None:
+    """Build columns of so many messages by unary Pull, one in flight for each subscription, each answer acked at once.
+
+    The emulator collapses where messages stay unacked, and where a subscription has two callers.
+    """
+    import grpc
+    from google.protobuf.empty_pb2 import Empty
+    from google.pubsub_v1 import types
+
+    pull_request, ack_request = types.PullRequest.pb(), types.AcknowledgeRequest.pb()
+    with grpc.insecure_channel(address, _UNLIMITED) as channel:
+        pull = channel.unary_unary(
+            f"{_SUBSCRIBER}Pull", pull_request.SerializeToString, types.PullResponse.pb().FromString
+        )
+        acknowledge = channel.unary_unary(f"{_SUBSCRIBER}Acknowledge", ack_request.SerializeToString, Empty.FromString)
+        flying = deque(
+            (name, pull.future(pull_request(subscription=name, max_messages=BATCH))) for name in subscriptions
+        )
+        received, gathered, acks = 0, list[Any](), deque[Any]()
+        while received < count:
+            name, future = flying.popleft()
+            messages = future.result().received_messages
+            if messages:
+                ids = [each.ack_id for each in messages]
+                acks.append(acknowledge.future(ack_request(subscription=name, ack_ids=ids)))
+            flying.append((name, pull.future(pull_request(subscription=name, max_messages=BATCH))))
+            gathered += messages
+            received += len(messages)
+            if len(gathered) >= BATCH or received >= count:
+                columns(gathered)
+                gathered = []
+            while acks and acks[0].done():
+                acks.popleft().result()
+        for future in acks:
+            future.result()
+        for _, future in flying:
+            future.cancel()
+
+
+def columns(received: Sequence[Any]) -> pa.RecordBatch:
+    """Return the columns of received messages: one comprehension for each."""
+    messages = [each.message for each in received]
+    attributes = [each.attributes for each in messages]
+    offsets = [0]
+    for each in attributes:
+        offsets.append(offsets[-1] + len(each))
+    pairs = list(chain.from_iterable(each.items() for each in attributes)) if offsets[-1] else []
+    times = [each.publish_time for each in messages]
+    arrays = [
+        pa.array([each.message_id for each in messages], pa.string()),
+        pa.array([each.seconds * 1_000_000 + each.nanos // 1_000 for each in times], pa.int64()).cast(
+            COLUMNS.field("publish_time").type
+        ),
+        pa.array([each.ordering_key for each in messages], pa.string()),
+        pa.MapArray.from_arrays(
+            pa.array(offsets, pa.int32()),
+            pa.array([key for key, _ in pairs], pa.string()),
+            pa.array([value for _, value in pairs], pa.string()),
+        ),
+        pa.array([each.delivery_attempt or None for each in received], pa.int32()),
+        pa.array([each.data for each in messages], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=COLUMNS)
+
+
+PEERS: Mapping[str, Callable[..., None]] = {"subscribe": subscribe, "stream": bare_stream, "pull": bare_pull}
+
+
+def run_peer(peer: str, address: str, count: int, *subscriptions: str) -> dict[str, float]:
+    """Run a peer in a process of its own, and return its seconds, and those of its processor."""
+    command = [sys.executable, "-m", "scripts.bench.pubsub", peer, address, str(count), *subscriptions]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT, check=True).stdout
+    figures: dict[str, float] = json.loads(output)
+    return figures
+
+
+@contextmanager
+def fake(*arguments: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Run the fake server of the tests; yields host:port, and what calls its controls."""
+    import grpc
+
+    command = [sys.executable, "-m", "tests.kit.pubsub.fake", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_unary(_CONTROL)
+            yield (
+                address,
+                lambda verb, *positional, **named: json.loads(call(json.dumps([verb, positional, named]).encode())),
+            )
+        process.kill()
+
+
+def main() -> None:
+    """Be a peer, or measure all beside the fake."""
+    if len(sys.argv) > 1:
+        peer, address, number, *subscriptions = sys.argv[1:]
+        PEERS[peer](address, 1, *subscriptions)  # what is imported and connected isn't measured
+        began, processor = time.perf_counter(), time.process_time()
+        PEERS[peer](address, int(number), *subscriptions)
+        print(json.dumps({"seconds": time.perf_counter() - began, "processor": time.process_time() - processor}))
+        return
+    with fake() as (address, control):
+        for (each, size, attributes), (peer, count) in product(_SHAPES, _COUNTS.items()):
+            subscription = f"projects/bench/subscriptions/{peer}-{each}-{size}-{attributes}"
+            control("load", subscription, 3 * count, size=size, attributes=attributes, each=each)
+            figures = run_peer(peer, address, count, subscription)
+            shape = f"{each:5,} a response, {size:5,} B, {attributes} attributes"
+            rate, processor = count / figures["seconds"], figures["processor"] / count * 1e6
+            print(f"{peer:9}  {shape}  {rate:9,.0f}/s  {processor:5.1f} CPU s per million", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import StoreFull
-from penstock.ledger import attempts, datasets, parts, runs, writes
+from penstock.ledger import attempts, datasets, parts, runs, tables, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
@@ -311,6 +311,15 @@ class Ledger:
         """Drop the rows of retired parts, once their bytes are gone."""
         if freed:
             self.change(partial(parts.forget, freed=freed))
+
+    def unused_schemas(self, most: int) -> list[int]:
+        """Return some of the schemas that nothing refers to."""
+        with self.reading() as reader:
+            return tables.unused_schemas(reader, most)
+
+    def forget_schemas(self, unused: Sequence[int]) -> None:
+        """Drop schemas, without those that something refers to by now."""
+        self.change(partial(tables.forget_schemas, unused=unused))
 
     # --- the store ----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from penstock.ledger.ledger import Ledger
 from penstock.store.payloads import SplitPayloadStore
 
 log = logging.getLogger("penstock")
-_BATCH = 1_000  # parts forgotten in one transaction
+_BATCH = 1_000  # parts or schemas forgotten in one transaction
 _PAUSE = 0.2
 """Seconds between two sweeps: one follows every put, and there may be 1,000 a second."""
 TEND_EVERY = 60.0
@@ -39,6 +39,17 @@ def free(ledger: Ledger, store: SplitPayloadStore) -> int:
         steps.passed("sweep.deleted")
         ledger.forget(some)  # 2.
     return len(names)
+
+
+def drop_schemas(ledger: Ledger) -> None:
+    """Drop schemas that nothing refers to any more, of up to 4 MiB each.
+
+    1. Find them, without holding up changes. 2. Drop those that no change since 1. refers to again.
+    """
+    unused = ledger.unused_schemas(_BATCH)  # 1.
+    steps.passed("sweep.schemas")
+    if unused:
+        ledger.forget_schemas(unused)  # 2.
 
 
 def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
@@ -109,4 +120,5 @@ class Sweeper:
             dropped = self._store.drop_set_aside()
             if dropped:
                 log.info("deleted %d orphans", dropped)
+            drop_schemas(self._ledger)
             self._tend(self._stop.is_set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,10 @@ ALTER TABLE datasets DROP COLUMN ticketed;
     4: """
 ALTER TABLE parts ADD COLUMN missed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE schemas ADD COLUMN crc INTEGER;
+CREATE INDEX writes_by_schema ON writes(schema) WHERE schema IS NOT NULL;
+CREATE INDEX attempts_by_schema ON attempts(schema);
+CREATE INDEX parts_by_schema ON parts(schema);
+CREATE INDEX datasets_by_schema ON datasets(schema);
 """,
 }
 """`writes.brief`: remembered for an hour only. `ticketed`: until when read tickets may name the bytes at a path.
@@ -99,6 +104,31 @@ class Transaction(View):
             row = self.rows("INSERT INTO schemas(ipc, crc) VALUES (?, ?) RETURNING id", ipc, crc32c(ipc))[0]
         self._schema_ids[schema] = int(row["id"])
         return self._schema_ids[schema]
+
+
+def unused_schemas(reader: Reader, most: int) -> list[int]:
+    """Return the ids of schemas that no row refers to, `most` of them at most."""
+    # The index, which SQLite would prefer as the smaller tree, has the schemas' bytes before their ids
+    query = f"SELECT id FROM schemas NOT INDEXED WHERE {_is_unused(reader)} LIMIT ?"  # noqa: S608  # our own names
+    return [row["id"] for row in reader.rows(query, most)]
+
+
+def forget_schemas(t: Transaction, unused: Sequence[int]) -> None:
+    """Drop schemas, without those that some row refers to by now."""
+    statement = f"DELETE FROM schemas WHERE id = ? AND {_is_unused(t)}"  # noqa: S608  # our own names
+    t.sql.executemany(statement, [(number,) for number in unused])
+
+
+def _is_unused(reader: Reader) -> str:
+    """Return the condition that no row refers to a row of `schemas`, whichever tables there are."""
+    references = reader.rows(
+        'SELECT name, "from" AS "column" FROM sqlite_schema JOIN pragma_foreign_key_list(name)'
+        " WHERE type = 'table' AND \"table\" = 'schemas'"
+    )
+    return " AND ".join(
+        f"NOT EXISTS (SELECT 1 FROM {row['name']} WHERE {row['column']} = schemas.id)"  # noqa: S608  # our own names
+        for row in references
+    )
 
 
 def to_schema(ipc: bytes) -> pa.Schema:

@@ -8,13 +8,16 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock import steps
 from penstock.errors import Lost, Unavailable
 from penstock.ledger.attempts import Attempt
-from penstock.ledger.ledger import IDLE
-from penstock.ledger.sweep import Sweeper, recover
+from penstock.ledger.ledger import IDLE, REMEMBERED
+from penstock.ledger.sweep import Sweeper, drop_schemas, free, recover
+from penstock.ledger.tables import to_schema
+from penstock.queue.topics.topics import Topics
 from penstock.store.disk import DiskMedium
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
@@ -22,6 +25,12 @@ from tests.kit.rows import numbers
 from tests.kit.topics import Reach
 
 PATH = "store/a"
+
+
+def named_schemas(folder: DataFolder) -> list[str]:
+    """Return the first column of each schema that the ledger has."""
+    rows = folder.ledger.database.rows("SELECT ipc FROM schemas")
+    return sorted(to_schema(row["ipc"]).names[0] for row in rows)
 
 
 class DataFolder(Reach):
@@ -170,6 +179,49 @@ def test_a_failed_delete_raises_unavailable(folder: DataFolder, monkeypatch: pyt
         with pytest.raises(Unavailable, match="deleting part"):
             folder.free()
     assert folder.free() == 1
+
+
+def test_a_schema_goes_with_the_last_row_that_names_it(folder: DataFolder, clock: Clock) -> None:
+    """Datasets, topics, open writes and attempts name schemas, and parts for as long as tickets hold them."""
+    schemas = [pa.schema([(f"x{number}", pa.int64())]) for number in range(5)]
+    Topics(folder.ledger).create("topic/x", schemas[0])
+    open_write = folder.ledger.open_write("store/open", schema=schemas[1])
+    for number in (2, 3):
+        write = folder.ledger.open_write(f"store/{number}", schema=schemas[number])
+        folder.ledger.finish(write.id, [])
+    aborted = folder.ledger.open_write("store/aborted", schema=schemas[4])
+    folder.ledger.abort(aborted.id)
+    folder.write(1)
+    drop_schemas(folder.ledger)
+    kept = numbers(0).schema
+    assert named_schemas(folder) == sorted([kept.names[0], "x0", "x1", "x2", "x3", "x4"])
+
+    folder.ledger.delete("store/3")
+    folder.ledger.hold(PATH, clock.now() + 2 * REMEMBERED)
+    folder.ledger.delete(PATH)
+    clock.advance(REMEMBERED - IDLE + 2)
+    folder.ledger.touch(open_write.id)
+    clock.advance(IDLE - 1)
+    folder.ledger.expire()
+    drop_schemas(folder.ledger)
+    assert named_schemas(folder) == sorted([kept.names[0], "x0", "x1", "x2"])
+    clock.advance(2 * REMEMBERED)
+    free(folder.ledger, folder.store)
+    drop_schemas(folder.ledger)
+    assert named_schemas(folder) == ["x0", "x1", "x2"]
+
+
+def test_a_schema_that_is_named_again_meanwhile_stays(folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write is opened with it, after it was found unused."""
+    schema = pa.schema([("x", pa.int64())])
+    folder.ledger.change(lambda t: t.schema_id(schema))
+    assert folder.ledger.unused_schemas(10)
+    writes = []
+    monkeypatch.setattr(steps, "passed", lambda step: writes.append(folder.ledger.open_write(PATH, schema=schema).id))
+    drop_schemas(folder.ledger)
+    assert [folder.ledger.write(write).schema for write in writes] == [schema]
+    monkeypatch.undo()
+    folder.ledger.abort(writes[0])
 
 
 def test_many_parts_are_forgotten_in_several_transactions(folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:

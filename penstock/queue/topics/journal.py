@@ -65,6 +65,7 @@ CREATE TABLE lives(
 ) WITHOUT ROWID;
 CREATE INDEX lives_by_number ON lives(journal, shard, number);
 CREATE INDEX lives_by_life ON lives(life, number);
+CREATE INDEX topics_by_schema ON topics(schema);
 INSERT INTO lives(journal, shard, life, number, first)
     SELECT journal, shard, lower(hex(randomblob(8))), 0, 0 FROM topics JOIN shards ON shards.path = topics.path;
 """,

@@ -107,7 +107,10 @@ class Connection:
                 if time.monotonic() + wait > give_up:
                     if late:
                         raise
-                    url, cure = self.settings.url, "Is the server running? (penstock serve; penstock doctor)"
+                    url = self.settings.url
+                    cure = "Is the server running? (penstock serve; penstock doctor)"
+                    if url.startswith("grpc+tls:") and self.settings.cert is None:
+                        cure += " Does it ask for a client's certificate? (PENSTOCK_CERT and PENSTOCK_KEY)"
                     unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
                     text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
                     raise type(error)(text, request=error.request) from error

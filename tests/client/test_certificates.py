@@ -33,7 +33,7 @@ def test_a_certificate_is_an_argument_or_a_variable(
         assert client.get("store/a").read_all().equals(ROWS)
     monkeypatch.delenv("PENSTOCK_CERT")
     monkeypatch.delenv("PENSTOCK_KEY")
-    with connect(mutual, retry_for=0) as client, pytest.raises(Unavailable):
+    with connect(mutual, retry_for=0) as client, pytest.raises(Unavailable, match="PENSTOCK_CERT and PENSTOCK_KEY"):
         client.list()
 
 

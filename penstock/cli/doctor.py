@@ -26,6 +26,7 @@ from penstock.errors import Denied, PenstockError
 from penstock.text import format_size
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+_DISTRIBUTION = "penstock-flight"
 _FREE_DISK = 1 << 30
 _DEFAULT_URL = "grpc://127.0.0.1:8815"
 _JAVA = 17  # the oldest that Spark 4 runs on
@@ -61,19 +62,25 @@ def _packages() -> Iterator[Finding]:
     yield Finding("ok", "Python", platform.python_version())  # pip refuses one that is too old
     yield Finding("ok", "penstock", f"{penstock.__version__}, pyarrow {_version('pyarrow')}")
     extras: dict[str, list[str]] = {}
-    (distribution,) = importlib.metadata.packages_distributions()["penstock"]
-    for requirement in importlib.metadata.requires(distribution) or []:
+    for requirement in _requirements():
         match = re.match(r"([\w.-]+)(\[.*?\])?.*;.*\bextra == ['\"](\w+)['\"]", requirement)
-        if match and match[1] != distribution and match[3] != "dev":
+        if match and match[1] != _DISTRIBUTION and match[3] != "dev":
             extras.setdefault(match[3], []).append(match[1])
     for extra, packages in sorted(extras.items()):
         missing = [name for name in packages if _version(name) is None]
         if missing:
             yield Finding(
-                "note", f"extra {extra}", f"lacks {', '.join(missing)}: pip install 'penstock-flight[{extra}]'"
+                "note", f"extra {extra}", f"lacks {', '.join(missing)}: pip install '{_DISTRIBUTION}[{extra}]'"
             )
         else:
             yield Finding("ok", f"extra {extra}", ", ".join(f"{name} {_version(name)}" for name in packages))
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires(_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:  # not installed: a checkout on PYTHONPATH
+        return []
 
 
 def _version(package: str) -> str | None:

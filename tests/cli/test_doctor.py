@@ -56,6 +56,18 @@ def test_doctor_finds_all_in_order(
     assert re.match(r"ok +Python +3\.\d+\.\d+\n", here("doctor").text)
 
 
+def test_another_distribution_of_that_name_stops_no_doctor(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index has another penstock, and a build leaves an egg-info beside an editable install."""
+    info = tmp_path / "penstock-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text("penstock\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check()[1]["extra cli"][0] == "ok"
+
+
 def test_doctor_says_how_to_start_a_server(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     code, checks = check("--url", NOWHERE)
     assert (code, checks["server"][0]) == (app.FAILED, "problem")

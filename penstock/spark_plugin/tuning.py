@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -34,11 +34,14 @@ class _TunedConfs:
     keys: set[str] = field(default_factory=set)
     """The confs that are set here: those that the user hasn't set."""
     writes: int = 0
+    is_refused: bool = False
+    """Whether confs can't be set in this session, which was said."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """A session's own: one whose Connect server is gone takes ten minutes for each call."""
 
 
-_lock = threading.Lock()  # _sessions, _refused
+_lock = threading.Lock()  # _sessions
 _sessions: WeakKeyDictionary[SparkSession, _TunedConfs] = WeakKeyDictionary()
-_refused: WeakSet[SparkSession] = WeakSet()
 
 
 @contextmanager
@@ -50,19 +53,17 @@ def tuned(spark: SparkSession, schema: pa.Schema | None) -> Iterator[None]:
     """
     with _lock:
         confs = _sessions.setdefault(spark, _TunedConfs())
+    with confs.lock:
         confs.writes += 1
     try:
-        with _lock:
+        with confs.lock:
             _tune(spark, confs, schema)
         yield
     finally:
-        with _lock:
+        with confs.lock:
             confs.writes -= 1
             if confs.writes == 0:
-                del _sessions[spark]
-                for key in confs.keys:
-                    with suppress(Exception):  # the session may have ended; and the write's own error counts
-                        spark.conf.unset(key)
+                _restore(spark, confs)
 
 
 def rows_per_batch(schema: pa.Schema) -> int:
@@ -84,9 +85,17 @@ def _tune(spark: SparkSession, confs: _TunedConfs, schema: pa.Schema | None) -> 
             _lower(spark, confs, _CHECK, _BATCH_BYTES if grows else _OFF)
             _lower(spark, confs, _ROWS, rows)
     except Exception as refused:  # py4j's, Connect's or a gateway's
-        if spark not in _refused:
-            _refused.add(spark)
+        if not confs.is_refused:
+            confs.is_refused = True
             warnings.warn(f"Spark's confs can't be set here, so this writes slower: {str(refused)[:200]}", stacklevel=6)
+
+
+def _restore(spark: SparkSession, confs: _TunedConfs) -> None:
+    """Unset the confs. The session may have ended, which its first call finds; and the write's own error counts."""
+    with suppress(Exception):
+        for key in confs.keys:
+            spark.conf.unset(key)
+    confs.keys.clear()
 
 
 def _lower(spark: SparkSession, confs: _TunedConfs, key: str, value: int) -> None:

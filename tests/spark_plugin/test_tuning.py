@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -92,6 +93,27 @@ def test_a_session_that_has_ended_hides_no_error_of_the_write() -> None:
     with pytest.raises(ValueError, match="of the user"), tuned(spark, NUMBERS):
         spark.refuses = True
         raise ValueError("of the user")
+
+
+def test_a_session_that_is_gone_holds_up_no_other() -> None:
+    """Spark Connect's client tries each call for ten minutes: the session is asked once."""
+    spark: Any = Confs()
+    asked, answered = Event(), Event()
+    in_time: list[bool] = []
+
+    def unset(_: str) -> None:
+        asked.set()
+        in_time.append(answered.wait(10))
+        raise RuntimeError("no such server")
+
+    spark.unset = unset
+    gone = Thread(target=write, args=(spark,), daemon=True)
+    gone.start()
+    assert asked.wait(10)
+    write(Confs())
+    answered.set()
+    gone.join(30)
+    assert in_time == [True]
 
 
 def test_two_writes_at_once_leave_the_confs_as_they_were() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 from pathlib import Path
 
+from tests.kit.processes import kill, parent_process, python_workers, session_processes
 from tests.kit.spark import start_driver_process
 from tests.kit.wait import eventually
 
@@ -36,20 +35,19 @@ class Driver:
 
     def pids(self, word: str) -> list[int]:
         """Return the running driver's processes whose command line has this word."""
-        return [pid for pid, line in _session(self._sessions[-1].pid).items() if word in line]
+        return [pid for pid, line in session_processes(self._sessions[-1].pid).items() if word in line]
 
     def executors(self) -> list[int]:
         return self.pids("CoarseGrainedExecutorBackend")
 
     def workers(self) -> list[int]:
         """Return the Python workers of tasks, without the daemons that fork them."""
-        pids = self.pids("pyspark.daemon pyspark.worker")
-        return [pid for pid in pids if _parent(pid) in pids]
+        return python_workers(self._sessions[-1].pid)
 
     def sources(self) -> list[int]:
         """Return the Python processes in which the source plans."""
         pids = self.pids("python_streaming_source_runner")
-        return [pid for pid in pids if _parent(pid) in pids] or pids
+        return [pid for pid in pids if parent_process(pid) in pids] or pids
 
     def kill(self) -> None:
         """kill -9 for the driver and its JVM; its executors, in the middle of their tasks, end by themselves."""
@@ -71,35 +69,9 @@ class Driver:
     def close(self) -> None:
         """Kill all its processes."""
         for process in self._sessions:
-            for pid in _session(process.pid):
+            for pid in session_processes(process.pid):
                 kill(pid)
             process.wait(30)
-        eventually(lambda: not any(_session(each.pid) for each in self._sessions), what="Spark's processes are gone")
-
-
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process, if it is still there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _session(leader: int) -> dict[int, str]:
-    """Return the living processes of a session, each with its command line."""
-    lines = {}
-    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-        with contextlib.suppress(OSError, IndexError):
-            state, _, _, session = _stat(pid)
-            if session == str(leader) and state != "Z":
-                lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return lines
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(_stat(pid)[1])
-    return 0
-
-
-def _stat(pid: int) -> list[str]:
-    """Return state, parent, group and session of a process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        eventually(
+            lambda: not any(session_processes(each.pid) for each in self._sessions), what="Spark's processes are gone"
+        )

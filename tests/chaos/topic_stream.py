@@ -24,7 +24,8 @@ from tests.chaos.faults import live_part_damaged, orphans_damaged, server_killed
 from tests.chaos.oracle import SCHEMA, Law, Outcome, Row, SentRows, Usage
 from tests.chaos.rig import FAILED, Rig
 from tests.chaos.schedule import Plan
-from tests.chaos.spark_processes import Driver, kill
+from tests.chaos.spark_processes import Driver
+from tests.kit.processes import kill
 from tests.kit.wire import at, call, create_topic, info, new_attempt, put
 
 CLUSTER = "local-cluster[2,1,1024]"

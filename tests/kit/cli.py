@@ -32,6 +32,7 @@ from penstock.client.client import Client
 from penstock.client.put import Writer
 from penstock.flight_server.server import PenstockServer
 from penstock.wire.put import PutCommand
+from tests.kit.processes import kill
 from tests.kit.wait import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -278,12 +279,6 @@ def serving(log: Path, *arguments: str, **variables: str) -> Iterator[Served]:
         yield Served(process, str(address()), log)
     finally:
         Served(process, "", log).end()
-
-
-def kill(process: int) -> None:
-    """Kill a process, unless it has ended."""
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
 
 
 def on_a_terminal(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:

@@ -78,10 +78,18 @@ class FaultyGet(FaultyTask):
     def __call__(self, batches: Batches) -> Batches:
         partition = _partition()
         self.fault("begun", partition)
-        for number, batch in enumerate(self.task(batches)):
+        yielded, is_half = 0, False
+        for batch in self.task(batches):
             yield batch
-            if number == 0:
+            yielded += batch.nbytes
+            if yielded > self.half and not is_half:
+                is_half = True
                 self.fault("half", partition)
+
+
+def same(batches: Batches) -> Batches:
+    """Yield the batches as they come."""
+    yield from batches
 
 
 def _partition() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +12,8 @@ import pytest
 
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
-from tests.kit.spark import CONFS, needs_spark
+from tests.kit.connect import needs_connect
+from tests.kit.spark import CONFS
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -67,15 +67,7 @@ spark.stop()
 def test_a_connect_session_writes_and_reads(
     bare_python: Path, server: PenstockServer, client: Client, tmp_path: Path
 ) -> None:
-    needs_spark()
-    import pyspark
-
-    version = tuple(map(int, pyspark.__version__.split(".")[:2]))
-    if version < (4, 0):
-        pytest.skip("pip's Spark has a Connect server from 4.0 on")
-    for name in ("grpc", "grpc_status", "pandas", *(["zstandard"] if version > (4, 0) else [])):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"Spark Connect's client needs {name}: pip install -e '.[dev]'")
+    needs_connect()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK", "PYTHONPATH"))}
     environment |= {"PYSPARK_PYTHON": str(bare_python), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": ""}
     script = tmp_path / "script.py"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -231,29 +231,43 @@ def test_a_frame_without_rows_keeps_its_schema(spark: SparkSession, full: DataFr
 
 
 @st.composite
-def _tables(draw: st.DrawFn) -> tuple[Any, list[Any], str]:
+def _tables(draw: st.DrawFn, depth: int) -> tuple[Any, list[Any]]:
     from tests.kit import spark_types
 
-    struct = draw(spark_types.structs(spark_types.types(time=False), most=25).filter(lambda struct: len(struct) > 5))
-    return struct, draw(spark_types.rows(struct, least=1, most=6)), draw(st.sampled_from(ZONES))
+    struct = draw(spark_types.structs(spark_types.types(depth, time=False), most=25).filter(lambda one: len(one) > 5))
+    return struct, draw(spark_types.rows(struct, least=1, most=6))
 
 
-def test_any_schema_and_any_rows_come_back_as_they_were(spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("count", "depth"), [(5, 3), pytest.param(200, 5, marks=[pytest.mark.soak, pytest.mark.timeout(7_200)])]
+)
+def test_any_schema_and_any_rows_come_back_as_they_were(spark: SparkSession, count: int, depth: int) -> None:
+    """So many schemas, rows in up to three partitions, by penstock.write and penstock.read."""
+    schemas: set[str] = set()
 
     # One example is a job or two of Spark's, of many columns; to make a failing one small would take minutes
-    @settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-    @given(_tables())
-    def holds(drawn: tuple[Any, list[Any], str]) -> None:
-        struct, rows, zone = drawn
-        with conf(spark, zone=zone, whole="false", code="NO_CODEGEN"):
+    @settings(
+        max_examples=3 * count,  # of 200 examples some 60 repeat a schema, with other rows
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    )
+    @given(_tables(depth), st.sampled_from(ZONES), st.sampled_from(["true", "false"]), st.integers(1, 3))
+    def holds(drawn: tuple[Any, list[Any]], zone: str, large: str, partitions: int) -> None:
+        if len(schemas) == count:
+            return
+        struct, rows = drawn
+        with conf(spark, zone=zone, large=large, whole="false", code="NO_CODEGEN"):
             # mapInArrow looks its columns up by name, and takes the dot of one for a field's
             names = [name.replace(".", "_") for name in struct.names]
-            frame = spark.createDataFrame(rows, struct, verifySchema=False).coalesce(1).toDF(*names)
-            again = back(spark, out(frame))
+            frame = spark.createDataFrame(rows, struct, verifySchema=False).repartition(partitions).toDF(*names)
+            schemas.add(frame.schema.json())
+            penstock.write(frame, "store/t", mode="overwrite", progress=False)
+            again = penstock.read(spark, "store/t")
             assert again.schema == frame.schema
-            assert seen(again) == seen(frame)
+            assert sorted(map(repr, seen(again))) == sorted(map(repr, seen(frame)))
 
     holds()
+    assert len(schemas) == count
 
 
 # --- what others store, and what is refused ------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from tests.kit.spark import CONFS, row_frame
-from tests.kit.spark_faults import Batches, FaultyGet, FaultyPut, FaultyTask, Marks, Once, kill_executor, widen
+from tests.kit.spark_faults import Batches, FaultyGet, FaultyPut, FaultyTask, Marks, Once, kill_executor, same, widen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -140,10 +140,6 @@ def random_key_then_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]
         "rows": put.finish(receipts).rows,
         "happened": [marks.seen("lost"), _stage_again(spark, "random_key_then_shuffle")],
     }
-
-
-def same(batches: Batches) -> Batches:
-    yield from batches
 
 
 def streamed_speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:

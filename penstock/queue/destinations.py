@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from penstock.ledger import datasets, tables
 from penstock.ledger.writes import Destination
+from penstock.queue.pubsub import registry
 from penstock.queue.topics import journal, producers
 from penstock.store import payloads
 from penstock.store.database import Tables
 
 DESTINATIONS: Mapping[str, Destination] = {"store": datasets, "topic": journal}
-TABLES: tuple[Tables, ...] = (tables.TABLES, journal.TABLES, producers.TABLES, payloads.TABLES)
+TABLES: tuple[Tables, ...] = (tables.TABLES, journal.TABLES, producers.TABLES, registry.TABLES, payloads.TABLES)

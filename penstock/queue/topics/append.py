@@ -66,6 +66,8 @@ class Append:
     """No two appends of a group have one of these in common: the later one is judged once the other is settled."""
     spread: int = 0
     """In a journal without a key this number, modulo its shards, is the shard of all the rows."""
+    unkeyed: str | None = None
+    """In one with a key: the value that says that a row has none. Such rows go where `spread` says."""
 
     def judge(self, database: Reader) -> bool:
         """Return whether this is to be committed; False if it has been answered. May replace the batches."""
@@ -302,7 +304,7 @@ def _by_part(
     pieces = []
     for append in appends:
         journal.check_schema(append.path, append.schema)
-        by_shard, shard_of_row = keys.split(append.batches, layouts[append.path], append.spread)
+        by_shard, shard_of_row = keys.split(append.batches, layouts[append.path], append.spread, append.unkeyed)
         parts = {}
         for shard, batches in by_shard.items():
             key = (append.path, shard, append.schema)

@@ -56,12 +56,14 @@ class Consumers:
         topics: Topics,
         passed: Callable[[str, int], None] = lambda path, rows: None,
         *,
+        changed: Callable[[Transaction, str], None] = lambda t, path: None,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`passed` is told how many rows of a topic were removed before a consumer had read them; `steady` is a clock
-        that never jumps.
+        """`passed` is told how many rows of a topic were removed before a consumer had read them; `changed` is called
+        in each transaction that has changed the consumers of a path; `steady` is a clock that never jumps.
         """
         self._ledger, self._topics, self._passed, self._steady = ledger, topics, passed, steady
+        self._changed = changed
         self._expired_at: tuple[float, float] | None = None
         """When consumers were expired last: by the wall clock, and by the one that never jumps."""
 
@@ -97,6 +99,7 @@ class Consumers:
                     "consumers", id=consumer, path=topic.path, journal=topic.journal, session=session,
                     initial=_text(initial), position=_text(begin), registered=t.now, seen=t.now, state="live",
                 )  # fmt: skip
+                self._changed(t, topic.path)
                 return Position(begin)
             committed = _position(row["position"])
             _check_checkpoint_is_current(topic, known or {}, committed)
@@ -104,6 +107,7 @@ class Consumers:
             t.execute(
                 "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", session, t.now, consumer
             )
+            self._changed(t, topic.path)
             return committed
 
         return self._ledger.change(attach)
@@ -122,6 +126,7 @@ class Consumers:
                 "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE id = ?",
                 _text(after), t.now, consumer,
             )  # fmt: skip
+            self._changed(t, topic.path)
             return before, Position(after)
 
         before, after = self._ledger.change(commit)
@@ -156,6 +161,7 @@ class Consumers:
         def detach(t: Transaction) -> None:
             _row_of_session(t, topic, consumer, session)
             t.execute("UPDATE consumers SET state = 'detached', seen = ? WHERE id = ?", t.now, consumer)
+            self._changed(t, topic.path)
 
         self._ledger.change(detach)
 
@@ -189,6 +195,8 @@ class Consumers:
                 t.now - UNSEEN,
             )
             t.execute("DELETE FROM consumers WHERE state <> 'live' AND seen < ?", t.now - 2 * UNSEEN)
+            for path in {row["path"] for row in expired}:
+                self._changed(t, path)
             return expired
 
         expired = self._ledger.change(expire)

@@ -69,8 +69,10 @@ CREATE INDEX topics_by_schema ON topics(schema);
 INSERT INTO lives(journal, shard, life, number, first)
     SELECT journal, shard, lower(hex(randomblob(8))), 0, 0 FROM topics JOIN shards ON shards.path = topics.path;
 """,
+    5: "ALTER TABLE topics ADD COLUMN held TEXT;",
 }
-"""`lives`: the offset at which each life of the server, numbered in their order, has begun to append to a shard."""
+"""`lives`: the offset at which each life of the server, numbered in their order, has begun to append to a shard.
+`topics.held`: a position from which on retention takes no rows, whoever has read them; NULL without one."""
 KEEP = 24 * 3600.0
 """Seconds for which rows stay at least, consumed or not, unless the topic says otherwise."""
 ADDED = pa.schema(
@@ -81,6 +83,7 @@ ADDED = pa.schema(
     ]
 )
 """The columns that the server adds to a topic's own for readers that name them: each row's offset, and its time."""
+_MADE_BY = {"topic": "the first put", "subscription": "penstock call subscription.attach"}
 _PAGE = 256
 """Parts that are read at a time where a shard may have 10,000."""
 
@@ -107,7 +110,8 @@ def by_path(reader: Reader, path: str) -> Topic:
     """Return the topic at a path."""
     topic = find(reader, path)
     if topic is None:
-        raise NotFound(f"no topic at {path}: penstock ls topic/ lists the topics; the first put makes one")
+        kind = path.partition("/")[0]
+        raise NotFound(f"no {kind} at {path}: penstock ls {kind}/ lists what there is; {_MADE_BY[kind]} makes one")
     return topic
 
 
@@ -257,13 +261,27 @@ def keep(t: Transaction, path: str, *, keep_seconds: float | None, keep_bytes: i
     )  # fmt: skip
 
 
+def hold(t: Transaction, path: str, position: Mapping[int, int]) -> None:
+    """Keep the rows from a position on, whatever retention says and whoever has read them."""
+    t.execute("UPDATE topics SET held = ? WHERE path = ?", json.dumps(dict(position)), path)
+
+
+def held(reader: Reader, path: str) -> dict[int, int]:
+    """Return the position from which on retention takes no rows; empty without one."""
+    row = reader.row("SELECT held FROM topics WHERE path = ?", path)
+    return (
+        {} if row is None or row["held"] is None else {int(shard): at for shard, at in json.loads(row["held"]).items()}
+    )
+
+
 def check_path(t: Transaction, path: str) -> None:
-    """Reject a new topic above or below another."""
-    for key in paths.parse(path).parents:
-        if schema_at(t, f"topic/{key}") is not None:
-            raise AlreadyExists(f"{path}: topic/{key} is a topic, so nothing can be below it")
+    """Reject a new journal above or below another."""
+    parsed = paths.parse(path)
+    for key in parsed.parents:
+        if schema_at(t, f"{parsed.kind}/{key}") is not None:
+            raise AlreadyExists(f"{path}: {parsed.kind}/{key} is a {parsed.kind}, so nothing can be below it")
     if t.row("SELECT 1 FROM topics WHERE path >= ? AND path < ? LIMIT 1", *paths_below(path)) is not None:
-        raise AlreadyExists(f"{path} is a folder with topics in it, so it can't be a topic itself")
+        raise AlreadyExists(f"{path} is a folder with {parsed.kind}s in it, so it can't be a {parsed.kind} itself")
 
 
 def reserve(t: Transaction, part: str, shard: int, journal: str | None) -> None:
@@ -358,9 +376,9 @@ visible_parts = (
 )
 
 
-def count(reader: Reader) -> int:
-    """Return how many there are."""
-    row = reader.row("SELECT count(*) AS n FROM topics")
+def count(reader: Reader, kind: str = "topic") -> int:
+    """Return how many there are of a kind."""
+    row = reader.row("SELECT count(*) AS n FROM topics WHERE path >= ? AND path < ?", *paths_below(kind))
     return row["n"] if row is not None else 0
 
 

@@ -38,11 +38,11 @@ def sharded(
 
 
 def split(
-    batches: list[pa.RecordBatch], topic: Layout | None, spread: int
+    batches: list[pa.RecordBatch], topic: Layout | None, spread: int, unkeyed: str | None = None
 ) -> tuple[dict[int, list[pa.RecordBatch]], pa.Int32Array | None]:
     """Return the rows by shard, and the shard of each row where there is more than one.
 
-    Without a key all rows go to the shard that `spread` says.
+    Without a key all rows go to the shard that `spread` says; in a topic with one, those whose key is `unkeyed`.
     """
     filled = [batch for batch in batches if batch.num_rows]
     if topic is None or topic.key is None:
@@ -52,6 +52,9 @@ def split(
     shards_of_rows = []
     for batch in filled:
         shard_of_row = _shard_of_row(batch, topic.key, topic.shards)
+        if unkeyed is not None:
+            has_no_key = pc.equal(batch.column(topic.key), unkeyed)
+            shard_of_row = pc.if_else(has_no_key, pa.scalar(spread % topic.shards, pa.int32()), shard_of_row)
         shards_of_rows.append(shard_of_row)
         present = sorted(pc.unique(shard_of_row).to_pylist())
         for shard in present:

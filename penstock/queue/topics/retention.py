@@ -53,7 +53,10 @@ def retain(ledger: Ledger) -> int:
 
 
 def _retain_topic(t: Transaction, path: str) -> list[PlacedPart]:
-    return remove_expired(t, path, floors(t, path))
+    floor = journal.held(t, path)
+    for shard, offset in floors(t, path).items():
+        floor[shard] = min(offset, floor.get(shard, offset))
+    return remove_expired(t, path, floor)
 
 
 def remove_expired(t: Transaction, path: str, floors: Mapping[int, int]) -> list[PlacedPart]:

@@ -1,0 +1,123 @@
+"""What a subscription remembers of offsets: who brought them, whose acks were sent, and how long ago that was."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.queue.pubsub.index import Integers, place_of
+
+_MARK_SECONDS = 60.0
+_MARKS_OF_IDS = 16
+"""A mark is set after so much connected time, and so often within the window's ids."""
+
+
+class Deliveries:
+    """Which stream brought the rows of a shard first: the one of the last beginning at or below an offset."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._streams: list[int] = []
+
+    def note(self, first: int, stream: int) -> None:
+        """Note that a stream has brought the rows from an offset on."""
+        if not self._streams or self._streams[-1] != stream:
+            self._firsts.append(first)
+            self._streams.append(stream)
+
+    def at(self, offset: int) -> int:
+        """Return the number of the stream that brought a row; 0 for one from before the server's start."""
+        at = bisect_right(self._firsts, offset)
+        return self._streams[at - 1] if at else 0
+
+    def drop_below(self, offset: int) -> None:
+        """Forget who brought the rows below an offset."""
+        at = max(0, bisect_right(self._firsts, offset) - 1)
+        del self._firsts[:at], self._streams[:at]
+
+
+class Ranges:
+    """Ranges of offsets by shard; those that touch are one."""
+
+    def __init__(self, ranges: list[tuple[int, int, int]]) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        self.rows = 0
+        """All rows that were ever added, so that a window may count them."""
+        for shard, first, end in ranges:
+            self.add(shard, first, end)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        for shard, ranges in self._ranges.items():
+            for first, end in ranges:
+                yield shard, first, end
+
+    def add(self, shard: int, first: int, end: int) -> None:
+        """Add a range."""
+        ranges = self._ranges.setdefault(shard, [])
+        low = bisect_right(ranges, (first, -1))
+        if low and ranges[low - 1][1] >= first:
+            low -= 1
+        high = low
+        while high < len(ranges) and ranges[high][0] <= end:
+            high += 1
+        touched = ranges[low:high]
+        before = sum(to - since for since, to in touched)
+        merged = (min(first, touched[0][0]), max(end, touched[-1][1])) if touched else (first, end)
+        ranges[low:high] = [merged]
+        self.rows += merged[1] - merged[0] - before
+
+    def drop_below(self, shard: int, offset: int) -> None:
+        """Forget the ranges that end at or below an offset."""
+        self._ranges[shard] = [each for each in self._ranges.get(shard, []) if each[1] > offset]
+
+    def bounds(self) -> Integers:
+        """Return where ranges begin and end, in order: a place is in one where the bounds up to it are odd."""
+        ordered = sorted(self)
+        return np.array([place_of(shard, at) for shard, first, end in ordered for at in (first, end)], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was acked and released at some time."""
+
+    connected: float
+    """The seconds for which a puller had been connected."""
+    acked_rows: int
+    acked: Integers
+    """`Ranges.bounds`."""
+    released: Mapping[int, int]
+
+
+class Window:
+    """How long ago something was acked or released: counted in seconds with a puller, and in acked ids."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._marks: deque[Mark] = deque()
+        self._connected = 0.0
+        self._last: float | None = None
+
+    def passed(
+        self, now: float, acked: Ranges, released: Mapping[int, int], *, is_connected: bool, ids: int
+    ) -> Mark | None:
+        """Let time pass; return the latest mark that the window has passed, None where none has since the last one.
+
+        `now` is a clock that never jumps; the window has so many `ids`.
+        """
+        if is_connected and self._last is not None:
+            self._connected += max(0.0, now - self._last)
+        self._last = now
+        last = self._marks[-1] if self._marks else None
+        is_due = last is None or self._connected - last.connected >= min(_MARK_SECONDS, self._seconds / 4)
+        if is_due or (last is not None and acked.rows - last.acked_rows >= max(1, ids // _MARKS_OF_IDS)):
+            self._marks.append(Mark(self._connected, acked.rows, acked.bounds(), released))
+        passed = None
+        while self._marks and (
+            self._connected - self._marks[0].connected >= self._seconds or acked.rows - self._marks[0].acked_rows >= ids
+        ):
+            passed = self._marks.popleft()
+        return passed

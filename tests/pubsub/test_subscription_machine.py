@@ -48,6 +48,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.journal: dict[Place, Key] = {}
         """Every row that ever was."""
         self.consumers: dict[str, dict[int, int]] = {}
+        self.detached: dict[str, dict[int, int]] = {}
         self.released: dict[int, int] = dict.fromkeys(range(4), 0)
         self.sent: list[tuple[Puller, int]] = []
         """Batches without an answer."""
@@ -170,7 +171,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         begin = {shard: first[shard] + int((end - first[shard]) * share) for shard, end in ends.items()}
         if consumer not in self.consumers:
             self.owned.consume(consumer, begin)
-            self.consumers[consumer] = begin
+            self.consumers[consumer] = self.detached.pop(consumer, begin)
         self.release()
 
     @precondition(lambda self: self.consumers)
@@ -192,7 +193,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def detaches(self, at: int) -> None:
         consumer = sorted(self.consumers)[at % len(self.consumers)]
         self.owned.detach(consumer)
-        del self.consumers[consumer]
+        self.detached[consumer] = self.consumers.pop(consumer)
         self.release()
 
     def release(self, *, tell: bool = True) -> None:
@@ -264,7 +265,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @contextlib.contextmanager
     def without_discards(self) -> Iterator[None]:
         """Keep what a process that has died can't delete."""
-        with mock.patch.object(type(self.owned.reach.store), "discard", lambda *_: None):
+        with mock.patch.object(type(self.owned.reach.store), "discard"):
             yield
 
     @invariant()

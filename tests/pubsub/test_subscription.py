@@ -356,7 +356,7 @@ def test_the_window_ends_with_its_ids_too(owned: Owned) -> None:
     assert owned.pull(puller, *some(200))[0][1] is True
 
 
-def test_retention_takes_no_unreleased_row_and_none_of_the_window(owned: Owned) -> None:
+def test_retention_takes_no_row_whose_id_is_needed(owned: Owned) -> None:
     owned.attach(keep_seconds=0)
     puller = owned.puller()
     owned.consume("c", {})

@@ -44,6 +44,7 @@ def test_a_message_comes_as_it_was_published(broker: Broker) -> None:
 
 
 def test_each_subscription_has_what_came_after_it(broker: Broker) -> None:
+    """And a seek back brings no more."""
     client, names = broker.client, broker.names
     client.create_topic(names.topic)
     before = client.publish(names.topic, [b"before"])
@@ -57,6 +58,11 @@ def test_each_subscription_has_what_came_after_it(broker: Broker) -> None:
         assert sorted(ids(received)) == sorted(published)
         assert len(set(ack_ids(received))) == 2_500
         client.acknowledge(subscription, ack_ids(received))
+    client.seek(first, time.time() - 3_600)
+    again = client.pull_all(first, 2_500)
+    assert sorted(ids(again)) == sorted(published)
+    client.acknowledge(first, ack_ids(again))
+    assert client.pull(first, within=NOTHING) == []
 
 
 def test_a_lease_that_ends_brings_a_new_ack_id(broker: Broker) -> None:

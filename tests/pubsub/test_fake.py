@@ -54,6 +54,7 @@ def test_generated_messages_are_whole_and_unique(fake_pubsub: FakePubSub, faked:
     times = [each.message.publish_time.ToNanoseconds() / 1e9 for each in received]
     assert times == sorted(times)
     assert time.time() - 60 < times[0] <= times[-1] < time.time()
+    assert times[-1] - times[0] == pytest.approx(2_344e-6, abs=2e-6)
     attributes = {"attribute-0": "value of 0", "attribute-1": "value of 1"}
     assert all(dict(each.message.attributes) == attributes for each in received)
     assert {each.delivery_attempt for each in received} == {1}

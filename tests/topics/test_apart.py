@@ -67,11 +67,12 @@ def test_a_repeated_large_put_moves_and_adds_no_row(server: PenstockServer) -> N
 
 def test_a_users_run_named_put_is_remembered_as_any_other(reach: Reach, clock: Clock) -> None:
     """Only runs that the client makes up, `put-<uuid>`, are forgotten after an hour."""
-    reach.put(1, run="put-nightly")
+    run = f"put-{'n' * 32}"
+    reach.put(1, run=run)
     clock.advance(REMEMBERED_BRIEFLY + 1)
     reach.ledger.expire()
 
-    reach.put(1, run="put-nightly")
+    reach.put(1, run=run)
 
     assert reach.ids() == [1]
 

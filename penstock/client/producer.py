@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.client.connection import Connection
 from penstock.client.exchange import Exchange, Listener
 from penstock.client.settings import LONG_RETRY_FOR
-from penstock.errors import InvalidRequest, LimitExceeded, Lost, PenstockError, TimedOut, Unavailable
+from penstock.errors import InvalidRequest, LimitExceeded, Lost, PenstockError, SchemaMismatch, TimedOut, Unavailable
 from penstock.rows import slices
 from penstock.wire.exchange import MOST_BYTES, MOST_UNACKED, Answer, Welcome
 
@@ -62,6 +62,7 @@ class Producer(Listener):
         self._pause = _SHORTEST_PAUSE
         self._exchange: Exchange | None = None
         self.id: str | None = None
+        self._schema: pa.Schema | None = None
         self._open(connection.settings.retry_seconds())
 
     def send(self, rows: pa.RecordBatch | pa.Table) -> Future[Answer]:
@@ -77,6 +78,7 @@ class Producer(Listener):
                 with self._changed:
                     self._reserved -= 1
                     self._check_open()
+                    self._check_schema(batch.schema)
                     self._number += 1
                     sent = _Sent(self._number, batch)
                     self._unanswered.append(sent)
@@ -136,6 +138,14 @@ class Producer(Listener):
                 self._changed.wait()
                 self._check_open()
             self._reserved += 1
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        """Reject rows that the stream can't carry: it has the schema of the first batch."""
+        self._schema = self._schema or schema
+        if not self._schema.equals(schema, check_metadata=True):
+            raise SchemaMismatch(
+                f"the producer of {self._path} has sent rows with other columns: cast these, or open another producer"
+            )
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -235,7 +245,8 @@ class Producer(Listener):
     def _fail(self, error: PenstockError) -> None:
         """Give the error to every batch without an answer, and to the next call."""
         with self._changed:
-            self._error = self._error or error
+            if not self._closed:
+                self._error = self._error or error
             unanswered, self._unanswered = self._unanswered, deque()
             self._changed.notify_all()
         for sent in unanswered:

@@ -92,7 +92,8 @@ class Stream:
                 raise InvalidRequest('a batch came without its number: {"v":1,"type":"batch","n":…} beside it')
             message = wire.decode(chunk.app_metadata.to_pybytes())
             if isinstance(message, wire.Numbered) != (chunk.data is not None):
-                raise InvalidRequest(f"a message of type {message.type!r} comes " + _beside(chunk.data))
+                came, expected = ("alone", "beside a batch") if chunk.data is None else ("beside a batch", "alone")
+                raise InvalidRequest(f"a message of type {message.type!r} came {came}: expected {expected}")
             if chunk.data is not None:
                 self._check(chunk.data)
                 steps.passed("exchange.received")
@@ -196,7 +197,3 @@ class Stream:
             self._writer.begin(batch.schema)
             self._begun = True
         self._writer.write_with_metadata(batch, body)
-
-
-def _beside(batch: pa.RecordBatch | None) -> str:
-    return "beside a batch" if batch is None else "alone"

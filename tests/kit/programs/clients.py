@@ -1,11 +1,13 @@
 """Clients in processes of their own: `python -m tests.kit.programs.clients VERB URL …`.
 
-`begin_puts URL COUNT` begins so many puts, says so, and waits to be killed. `put_and_get URL MEBIBYTES LIMIT` puts so
-much and gets it back under a memory limit; it prints the rows and the checksum of both ways.
+`begin_puts URL COUNT` begins so many puts, says so, and waits to be killed. `produce URL` appends
+one row after the other to topic/x, each with its number as its id, until it is killed. `put_and_get URL MEBIBYTES
+LIMIT` puts so much and gets it back under a memory limit; it prints the rows and the checksum of both ways.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -36,6 +38,16 @@ def begin_puts(url: str, count: int) -> None:
     sys.stdout.write("begun\n")
     sys.stdout.flush()
     time.sleep(600)
+
+
+def produce(url: str) -> None:
+    with penstock.connect(url) as client, client.producer("topic/x") as producer:
+        for number in itertools.count(1):
+            producer.send(trips(number))
+            if number == 100:
+                producer.flush()
+                sys.stdout.write("begun\n")
+                sys.stdout.flush()
 
 
 @dataclass
@@ -75,5 +87,7 @@ def put_and_get(url: str, mebibytes: int, limit: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "begin_puts":
         begin_puts(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[1] == "produce":
+        produce(sys.argv[2])
     else:
         put_and_get(sys.argv[2], *map(int, sys.argv[3:]))

@@ -299,9 +299,12 @@ def test_a_server_that_falls_silent_is_left(proxy: Proxy, monkeypatch: pytest.Mo
 @pytest.mark.faults
 def test_a_server_that_is_silent_from_the_start_is_left(proxy: Proxy) -> None:
     """After 20 s: gRPC's own limit for a connection's first bytes."""
-    with connect(proxy.url, timeout=1, retry_for=2) as client:
-        with proxy.half_open(), pytest.raises((TimedOut, Unavailable)):
-            client.producer(TOPIC)
+    with (
+        connect(proxy.url, timeout=1, retry_for=2) as client,
+        proxy.half_open(),
+        pytest.raises((TimedOut, Unavailable)),
+    ):
+        client.producer(TOPIC)
 
 
 @pytest.mark.faults

@@ -56,9 +56,13 @@ class Exchange:
         self._silent = False
         self._lock = threading.Lock()  # writing, and what is sent next: _sent, _next, _schema
         self._connection = Connection(settings, alone=True)
-        with translate_errors():
-            descriptor = flight.FlightDescriptor.for_path(*path.split("/"))
-            self._writer, self._reader = self._connection.flight.do_exchange(descriptor, self._options(settings))
+        try:
+            with translate_errors():
+                descriptor = flight.FlightDescriptor.for_path(*path.split("/"))
+                self._writer, self._reader = self._connection.flight.do_exchange(descriptor, self._options(settings))
+        except BaseException:
+            self._connection.close()
+            raise
         self._sent = self._heard = time.monotonic()
         threading.Thread(target=self._watch, name="penstock-exchange-watch", daemon=True).start()
         try:

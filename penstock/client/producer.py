@@ -159,6 +159,8 @@ class Producer(Listener):
         """Give a batch its answer."""
         with self._changed:
             self._failing_since, self._pause = None, _SHORTEST_PAUSE
+            if self._closed and not self._unanswered:  # left before this came
+                return
             answered = self._take(answer)
         answered.set_result(answer)
         self._end_drained()

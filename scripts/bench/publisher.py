@@ -21,6 +21,8 @@ Publisher = Callable[..., Future[list[Any]]]
 """Gives an order to a publisher's process: `batches` or `paced`, with what they take."""
 _clients: list[Send] = []
 """In a publisher's process, its one client."""
+_flushes: list[Callable[[], None]] = []
+"""Waits until all that a producer has sent is durable."""
 
 
 def message(number: int) -> bytes:
@@ -53,6 +55,19 @@ def _connect(kind: str, address: str, topic: str, libraries: Path | None) -> Non
 
         client = penstock.connect(address)
         _clients.append(lambda messages: client.put(topic, pa.table({"value": pa.array(messages, pa.binary())})))
+    elif kind.startswith("producer"):  # its first messages go out while the last ones are made durable, or one by one
+        import penstock
+
+        stream = penstock.connect(address).producer(topic)
+        waits = kind == "producer, answered"
+
+        def append(messages: list[bytes]) -> None:
+            answer = stream.send(pa.record_batch({"value": pa.array(messages, pa.binary())}))
+            if waits:
+                answer.result()
+
+        _clients.append(append)
+        _flushes.append(stream.flush)
     elif kind == "kafka":  # kafka-python's producer as it comes, flushed: answered before the broker has fsynced
         sys.path.append(str(libraries))
         from kafka import KafkaProducer  # type: ignore[import-not-found]
@@ -72,7 +87,10 @@ def _connect(kind: str, address: str, topic: str, libraries: Path | None) -> Non
 
 
 def _carry_out(verb: Callable[..., list[Any]], order: dict[str, float]) -> list[Any]:
-    return verb(_clients[0], **order)
+    answer = verb(_clients[0], **order)
+    for flush in _flushes:
+        flush()
+    return answer
 
 
 def batches(send: Send, count: int, rows: int) -> list[float]:

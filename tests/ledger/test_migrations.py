@@ -78,6 +78,9 @@ def test_a_folder_of_format_2_takes_writes(client: Client) -> None:
     client.put("store/a/b", rows(99), mode="append", run="nightly")
     client.put("topic/x", rows(4))
     client.put("topic/x", rows(99), run="named")
+    with client.producer("topic/keyed") as producer:
+        producer.send(rows(5))
+    assert sorted_ids(client, "topic/keyed") == [1, 2, 3, 4, 5]
     assert (sorted_ids(client, "store/a/b"), sorted_ids(client, "topic/x")) == ([1, 2, 3, 4, 5], [1, 2, 3, 4])
     opened = client.call("write.open", {"path": "store/opened", "run": "open one"})
     assert (opened["summary"]["attempts"], opened["summary"]["rows"]) == (1, 1)

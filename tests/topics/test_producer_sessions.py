@@ -381,6 +381,7 @@ def test_a_commit_of_unknown_outcome_is_settled_by_hello(
         patch.setattr("penstock.store.database.Database._commit", fails)
         rig.commit()
     assert isinstance(error_of(told), Unsettled)
+    assert told.numbers() == [1], "answered before the end of the commit is known"
     again = rig.hello(told.session.producer, acked=1)
     assert again.session.last == 1
     appended(rig, again, 2, acked=1)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 OURS, KAFKA, READY = "penstock", "Spark's Kafka source", "ready batches"
 PRODUCER, FSYNC = "kafka-python", "a bare fsync"
+PUT, PIPELINE = "c.put", "a producer"
 _SHARDS = 2
 _CLIENTS, _BATCH = 4, 1_000
 _PUT = {"json": 10_000, "integers": 500_000}  # rows of a busy producer's put
@@ -113,6 +114,7 @@ def _appends(sizes: Sizes) -> Iterator[Case]:
     sides = {name: partial(_publish, kind=kind, clients=1, number=sizes.single, rows=1) for name, kind in kinds.items()}
     what = "one client, a row at a time"
     yield Case(sides, [*_latency("Append", what, FSYNC), *_latency("Append", what, PRODUCER)], sizes.rounds)
+    yield from _producers(sizes)
     for clients in sizes.clients:
         who = "one client" if clients == 1 else f"{clients} clients"
         lines = [
@@ -121,6 +123,22 @@ def _appends(sizes: Sizes) -> Iterator[Case]:
             *(Line("Small puts", f"{who}, {what}", OURS, unit="ms", of=of) for of, what in _CLOCKS.items()),
         ]
         yield Case({OURS: partial(_small_put, clients=clients, number=sizes.single)}, lines, sizes.rounds)
+
+
+def _producers(sizes: Sizes) -> Iterator[Case]:
+    """A producer beside puts of the same batches: as fast as it goes, and row by row, each answered first."""
+    batched = partial(_publish, clients=1, number=5 * sizes.batches, rows=_BATCH)
+    sides: dict[str, Side] = {PIPELINE: partial(batched, kind="producer"), PUT: partial(batched, kind="penstock")}
+    number = 5 * sizes.batches * _BATCH
+    line = Line("Producer", "batches of 1,000", PIPELINE, PUT, "/s", number, ratio="speed", promise=(">=", 2))
+    yield Case(sides, [line], sizes.rounds)
+    single = partial(_publish, clients=1, number=sizes.single, rows=1)
+    sides = {PIPELINE: partial(single, kind="producer, answered"), PUT: partial(single, kind="penstock")}
+    lines = [
+        Line("Producer", "a row at a time, p50", PIPELINE, PUT, "ms", ratio="time", promise=("<=", 1.2), of="each"),
+        Line("Producer", "a row at a time, p99", PIPELINE, PUT, "ms", ratio="time", of="each", percent=99),
+    ]
+    yield Case(sides, lines, sizes.rounds)
 
 
 def _tails(sizes: Sizes) -> Iterator[Case]:
@@ -197,10 +215,13 @@ def _publish(bench: Bench, kind: str, clients: int, number: int, rows: int) -> M
     topic = f"appended-{clients}-{rows}"
     about: dict[str, Callable[[], tuple[Any, ...]]] = {
         "penstock": lambda: (bench.penstock().url, f"topic/bench/{topic}"),
+        "producer": lambda: (bench.penstock().url, f"topic/bench/produced-{rows}"),
         "kafka": lambda: (bench.kafka.address, topic, bench.kafka.libraries),
         "fsync": lambda: (bench.folder / "fsynced", ""),
     }
-    publishers = [bench.contexts.enter_context(publisher(kind, *about[kind]())) for _ in range(clients)]
+    publishers = [
+        bench.contexts.enter_context(publisher(kind, *about[kind.partition(",")[0]]())) for _ in range(clients)
+    ]
 
     def measure() -> Sample:
         bench.settle()
@@ -261,7 +282,7 @@ PAGE = Page(
         "smoke": Sizes(1, 4_000, 2_000, 1_000, 1, 1, 5, (1, 2), (1_000,), 0.4, 0.1),
     },
     cases=cases,
-    others=frozenset({KAFKA, READY, PRODUCER, FSYNC, TENTH}),
+    others=frozenset({KAFKA, READY, PRODUCER, FSYNC, TENTH, PUT}),
     of_kafka=frozenset({KAFKA, PRODUCER}),
     lacks=lacks,
 )

@@ -203,9 +203,12 @@ def test_a_stranger_is_refused_before_its_first_message(
     make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:
     server = make_server(token_file=token_file(tmp_path))
-    with flight.connect(server.url) as bare, BareExchange(bare) as stream:
-        with refused("denied", "needs the server's token"):
-            stream.read()
+    with (
+        flight.connect(server.url) as bare,
+        BareExchange(bare) as stream,
+        refused("denied", "needs the server's token"),
+    ):
+        stream.read()
     with connect(server.url, token=TOKEN) as client, client.producer(TOPIC) as producer:
         producer.send(trips(1)).result(20)
 

@@ -1,0 +1,542 @@
+"""The leases of a puller: what to extend, what to ack and when, without a clock, I/O or threads.
+
+    received ──▶ placed ──▶ released ──▶ acked
+    a number      its shard    every consumer   Pub/Sub
+    each          and offset   is behind it     answered
+
+Leases are numbered from 0 in the order of their receipt. A million of them is usual, so no lease has an object of its
+own: a `_Group` has up to 1,000 neighbours with one deadline, which one request extends, and `_Places` finds those of an
+offset in sorted arrays.
+
+The caller runs what `due` returns, any number at once, and passes each request to `settle` with what came of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_IDS = 1_000
+"""Ids of one request."""
+MOST_BYTES = 500 * 1024
+"""Bytes of one request: Pub/Sub refuses 512 KiB."""
+MOST_PARALLEL = 8
+"""Requests to ack that are under way at once, and as many to extend: 1 M leases in 125 round trips."""
+_ID_OVERHEAD = 4  # bytes of an id's tag and length
+_NAME_BYTES = 1024  # of the subscription's name, and the rest of a request
+_EARLIEST, _LATEST = 0.4, 0.5
+"""When a lease is extended, as a share of its length: drawn between these, so that groups don't come at once."""
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_EXTENSION_PAUSE = 1.0, 600.0, 4.0
+"""Seconds until a request is tried again: doubled from the first up to the longest."""
+
+HEARTBEAT = 30.0
+"""Seconds between two heartbeats on a stream."""
+EXPECTED_WITHIN, SILENCE = 90.0, 600.0
+"""Seconds without a response after which a stream is opened again: where one must come, and anywhere."""
+
+Verb = Literal["ack", "extend", "nack"]
+Outcome = Literal["ok", "transient", "permanent"]
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Ids for one call: Acknowledge, or ModifyAckDeadline by `seconds` (0: a nack)."""
+
+    verb: Verb
+    ack_ids: list[str]
+    leases: Numbers
+    seconds: int = 0
+    shards: Numbers | None = None
+    offsets: Numbers | None = None
+    """The rows of those to ack."""
+    sent: float = 0.0
+    attempt: int = 0
+    group: _Group | None = None
+    """What is extended as a whole."""
+
+
+class Leases:
+    """The leases of one subscription in one process. Times are those of one monotonic clock."""
+
+    def __init__(self, *, seconds: float = 60.0, random: Random | None = None) -> None:
+        self.seconds = seconds
+        """The length of a lease from its extension on."""
+        self.counters: Counter[str] = Counter()
+        """Since the start: received duplicates replaced extensions extension_failures lapses acks_sent acks_confirmed
+        acks_failed nacks forgotten."""
+        self._random = random or Random()  # noqa: S311  # jitter, no secret
+        self._next = 0
+        self._floor = 0
+        """Leases below it are forgotten."""
+        self._groups = _Groups()
+        self._places = _Places()
+        self._unplaced: dict[int, int] = {}
+        """The first lease of each response that has no places yet, and their number."""
+        self._released: dict[int, int] = {}
+        self._extensions: list[tuple[float, int, _Group]] = []
+        """A heap of when to extend which group; one that has changed since has another time."""
+        self._waiting: deque[Request] = deque()
+        """Requests to ack or nack that were never sent."""
+        self._again: list[tuple[float, int, Request]] = []
+        """A heap of requests to ack that failed, and when to send them again."""
+        self._under_way: Counter[str] = Counter()
+        self._acked: dict[int, list[Numbers]] = {}
+        self._order = 0  # of entries in the heaps, whose values don't compare
+
+    # --- what comes -------------------------------------------------------------------------
+
+    def received(self, ack_ids: list[str], *, arrived: float, seconds: float | None = None) -> int:
+        """Take the ids of a response that arrived then, leased for `seconds`; return the number of its first lease."""
+        first, seconds = self._next, self.seconds if seconds is None else seconds
+        self._next += len(ack_ids)
+        self.counters["received"] += len(ack_ids)
+        for start, end in pack(ack_ids):
+            numbers = np.arange(first + start, first + end, dtype=np.int64)
+            group = _Group(numbers, ack_ids[start:end], arrived, arrived + seconds)
+            self._groups.append(group)
+            self._schedule(group, arrived + seconds * self._jitter())
+        if ack_ids:
+            self._unplaced[first] = len(ack_ids)
+        return first
+
+    def placed(self, first: int, shards: Numbers, offsets: Numbers, duplicate: npt.NDArray[np.bool_]) -> None:
+        """Take the places of the leases from `first` on: their rows are durable."""
+        leases = np.arange(first, first + len(shards), dtype=np.int64)
+        for response in [each for each in self._unplaced if first <= each < first + len(shards)]:
+            del self._unplaced[response]
+        self.counters["duplicates"] += int(np.count_nonzero(duplicate))
+        alive = leases >= self._floor
+        for chosen in (alive & ~duplicate, alive & duplicate):  # a duplicate may be one of a row beside it
+            for shard in np.unique(shards[chosen]).tolist():
+                rows = chosen & (shards == shard)
+                self._hold(shard, offsets[rows], leases[rows])
+        for shard in np.unique(shards).tolist():
+            self._release(shard)
+
+    def released(self, position: Mapping[int, int]) -> None:
+        """Ack the rows before this position, now and from now on. A position never goes back."""
+        for shard, end in position.items():
+            if end > self._released.get(shard, 0):
+                self._released[shard] = end
+                self._release(shard)
+
+    def forget(self) -> None:
+        """Drop all leases: their ids mean nothing any more, or, after a restart of the emulator, other messages."""
+        self.counters["forgotten"] += len(self)
+        self._floor = self._next
+        self._groups, self._places = _Groups(), _Places()
+        for queue in (self._unplaced, self._extensions, self._waiting, self._again):
+            queue.clear()
+
+    def give_back(self) -> None:
+        """Nack what has no places: nobody has it on disk, and another puller may have it at once."""
+        for first, count in self._unplaced.items():
+            leases = np.arange(first, first + count, dtype=np.int64)
+            for group, rows in self._groups.find(leases):
+                self._waiting.append(Request("nack", [group.ack_ids[row] for row in rows.tolist()], group.leases[rows]))
+        self._unplaced.clear()
+
+    # --- what to do -------------------------------------------------------------------------
+
+    def due(self, now: float) -> list[Request]:
+        """Return the requests to send now; those under way bound how many they are."""
+        requests: list[Request] = []
+        while self._extensions and self._extensions[0][0] <= now and self._under_way["extend"] < MOST_PARALLEL:
+            at, _, group = heapq.heappop(self._extensions)
+            if at == group.extend_at and (request := self._extend(group, now)) is not None:
+                requests.append(self._send(request, now))
+        while self._under_way["ack"] < MOST_PARALLEL:
+            if self._again and self._again[0][0] <= now:
+                requests.append(self._send(heapq.heappop(self._again)[2], now))
+            elif self._waiting:
+                requests.append(self._send(self._joined(), now))
+            else:
+                break
+        return requests
+
+    def wait(self, now: float) -> float | None:
+        """Return the seconds until `due` has more, as long as nothing comes; None: it won't."""
+        times = []
+        if self._extensions and self._under_way["extend"] < MOST_PARALLEL:
+            times.append(self._extensions[0][0])
+        if self._under_way["ack"] < MOST_PARALLEL:
+            times += [at for at, _, _ in self._again[:1]] + [now] * bool(self._waiting)
+        return max(0.0, min(times) - now) if times else None
+
+    def settle(self, request: Request, now: float, outcome: Outcome, failures: Mapping[str, str] | None = None) -> None:
+        """Take what came of a request. `failures` are those of single ids, on a subscription that confirms acks:
+        PERMANENT_FAILURE_… or TRANSIENT_FAILURE_…; ids that aren't among them have the outcome of the request.
+        """
+        self._under_way[_window(request.verb)] -= 1
+        outcomes = np.full(len(request.ack_ids), outcome, np.dtype("U9"))
+        for row, ack_id in enumerate(request.ack_ids if failures else ()):
+            failure = (failures or {}).get(ack_id)
+            if failure is not None:
+                outcomes[row] = "transient" if failure.startswith("TRANSIENT_") else "permanent"
+        if request.verb == "extend":
+            self._settle_extension(request, now, outcomes)
+        else:
+            self._settle_ack(request, now, outcomes)
+
+    # --- what is there ----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of leases: of rows that Pub/Sub would send again if nobody acked them."""
+        return self._groups.count
+
+    @property
+    def unsettled(self) -> int:
+        """The number of requests to ack or nack that are under way or wait to be sent."""
+        return self._under_way["ack"] + len(self._waiting) + len(self._again)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest leased message arrived."""
+        return self._groups.oldest
+
+    def take_acked(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the ranges of offsets, by shard, whose acks were answered since the last call."""
+        acked, self._acked = self._acked, {}
+        return {shard: list(_ranges(np.concatenate(offsets))) for shard, offsets in sorted(acked.items())}
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _hold(self, shard: int, offsets: Numbers, leases: Numbers) -> None:
+        """Note where these rows are; a lease of the same place is older, and its id is worth nothing any more."""
+        offsets, last = np.unique(offsets[::-1], return_index=True)  # of two in one batch the later one counts
+        newest = leases[::-1][last]
+        older = np.setdiff1d(leases, newest) if len(newest) < len(leases) else leases[:0]
+        older = np.union1d(older, self._places.replace(shard, offsets, newest))
+        self.counters["replaced"] += self._drop(older)
+
+    def _release(self, shard: int) -> None:
+        """Queue the acks of the rows that are below the released offset."""
+        for offsets, leases in self._places.take_below(shard, self._released.get(shard, 0)):
+            for group, rows in self._groups.find(leases):
+                group.acking[rows] = True
+                numbers = group.leases[rows]
+                places = offsets[np.searchsorted(leases, numbers)]
+                ack_ids = [group.ack_ids[row] for row in rows.tolist()]
+                self._waiting.append(Request("ack", ack_ids, numbers, 0, np.full_like(numbers, shard), places))
+
+    def _joined(self) -> Request:
+        """Take the next request that waits, joined with those behind it as far as one call may have them."""
+        joined = [self._waiting.popleft()]
+        ids, size = len(joined[0].ack_ids), _size(joined[0].ack_ids)
+        while self._waiting and self._waiting[0].verb == joined[0].verb:
+            ids += len(self._waiting[0].ack_ids)
+            size += _size(self._waiting[0].ack_ids)
+            if ids > MOST_IDS or size > MOST_BYTES - _NAME_BYTES:
+                break
+            joined.append(self._waiting.popleft())
+        if len(joined) == 1:
+            return joined[0]
+        ack_ids = [each for request in joined for each in request.ack_ids]
+        leases = np.concatenate([request.leases for request in joined])
+        if joined[0].verb == "nack":
+            return Request("nack", ack_ids, leases)
+        shards = np.concatenate([request.shards for request in joined if request.shards is not None])
+        offsets = np.concatenate([request.offsets for request in joined if request.offsets is not None])
+        return Request("ack", ack_ids, leases, 0, shards, offsets)
+
+    def _send(self, request: Request, now: float) -> Request:
+        request.sent = now
+        self._under_way[_window(request.verb)] += 1
+        if request.verb == "ack" and not request.attempt:
+            self.counters["acks_sent"] += len(request.ack_ids)
+        return request
+
+    def _extend(self, group: _Group, now: float) -> Request | None:
+        """Return the request that extends a group, with small ones behind it; None if it has lapsed, or is gone."""
+        if not group.count:
+            return None
+        if now >= group.deadline:
+            self.counters["lapses"] += int(np.count_nonzero(group.alive & ~group.acking))
+            group.lapsed = True  # its ids are good for an ack that may still count, and until the message comes again
+            group.extend_at = None
+            return None
+        self._groups.absorb(group, now + self.seconds * (_LATEST - _EARLIEST))
+        rows = group.alive.nonzero()[0]
+        ack_ids = [group.ack_ids[row] for row in rows.tolist()]
+        group.extend_at = None  # until the answer
+        return Request("extend", ack_ids, group.leases[rows], int(self.seconds), attempt=group.attempt, group=group)
+
+    def _settle_extension(self, request: Request, now: float, outcomes: npt.NDArray[np.str_]) -> None:
+        group = request.group
+        assert group is not None
+        if group.first < self._floor:
+            return
+        gone = outcomes == "permanent"
+        lost = request.leases[gone]
+        if len(lost):  # the ids are stale: the messages come again, with others
+            acking = sum(int(np.count_nonzero(each.acking[rows])) for each, rows in self._groups.find(lost))
+            self.counters["lapses"] += self._drop(lost) - acking
+        if not group.count:
+            return
+        extended = int(np.count_nonzero(outcomes == "ok"))
+        self.counters["extensions"] += extended
+        failed = len(outcomes) - extended - len(lost)
+        if failed:
+            self.counters["extension_failures"] += failed
+            group.attempt += 1
+            pause = min(_FIRST_PAUSE * 2 ** (group.attempt - 1), _LONGEST_EXTENSION_PAUSE)
+            self._schedule(group, min(now + pause, max(now, group.deadline)))
+        else:
+            group.attempt = 0
+            group.deadline = request.sent + self.seconds
+            self._schedule(group, request.sent + self.seconds * self._jitter())
+
+    def _settle_ack(self, request: Request, now: float, outcomes: npt.NDArray[np.str_]) -> None:
+        transient = (outcomes == "transient") & (request.leases >= self._floor)
+        if request.verb == "nack":
+            self.counters["nacks"] += self._drop(request.leases)
+            return
+        assert request.shards is not None
+        assert request.offsets is not None
+        live = sum(
+            int(np.count_nonzero(group.alive[rows])) * (not group.lapsed)
+            for group, rows in self._groups.find(request.leases[outcomes == "ok"])
+        )
+        final = ~transient & (request.leases >= self._floor)
+        self.counters["acks_confirmed"] += live
+        self.counters["acks_failed"] += int(np.count_nonzero(outcomes == "permanent"))
+        self._drop(request.leases[final])
+        for shard in np.unique(request.shards[final]).tolist():
+            self._acked.setdefault(shard, []).append(request.offsets[final & (request.shards == shard)])
+        if transient.any():
+            rows = transient.nonzero()[0]
+            again = Request(
+                "ack", [request.ack_ids[row] for row in rows.tolist()], request.leases[rows], 0,
+                request.shards[rows], request.offsets[rows], attempt=request.attempt + 1,
+            )  # fmt: skip
+            pause = min(_FIRST_PAUSE * 2**request.attempt, _LONGEST_PAUSE)
+            self._order += 1
+            heapq.heappush(self._again, (now + pause, self._order, again))
+
+    def _drop(self, leases: Numbers) -> int:
+        """End these leases; return how many there were."""
+        return self._groups.drop(leases) if len(leases) else 0
+
+    def _schedule(self, group: _Group, at: float) -> None:
+        group.extend_at = at
+        self._order += 1
+        heapq.heappush(self._extensions, (at, self._order, group))
+
+    def _jitter(self) -> float:
+        return self._random.uniform(_EARLIEST, _LATEST)
+
+
+def pack(ack_ids: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of ids that fit into a request each."""
+    start = size = 0
+    for at, ack_id in enumerate(ack_ids):
+        more = len(ack_id.encode()) + _ID_OVERHEAD
+        if at > start and (at - start == MOST_IDS or size + more > MOST_BYTES - _NAME_BYTES):
+            yield start, at
+            start, size = at, 0
+        size += more
+    if start < len(ack_ids):
+        yield start, len(ack_ids)
+
+
+class Watchdog:
+    """Says when a stream that merely looks open is to be opened again."""
+
+    def __init__(self, now: float) -> None:
+        self._heard = now
+        self._answers = False
+
+    def heard(self, now: float, *, empty: bool) -> None:
+        """Take a response; one without messages answers a heartbeat, so that any silence means something."""
+        self._heard = now
+        self._answers = self._answers or empty
+
+    def stalled(self, now: float, *, expecting: bool) -> bool:
+        """Tell whether nothing has come for too long; `expecting`: messages are known to be there."""
+        return now - self._heard > (EXPECTED_WITHIN if self._answers or expecting else SILENCE)
+
+
+class _Group:
+    """Neighbouring leases with one deadline."""
+
+    __slots__ = ("ack_ids", "acking", "alive", "arrived", "attempt", "count", "deadline", "extend_at", "first",
+                 "lapsed", "leases", "size")  # fmt: skip
+
+    def __init__(self, leases: Numbers, ack_ids: list[str], arrived: float, deadline: float) -> None:
+        self.first = int(leases[0])
+        self.leases, self.ack_ids = leases, ack_ids
+        self.alive = np.ones(len(leases), np.bool_)
+        self.acking = np.zeros(len(leases), np.bool_)
+        """Whose ack is queued or under way."""
+        self.count = len(leases)
+        self.size = _size(ack_ids)
+        self.arrived, self.deadline = arrived, deadline
+        self.extend_at: float | None = None
+        self.attempt = 0
+        self.lapsed = False
+
+    def shrink(self) -> None:
+        """Free the ids of leases that have ended, once they are half of it."""
+        if self.count * 2 <= len(self.ack_ids):
+            rows = self.alive.nonzero()[0]
+            self.leases, self.acking = self.leases[rows], self.acking[rows]
+            self.ack_ids = [self.ack_ids[row] for row in rows.tolist()]
+            self.alive, self.size = np.ones(len(rows), np.bool_), _size(self.ack_ids)
+
+
+class _Groups:
+    """All groups, in the order of their leases."""
+
+    def __init__(self) -> None:
+        self._groups: list[_Group] = []
+        self._firsts: list[int] = []
+        self.count = 0
+        """The number of leases."""
+
+    @property
+    def oldest(self) -> float | None:
+        return self._groups[0].arrived if self._groups else None
+
+    def append(self, group: _Group) -> None:
+        self._groups.append(group)
+        self._firsts.append(group.first)
+        self.count += group.count
+
+    def find(self, leases: Numbers) -> Iterator[tuple[_Group, Numbers]]:
+        """Yield the groups of these leases, which are sorted, with the rows of those that haven't ended."""
+        start = 0
+        while start < len(leases):
+            index = bisect_right(self._firsts, int(leases[start])) - 1
+            last = self._firsts[index + 1] if index + 1 < len(self._firsts) else None
+            end = len(leases) if last is None else int(np.searchsorted(leases, last))
+            if index >= 0:
+                group = self._groups[index]
+                rows = _rows_of(leases[start:end], group.leases)
+                rows = rows[group.alive[rows]]
+                if len(rows):
+                    yield group, rows
+            start = end
+
+    def drop(self, leases: Numbers) -> int:
+        """End these leases; return how many there were."""
+        before, empty = self.count, False
+        for group, rows in list(self.find(np.sort(leases))):
+            group.alive[rows] = False
+            group.count -= len(rows)
+            self.count -= len(rows)
+            empty = empty or not group.count
+            group.shrink()
+        if empty:
+            self._keep([group for group in self._groups if group.count])
+        return before - self.count
+
+    def absorb(self, group: _Group, until: float) -> None:
+        """Let a small group have its neighbours that are to be extended until then, as far as one request goes."""
+        index = first = bisect_right(self._firsts, group.first)
+        count, size = group.count, group.size
+        while index < len(self._groups):
+            other = self._groups[index]
+            count, size = count + other.count, size + other.size
+            if count > MOST_IDS or size > MOST_BYTES - _NAME_BYTES:
+                break
+            if other.lapsed or other.extend_at is None or other.extend_at > until:
+                break
+            index += 1
+        others = self._groups[first:index]
+        if not others:
+            return
+        joined = [group, *others]
+        group.leases = np.concatenate([each.leases for each in joined])
+        group.alive = np.concatenate([each.alive for each in joined])
+        group.acking = np.concatenate([each.acking for each in joined])
+        group.ack_ids = [ack_id for each in joined for ack_id in each.ack_ids]
+        group.count, group.size = sum(each.count for each in joined), sum(each.size for each in joined)
+        group.arrived = min(each.arrived for each in joined)
+        group.deadline = min(each.deadline for each in joined)
+        for each in others:
+            each.extend_at, each.count = None, 0
+        del self._groups[first:index], self._firsts[first:index]
+
+    def _keep(self, groups: list[_Group]) -> None:
+        self._groups, self._firsts = groups, [group.first for group in groups]
+
+
+class _Places:
+    """Where the leased rows are: for each shard runs of offsets, sorted, each with its lease; -1: not any more."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[tuple[Numbers, Numbers]]] = {}
+
+    def replace(self, shard: int, offsets: Numbers, leases: Numbers) -> Numbers:
+        """Add rows, by offset; return the leases that these places had."""
+        runs = self._runs.setdefault(shard, [])
+        before = [self._take(run, offsets) for run in runs]
+        runs.append((offsets, leases))
+        while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):  # each row is merged log(rows) times
+            upper, lower = runs.pop(), runs.pop()
+            runs.append(_merged(lower, upper))
+        return np.concatenate([leases[:0], *before])
+
+    def take_below(self, shard: int, end: int) -> Iterator[tuple[Numbers, Numbers]]:
+        """Take the rows below an offset: their offsets and leases, by lease."""
+        runs = self._runs.get(shard, [])
+        for index, (offsets, leases) in enumerate(runs):
+            below = int(np.searchsorted(offsets, end))
+            if below:
+                runs[index] = offsets[below:], leases[below:]
+                order = np.argsort(leases[:below], kind="stable")
+                order = order[leases[order] >= 0]
+                yield offsets[order], leases[order]
+        self._runs[shard] = [run for run in runs if len(run[0])]
+
+    @staticmethod
+    def _take(run: tuple[Numbers, Numbers], wanted: Numbers) -> Numbers:
+        """Take the leases of these offsets out of a run."""
+        offsets, leases = run
+        if not len(offsets) or wanted[-1] < offsets[0] or wanted[0] > offsets[-1]:
+            return wanted[:0]
+        rows = _rows_of(wanted, offsets)
+        taken = leases[rows]
+        leases[rows] = -1
+        return taken[taken >= 0]
+
+
+def _merged(lower: tuple[Numbers, Numbers], upper: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
+    offsets, leases = np.concatenate([lower[0], upper[0]]), np.concatenate([lower[1], upper[1]])
+    present = leases >= 0
+    offsets, leases = offsets[present], leases[present]
+    order = np.argsort(offsets, kind="stable")
+    return offsets[order], leases[order]
+
+
+def _rows_of(wanted: Numbers, values: Numbers) -> Numbers:
+    """Return at which rows the values, which are sorted and not none, have what is wanted."""
+    rows = np.searchsorted(values, wanted)
+    present: Numbers = rows[(rows < len(values)) & (values[np.minimum(rows, len(values) - 1)] == wanted)]
+    return present
+
+
+def _ranges(offsets: Numbers) -> Iterator[tuple[int, int]]:
+    """Yield the ranges [first, end) that offsets make up."""
+    offsets = np.unique(offsets)
+    breaks = np.nonzero(np.diff(offsets) != 1)[0] + 1
+    for run in np.split(offsets, breaks):
+        if len(run):
+            yield int(run[0]), int(run[-1]) + 1
+
+
+def _size(ack_ids: Sequence[str]) -> int:
+    return sum(map(len, ack_ids)) + _ID_OVERHEAD * len(ack_ids)
+
+
+def _window(verb: Verb) -> str:
+    return "extend" if verb == "extend" else "ack"

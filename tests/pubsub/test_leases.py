@@ -268,7 +268,7 @@ def test_acks_of_many_small_releases_share_requests() -> None:
 def test_a_silent_stream_is_opened_again() -> None:
     watchdog = Watchdog(0.0)
     assert not watchdog.stalled(500.0, expecting=False)
-    assert watchdog.stalled(601.0, expecting=False)
+    assert watchdog.stalled(601.0, expecting=False), "for ten minutes nothing came"
     assert watchdog.stalled(91.0, expecting=True), "messages are known to be there"
     watchdog.heard(600.0, empty=True)
     assert not watchdog.stalled(689.0, expecting=False)

@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
 ALSO = {
     "cli/serve.py": ("flight_server", "store"),
     "cli/doctor.py": ("flight_server",),
+    "cli/pull.py": ("flight_server", "queue"),
     "cli/folder.py": ("flight_server", "store", "ledger", "queue"),
 }
 """The verbs that need a server, or its folder, in their own process."""
@@ -137,7 +138,8 @@ def importable() -> list[str]:
     of_spark = {
         Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py", "worker/pieces.py")
     }  # its base classes
-    files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_spark]
+    of_pubsub = {Path("queue", "pubsub", name) for name in ("pull.py", "readers.py", "transport.py")}  # gRPC's
+    files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_spark | of_pubsub]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]
 

@@ -15,6 +15,7 @@ from penstock.cli.folder import backup, verify
 from penstock.cli.get import get
 from penstock.cli.invocation import example, shared_options
 from penstock.cli.ls import ls, show
+from penstock.cli.pull import pull
 from penstock.cli.put import put
 from penstock.cli.rm import rm
 from penstock.cli.serve import serve
@@ -80,5 +81,5 @@ def completion(shell: str) -> None:
 
 
 cli.params += shared_options()
-for command in (serve, put, ls, show, get, rm, top, call, verify, backup, doctor, completion):
+for command in (serve, put, ls, show, get, rm, top, pull, call, verify, backup, doctor, completion):
     cli.add_command(command)

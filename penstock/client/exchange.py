@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -21,7 +21,7 @@ _ErrorT = TypeVar("_ErrorT", bound=BaseException)
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
-class Listener:
+class Listener(Protocol):
     """What an exchange tells; each function is called in the thread that reads the stream."""
 
     def answered(self, answer: wire.Answer, places: pa.RecordBatch | None) -> None:

@@ -198,12 +198,7 @@ class Attachment:
     def end_with_supervisor(self) -> None:
         """Have this process killed when the supervisor ends: an orphan would keep the data folder and the ports."""
         if sys.platform == "linux":
-            import ctypes
-
-            set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-            if os.getppid() != self._supervisor:  # it ended before that call
-                os._exit(128 + signal.SIGKILL)
+            end_with(self._supervisor)
         else:
             import threading
 
@@ -216,6 +211,17 @@ class Attachment:
     def _wait_for_its_end(self) -> None:
         os.read(self._alive, 1)
         os._exit(128 + signal.SIGKILL)
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, on Linux; elsewhere do nothing."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before that call
+            os._exit(128 + signal.SIGKILL)
 
 
 def attachment() -> Attachment | None:

@@ -235,8 +235,8 @@ def test_what_has_no_place_is_given_back() -> None:
 
 
 def test_the_oldest_lease_is_known() -> None:
+    assert make().oldest is None
     core = make()
-    assert core.oldest is None
     place(core, core.received(ids(2), arrived=5.0), [0, 1])
     core.received(ids(2, "b"), arrived=6.0)
     assert core.oldest == 5.0
@@ -265,11 +265,18 @@ def test_acks_of_many_small_releases_share_requests() -> None:
     assert [len(each.ack_ids) for each in core.due(0.0)] == [1_000, 1_000, 1_000]
 
 
-def test_a_silent_stream_is_opened_again() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "expecting", "answers", "stalled"),
+    [
+        (599.0, False, False, False),
+        (601.0, False, False, True),
+        (89.0, True, False, False),
+        (91.0, True, False, True),  # messages are known to be there
+        (89.0, False, True, False),
+        (91.0, False, True, True),  # a heartbeat was answered on this stream before
+    ],
+)
+def test_a_silent_stream_is_opened_again(seconds: float, expecting: bool, answers: bool, stalled: bool) -> None:
     watchdog = Watchdog(0.0)
-    assert not watchdog.stalled(500.0, expecting=False)
-    assert watchdog.stalled(601.0, expecting=False), "for ten minutes nothing came"
-    assert watchdog.stalled(91.0, expecting=True), "messages are known to be there"
-    watchdog.heard(600.0, empty=True)
-    assert not watchdog.stalled(689.0, expecting=False)
-    assert watchdog.stalled(691.0, expecting=False), "heartbeats are answered on this stream"
+    watchdog.heard(5.0, empty=answers)
+    assert watchdog.stalled(5.0 + seconds, expecting=expecting) == stalled

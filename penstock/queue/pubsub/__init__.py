@@ -1,1 +1,1 @@
-"""Topics: journals of rows with offsets, filled by clients."""
+"""Subscriptions: journals that Pub/Sub fills. Pullers bring the messages, and one owner of each drops duplicates."""

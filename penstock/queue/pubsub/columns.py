@@ -41,8 +41,11 @@ def to_batch(received: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def cut(received: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the messages in pieces of at most `MOST_BYTES`, or one message."""
+def cut(received: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield messages, of this size together, in pieces of at most `MOST_BYTES`, or one message."""
+    if size <= MOST_BYTES:
+        yield received
+        return
     start = size = 0
     for at, each in enumerate(received):
         more = each.ByteSize()

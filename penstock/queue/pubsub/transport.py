@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,25 +94,25 @@ class PubSub:
         self._streaming_pull = self._channel.stream_stream(
             "/google.pubsub.v1.Subscriber/StreamingPull",
             request_serializer=StreamingPullRequest.SerializeToString,
-            response_deserializer=_StreamingPullResponse.FromString,
+            response_deserializer=_sized(_StreamingPullResponse),
         )
-        self._pull = self._unary("Pull", _PullRequest, _PullResponse)
-        self._acknowledge = self._unary("Acknowledge", _AcknowledgeRequest, empty_pb2.Empty)
-        self._modify = self._unary("ModifyAckDeadline", _ModifyRequest, empty_pb2.Empty)
+        self._pull = self._unary("Pull", _PullRequest, _sized(_PullResponse))
+        self._acknowledge = self._unary("Acknowledge", _AcknowledgeRequest, empty_pb2.Empty.FromString)
+        self._modify = self._unary("ModifyAckDeadline", _ModifyRequest, empty_pb2.Empty.FromString)
 
-    def _unary(self, name: str, request: Any, response: Any) -> Any:
+    def _unary(self, name: str, request: Any, deserializer: Callable[[bytes], Any]) -> Any:
         return self._channel.unary_unary(
             f"/google.pubsub.v1.Subscriber/{name}",
             request_serializer=request.SerializeToString,
-            response_deserializer=response.FromString,
+            response_deserializer=deserializer,
         )
 
     def stream(self, requests: Iterator[Any]) -> Any:
-        """Open a StreamingPull; return its call, which iterates over responses."""
+        """Open a StreamingPull; return its call, which iterates over responses, each with its bytes."""
         return self._streaming_pull(requests, metadata=self._metadata)
 
     def pull(self, most: int, timeout: float) -> Any:
-        """Begin a Pull; return its future."""
+        """Begin a Pull; return its future, of a response with its bytes."""
         request = _PullRequest(subscription=self.subscription, max_messages=most)
         return self._pull.future(request, timeout=timeout, metadata=self._metadata)
 
@@ -137,6 +137,11 @@ _PullRequest: Any = types.PullRequest.pb()
 _PullResponse: Any = types.PullResponse.pb()
 _AcknowledgeRequest: Any = types.AcknowledgeRequest.pb()
 _ModifyRequest: Any = types.ModifyAckDeadlineRequest.pb()
+
+
+def _sized(response: Any) -> Callable[[bytes], tuple[Any, int]]:
+    """Return a deserializer that keeps the size: upb would serialize the message again to know it."""
+    return lambda raw: (response.FromString(raw), len(raw))
 
 
 def open_channel(access: Access, name: str) -> grpc.Channel:

@@ -1,0 +1,94 @@
+"""`pull`: lease a subscription's messages from Google Pub/Sub, and bring them to a server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+from typing import Any, Literal
+
+import click
+
+from penstock.cli import terminal
+from penstock.cli.invocation import Invocation, command, complete_path
+from penstock.client.exchange import Exchange
+from penstock.errors import InvalidRequest
+from penstock.flight_server.supervisor import end_with
+from penstock.wire.paths import parse
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LEASE = "How long Pub/Sub waits for a puller that has died, before it sends its messages again."
+_CREDENTIALS = "A service account's key, file or JSON (better: PENSTOCK_PUBSUB_CREDENTIALS).  [default: ADC]"
+_ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
+_EMULATOR = "Call the emulator at --endpoint or PUBSUB_EMULATOR_HOST instead of Google."
+
+
+@command("Pull a subscription's messages to a server.", "penstock pull subscription/my-project/orders --streams 2")
+@click.argument("path", shell_complete=complete_path)
+@click.option("--pull", "method", type=click.Choice(("streaming", "unary")), default="streaming", show_default=True)
+@click.option("--streams", type=click.IntRange(1, 64), default=1, show_default=True, help="10 MB/s each, at Google.")
+@click.option("--lease", type=click.IntRange(10, 600), default=60, show_default=True, metavar="SECONDS", help=_LEASE)
+@click.option("--pubsub-credentials", "credentials", envvar="PENSTOCK_PUBSUB_CREDENTIALS", help=_CREDENTIALS)
+@click.option("--pubsub-impersonate", "impersonate", metavar="EMAIL", help="Act as this service account.")
+@click.option("--endpoint", metavar="HOST:PORT", help=_ENDPOINT)
+@click.option("--allow-emulator", is_flag=True, help=_EMULATOR)
+@click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", hidden=True)
+@click.option("--parent", type=int, hidden=True, help="The server that starts it: it ends with that process.")
+def pull(
+    invocation: Invocation,
+    path: str,
+    method: Literal["streaming", "unary"],
+    streams: int,
+    lease: int,
+    log_level: str,
+    parent: int | None,
+    **access: Any,
+) -> None:
+    """Pull the messages of subscription/PROJECT/NAME to the server, until SIGTERM or Ctrl-C.
+
+    Each is acked once the server has it on disk and every consumer is done with it; until then its lease is extended.
+    A puller has nothing to lose: what it held comes again, and the server recognises it. Start as many as you like,
+    on any host; the server starts its own by itself.
+
+    Errors that another try may mend are retried. Exit codes 2, 3 and 6 are refusals (options, subscription,
+    permission), 5 is a server that was away for ten minutes.
+    """
+    if parent is not None:
+        end_with(parent)
+        _lift_limits()
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
+    try:
+        from penstock.queue.pubsub.pull import Puller, PullOptions
+        from penstock.queue.pubsub.transport import Access, PubSub
+    except ImportError as missing:
+        raise InvalidRequest(
+            f"pull needs Google's client, and {missing.name} is missing: pip install 'penstock-flight[cli,pubsub]'"
+        ) from missing
+
+    subscription = _google_name(path)
+    with invocation.connect() as client:
+        settings = client.settings
+    puller = Puller(
+        PubSub(Access(**access), subscription),
+        lambda listener: Exchange(settings, path, listener),
+        PullOptions(method, streams, lease),
+    )
+    stops: list[bool] = []  # no event: a signal's handler must not take a lock
+    with terminal.on_signal(lambda: stops.append(True), signal.SIGTERM, signal.SIGINT):
+        puller.run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
+
+
+def _google_name(path: str) -> str:
+    """Return Google's name of the subscription at a path."""
+    kind, (project, _, name) = parse(path).kind, parse(path).key.partition("/")
+    if kind != "subscription" or not name or "/" in name:
+        raise InvalidRequest(f"{path}: expected subscription/PROJECT/NAME")
+    return f"projects/{project}/subscriptions/{name}"
+
+
+def _lift_limits() -> None:
+    """Take the server's --memory-limit off: that one bounds what its callers make it hold."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -61,13 +61,14 @@ def pull(
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
     try:
         from penstock.queue.pubsub.pull import Puller, PullOptions
+        from penstock.queue.pubsub.registry import google_name
         from penstock.queue.pubsub.transport import Access, PubSub
     except ImportError as missing:
         raise InvalidRequest(
             f"pull needs Google's client, and {missing.name} is missing: pip install 'penstock-flight[cli,pubsub]'"
         ) from missing
 
-    subscription = _google_name(path)
+    subscription = google_name(parse(path))
     with invocation.connect() as client:
         settings = client.settings
     puller = Puller(
@@ -78,14 +79,6 @@ def pull(
     stops: list[bool] = []  # no event: a signal's handler must not take a lock
     with terminal.on_signal(lambda: stops.append(True), signal.SIGTERM, signal.SIGINT):
         puller.run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
-
-
-def _google_name(path: str) -> str:
-    """Return Google's name of the subscription at a path."""
-    kind, (project, _, name) = parse(path).kind, parse(path).key.partition("/")
-    if kind != "subscription" or not name or "/" in name:
-        raise InvalidRequest(f"{path}: expected subscription/PROJECT/NAME")
-    return f"projects/{project}/subscriptions/{name}"
 
 
 def _lift_limits() -> None:

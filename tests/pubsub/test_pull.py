@@ -17,6 +17,8 @@ from tests.kit.pubsub.fake import FakePubSub, served
 from tests.kit.pubsub.standin import Pulling, StandIn, pulling
 from tests.kit.wait import eventually
 
+pytestmark = pytest.mark.faults  # a minute of them
+
 Start = Callable[..., Pulling]
 
 

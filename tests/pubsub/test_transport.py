@@ -146,7 +146,7 @@ def test_a_stray_emulator_is_ignored_loudly(
     """A variable that somebody left behind never redirects production."""
     tokens.status, tokens.answer = 200, {"access_token": "t", "expires_in": "3600"}
     targets: list[str] = []
-    real = google.auth.transport.grpc.secure_authorized_channel
+    real: Any = google.auth.transport.grpc.secure_authorized_channel
 
     def open_noted(credentials: Any, request: Any, target: str, **named: Any) -> Any:
         targets.append(target)

@@ -9,16 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-SCHEMA = pa.schema(
-    [
-        pa.field("message_id", pa.string(), nullable=False),
-        pa.field("publish_time", pa.timestamp("us", "UTC"), nullable=False),
-        pa.field("ordering_key", pa.string(), nullable=False),
-        pa.field("attributes", pa.map_(pa.string(), pa.string()), nullable=False),
-        pa.field("delivery_attempt", pa.int32()),
-        pa.field("data", pa.binary(), nullable=False),
-    ]
-)
+from penstock.queue.pubsub.registry import MESSAGES
+
 MOST_BYTES = 8 << 20
 """Bytes of the messages of one batch, but for a single one that is larger (Pub/Sub takes 10 MB)."""
 
@@ -32,13 +24,13 @@ def to_batch(received: Sequence[Any]) -> pa.RecordBatch:
     attempts = [each.delivery_attempt for each in received]  # 0 where no dead-letter policy counts them
     columns = [
         pa.array([message.message_id for message in messages], pa.string()),
-        pa.array(seconds * 1_000_000 + nanos // 1_000).view(SCHEMA.field("publish_time").type),
+        pa.array(seconds * 1_000_000 + nanos // 1_000).view(MESSAGES.field("publish_time").type),
         pa.array([message.ordering_key for message in messages], pa.string()),
         _attributes([message.attributes for message in messages]),
         pa.array([attempt or None for attempt in attempts], pa.int32()) if any(attempts) else _nulls(len(received)),
         pa.array([message.data for message in messages], pa.binary()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
 
 
 def cut(received: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

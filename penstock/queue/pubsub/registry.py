@@ -98,7 +98,7 @@ class Record:
 def google_name(path: Path) -> str:
     """Return Pub/Sub's name of the subscription at a path; InvalidRequest if it isn't subscription/project/name."""
     project, slash, name = path.key.partition("/")
-    if not (project and slash and name) or "/" in name:
+    if path.kind != "subscription" or not (project and slash and name) or "/" in name:
         raise InvalidRequest(f"{path}: expected subscription/PROJECT/NAME, such as subscription/my-project/orders")
     return f"projects/{project}/subscriptions/{name}"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.queue.pubsub.columns import SCHEMA
+from penstock.queue.pubsub.registry import MESSAGES
 from penstock.wire.exchange import Answer, Report, Welcome
 from penstock.wire.position import Position
 
@@ -76,7 +76,7 @@ class StandIn:
 
     def store(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Store what is new; return the place of each row."""
-        assert batch.schema.equals(SCHEMA)
+        assert batch.schema.equals(MESSAGES)
         batch.validate(full=True)
         places = []
         ends = dict(self.position)

@@ -55,6 +55,19 @@ def test_a_row_is_acked_once_it_is_released() -> None:
     assert core.counters["acks_confirmed"] == 4
 
 
+def test_every_confirmed_ack_is_counted_once() -> None:
+    """Of rows that lie in two shards by turns, and in requests that many batches share."""
+    core = make()
+    for batch in range(10):
+        first = core.received(ids(100, f"{batch}-"), arrived=0.0)
+        offsets = np.arange(batch * 50, batch * 50 + 50).repeat(2)
+        core.placed(first, np.tile([1, 0], 50), offsets, np.zeros(100, np.bool_))
+    core.released({0: 499, 1: 480})
+    assert len(sent(core, 1.0)) == 979
+    assert (core.counters["acks_confirmed"], len(core)) == (979, 21)
+    assert core.take_acked() == {0: [(0, 499)], 1: [(0, 480)]}
+
+
 def test_a_duplicate_below_the_released_is_acked_at_once() -> None:
     core = make()
     core.released({0: 100})
@@ -220,7 +233,9 @@ def test_forgotten_leases_are_neither_extended_nor_acked() -> None:
     place(core, third, [3], duplicates=[0])
     core.released({0: 10})
     assert sent(core, 50.0) == ["c0"]
-    assert (core.counters["forgotten"], len(core), core.take_acked()) == (6, 0, {0: [(3, 4)]})
+    assert (core.counters["forgotten"], len(core), core.take_acked()) == (6, 0, {0: [(0, 2), (3, 4)]}), (
+        "those were sent"
+    )
 
 
 def test_what_has_no_place_is_given_back() -> None:

@@ -132,6 +132,8 @@ class Leases:
     def forget(self) -> None:
         """Drop all leases: their ids mean nothing any more, or, after a restart of the emulator, other messages."""
         self.counters["forgotten"] += len(self)
+        for _, _, request in self._again:  # it was sent, and may have had its effect
+            self._note_acked(request, np.ones(len(request.leases), np.bool_))
         self._floor = self._next
         self._groups, self._places = _Groups(), _Places()
         for queue in (self._unplaced, self._extensions, self._waiting, self._again):
@@ -296,23 +298,18 @@ class Leases:
             self._schedule(group, request.sent + self.seconds * self._jitter())
 
     def _settle_ack(self, request: Request, now: float, outcomes: npt.NDArray[np.str_]) -> None:
-        transient = (outcomes == "transient") & (request.leases >= self._floor)
         if request.verb == "nack":
             self.counters["nacks"] += self._drop(request.leases)
             return
-        assert request.shards is not None
-        assert request.offsets is not None
-        live = sum(
-            int(np.count_nonzero(group.alive[rows])) * (not group.lapsed)
-            for group, rows in self._groups.find(request.leases[outcomes == "ok"])
-        )
-        final = ~transient & (request.leases >= self._floor)
-        self.counters["acks_confirmed"] += live
+        transient = (outcomes == "transient") & (request.leases >= self._floor)
+        confirmed = self._groups.find(np.sort(request.leases[outcomes == "ok"]))
+        self.counters["acks_confirmed"] += sum(len(rows) for group, rows in confirmed if not group.lapsed)
         self.counters["acks_failed"] += int(np.count_nonzero(outcomes == "permanent"))
-        self._drop(request.leases[final])
-        for shard in np.unique(request.shards[final]).tolist():
-            self._acked.setdefault(shard, []).append(request.offsets[final & (request.shards == shard)])
+        self._drop(request.leases[~transient])
+        self._note_acked(request, ~transient)
         if transient.any():
+            assert request.shards is not None
+            assert request.offsets is not None
             rows = transient.nonzero()[0]
             again = Request(
                 "ack", [request.ack_ids[row] for row in rows.tolist()], request.leases[rows], 0,
@@ -321,6 +318,13 @@ class Leases:
             pause = min(_FIRST_PAUSE * 2**request.attempt, _LONGEST_PAUSE)
             self._order += 1
             heapq.heappush(self._again, (now + pause, self._order, again))
+
+    def _note_acked(self, request: Request, rows: npt.NDArray[np.bool_]) -> None:
+        """Note that the acks of these rows were sent, and are not sent again."""
+        assert request.shards is not None
+        assert request.offsets is not None
+        for shard in np.unique(request.shards[rows]).tolist():
+            self._acked.setdefault(shard, []).append(request.offsets[rows & (request.shards == shard)])
 
     def _drop(self, leases: Numbers) -> int:
         """End these leases; return how many there were."""

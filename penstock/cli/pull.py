@@ -13,7 +13,7 @@ import click
 
 from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command, complete_path
-from penstock.client.exchange import Exchange
+from penstock.client.exchange import Exchange, Listener
 from penstock.errors import InvalidRequest
 from penstock.flight_server.supervisor import end_with
 from penstock.wire.paths import parse
@@ -68,12 +68,15 @@ def pull(
             f"pull needs Google's client, and {missing.name} is missing: pip install 'penstock-flight[cli,pubsub]'"
         ) from missing
 
+    class ListeningPuller(Puller, Listener):
+        """A puller as the listener of its exchange: a room below the client's knows no `Listener`."""
+
     subscription = google_name(parse(path))
     with invocation.connect() as client:
         settings = client.settings
-    puller = Puller(
+    puller: ListeningPuller = ListeningPuller(
         PubSub(Access(**access), subscription),
-        lambda listener: Exchange(settings, path, listener),
+        lambda: Exchange(settings, path, puller),
         PullOptions(method, streams, lease),
     )
     stops: list[bool] = []  # no event: a signal's handler must not take a lock

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -21,7 +21,7 @@ _ErrorT = TypeVar("_ErrorT", bound=BaseException)
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
-class Listener(Protocol):
+class Listener:
     """What an exchange tells; each function is called in the thread that reads the stream."""
 
     def answered(self, answer: wire.Answer, places: pa.RecordBatch | None) -> None:

@@ -19,7 +19,6 @@ from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, LimitExceeded, Lost, PenstockError, SchemaMismatch, TimedOut, Unavailable
 from penstock.rows import slices
 from penstock.wire.exchange import MOST_BYTES, MOST_UNACKED, Answer, Welcome
-from penstock.wire.position import Position
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0
 """Seconds before a stream is opened again; longer each time, until a batch is answered."""
@@ -165,9 +164,6 @@ class Producer(Listener):
             answered = self._take(answer)
         answered.set_result(answer)
         self._end_drained()
-
-    def released(self, position: Position) -> None:
-        """Do nothing: topics release nothing."""
 
     def draining(self) -> None:
         """Send no more on this stream, and end it once everything is answered."""

@@ -112,7 +112,7 @@ class Puller:
     It also is the listener of its exchange.
     """
 
-    def __init__(self, pubsub: PubSub, connect: Callable[[Puller], Exchange], options: PullOptions) -> None:
+    def __init__(self, pubsub: PubSub, connect: Callable[[], Exchange], options: PullOptions) -> None:
         self.stopping = threading.Event()
         """Nothing more is read."""
         self._pubsub, self._connect, self._options = pubsub, connect, options
@@ -386,7 +386,7 @@ class Puller:
             self._note_away(lost)
             return None
         try:
-            exchange = self._connect(self)
+            exchange = self._connect()
         except (Unavailable, TimedOut) as error:
             self._note_away(error)
             return None

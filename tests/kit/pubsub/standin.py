@@ -192,7 +192,7 @@ def pulling(server: StandIn, address: str, subscription: str, options: PullOptio
     from penstock.queue.pubsub import pull, transport
 
     pubsub = transport.PubSub(transport.Access(endpoint=address, allow_emulator=True), subscription)
-    puller = pull.Puller(pubsub, server.connect, options or pull.PullOptions())
+    puller: pull.Puller = pull.Puller(pubsub, lambda: server.connect(puller), options or pull.PullOptions())
     stop, errors = threading.Event(), list[BaseException]()
 
     def run() -> None:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from penstock.errors import InvalidRequest, Lost
+from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
+from penstock.flight_server.kinds.journal import JournalKind, check_journal
 from penstock.flight_server.kinds.kind import Handler, Handlers
-from penstock.queue.topics.consumers import Consumers
+from penstock.flight_server.state import State
 from penstock.queue.topics.topic import Topic
-from penstock.queue.topics.topics import Topics
 from penstock.wire import actions as wire
-from penstock.wire import paths
+from penstock.wire.paths import Path
 from penstock.wire.position import Position
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _Request = wire.AttachConsumer | wire.AskOffsets | wire.CommitPosition | wire.DetachConsumer
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumerActions:
-    """The actions `consumer.…` for the journals of one kind."""
+    """The actions `consumer.…`, for all kinds of journals."""
 
-    kind: str
-    topics: Topics
-    consumers: Consumers
+    def __init__(self, state: State) -> None:
+        self._state, self.topics, self.consumers = state, state.journals.topics, state.journals.consumers
 
     def handlers(self) -> Handlers:
         """Return the actions with their methods."""
@@ -36,18 +33,19 @@ class ConsumerActions:
 
     def attach(self, call: Call, request: wire.AttachConsumer) -> wire.AttachedConsumer:
         """Make a session the one that speaks for its consumer."""
-        topic = self._topic(request)
+        kind, path, topic = self._find(request)
         initial = self.topics.complete_position(topic, request.initial, topic.earliest())
         position = self.topics.complete_position(topic, request.position, initial)
         known = None if request.known is None else self.topics.complete_position(topic, request.known, position)
         committed = self.consumers.attach(
             topic, request.consumer, request.session, initial=initial, position=position, known=known
         )
+        kind.consumers_changed(path)
         return wire.AttachedConsumer(topic.journal, topic.epoch, self.topics.labelled(topic, committed))
 
     def offsets(self, call: Call, request: wire.AskOffsets) -> wire.Offsets:
         """Return where a topic begins and ends, and where a batch from `start` on would end."""
-        topic = self._topic(request)
+        _, _, topic = self._find(request)
         if request.consumer is not None and request.session is not None:
             self.consumers.heard(topic, request.consumer, request.session)
         begin = topic.earliest() if request.since is None else self.topics.at(topic, request.since)
@@ -63,35 +61,32 @@ class ConsumerActions:
 
     def commit(self, call: Call, request: wire.CommitPosition) -> wire.CommittedPosition:
         """Move a consumer's position."""
-        topic = self._topic(request)
+        kind, path, topic = self._find(request)
         position = self.topics.complete_position(topic, request.position, dict.fromkeys(topic.latest(), 0))
         committed = self.consumers.commit(topic, request.consumer, request.session, position)
+        kind.consumers_changed(path)
         return wire.CommittedPosition(self.topics.labelled(topic, committed))
 
     def detach(self, call: Call, request: wire.DetachConsumer) -> wire.Nothing:
         """Remove a consumer that will not return."""
-        self.consumers.detach(self._topic(request), request.consumer, request.session)
+        kind, path, topic = self._find(request)
+        self.consumers.detach(topic, request.consumer, request.session)
+        kind.consumers_changed(path)
         return wire.Nothing()
 
-    def _topic(self, request: _Request) -> Topic:
-        """Return the topic of a request, whose names and journal are checked."""
+    def _find(self, request: _Request) -> tuple[JournalKind, Path, Topic]:
+        """Return the journal of a request, whose names are checked, with its kind and path."""
         for field, name in (("consumer", request.consumer), ("session", request.session)):
             if name is not None and not _NAME.fullmatch(name):  # logs, tables and metrics show names as they are
                 raise InvalidRequest(
                     f"{field} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ -, got {len(name)}"
                 )
-        path = paths.parse(request.path)
-        if path.kind != self.kind:
-            raise InvalidRequest(f"{path} has no offsets: expected {self.kind}/…")
-        topic = self.topics.topic(str(path))
+        kind, path = self._state.locate(request.path)
+        if not isinstance(kind, JournalKind):
+            names = " or ".join(
+                f"{name}/…" for name, each in self._state.kinds.items() if isinstance(each, JournalKind)
+            )
+            raise InvalidRequest(f"{path} has no offsets: expected {names}")
+        topic = kind.journal(path)
         check_journal(topic, request.journal)
-        return topic
-
-
-def check_journal(topic: Topic, journal: str | None) -> None:
-    """Reject offsets of another journal: the topic was deleted and made again."""
-    if journal not in (None, topic.journal):
-        raise Lost(
-            f"{topic.path} was deleted and made again since: the offsets are of journal {str(journal)[:12]}, the topic "
-            f"has {topic.journal[:12]} now. Start again from earliest or latest; a Spark query needs a new checkpoint"
-        )
+        return kind, path, topic

@@ -17,6 +17,7 @@ from penstock.flight_server.exchange import exchange
 from penstock.flight_server.funnel import Frameless, funnel
 from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake, Streams
 from penstock.flight_server.get import get
+from penstock.flight_server.journals import Journals
 from penstock.flight_server.kinds.kind import Kind
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.metrics import Gauge, Metrics
@@ -41,7 +42,7 @@ class PenstockServer(flight.FlightServerBase):
         self._listen(config, streams, metrics)
         self.url = config.reached_at(self.port)
         self.state = State(
-            config, self.url, ledger, store, signer, metrics, streams,
+            config, self.url, self.port, ledger, store, signer, metrics, Journals(ledger, store, metrics), streams,
             watch=Watch(config.limits, every=config.watch_every),
             sweeper=Sweeper(ledger, store, self._tend),
             pool=ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store"),
@@ -50,8 +51,8 @@ class PenstockServer(flight.FlightServerBase):
         self.state.kinds.update((kind.name, kind(self.state)) for kind in kinds.KINDS)
         self._actions = Actions(self.state)
         metrics.gauges(self._gauges)
-        self._owned: tuple[Watch | Sweeper | LocalDoor | Kind, ...]
-        self._owned = (self.state.watch, self.state.sweeper, local, *self.state.kinds.values())
+        self._owned: tuple[Watch | Sweeper | LocalDoor | Kind | Journals, ...]
+        self._owned = (self.state.watch, self.state.sweeper, local, *self.state.kinds.values(), self.state.journals)
         for owned in self._owned:
             owned.start()
         streams.admit()
@@ -159,6 +160,7 @@ class PenstockServer(flight.FlightServerBase):
     def _tend(self, stop: Callable[[], bool]) -> None:
         for kind in self.state.kinds.values():
             kind.tend(stop)
+        self.state.journals.tend(stop)
 
     def _gauges(self) -> Iterator[Gauge]:
         state = self.state

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidRequest
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.gate import Streams
+from penstock.flight_server.journals import Journals
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.tickets import Signer
@@ -30,10 +31,13 @@ class State:
     config: ServerConfig
     url: str | None
     """The address that endpoints name; None if clients go on with the one that they have."""
+    port: int
+    """The one that it listens at."""
     ledger: Ledger
     store: SplitPayloadStore
     signer: Signer
     metrics: Metrics
+    journals: Journals
     streams: Streams
     watch: Watch
     sweeper: Sweeper

@@ -3,130 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest, SchemaMismatch, Unavailable
-from penstock.flight_server import endpoints
-from penstock.flight_server.consumer_actions import ConsumerActions, check_journal
+from penstock.flight_server.consumer_actions import ConsumerActions
 from penstock.flight_server.exchange import Stream
-from penstock.flight_server.kinds.kind import Handlers, Kind
+from penstock.flight_server.kinds.journal import JournalKind
+from penstock.flight_server.kinds.kind import Handlers
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
-from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
 from penstock.queue.topics import keys
-from penstock.queue.topics.append import Appender, SmallPut
-from penstock.queue.topics.compaction import Compactor
-from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.append import SmallPut
 from penstock.queue.topics.producers import ProducedBatch, Producers
-from penstock.queue.topics.retention import retain
-from penstock.queue.topics.topic import Topic
-from penstock.queue.topics.topics import Topics
-from penstock.rows import schemas, slices
+from penstock.rows import slices
 from penstock.rows.fitting import Fit
-from penstock.wire.actions import ConsumerState, Deleted, Description, ShardOffsets
+from penstock.wire.actions import Deleted
 from penstock.wire.exchange import Answer, Beat, Numbered
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
-from penstock.wire.read import Entry, ReadCommand
 
 
-class TopicKind(Kind):
+class TopicKind(JournalKind):
     """Topics: a put is durable and readable when it is answered, many small ones with one fsync."""
 
     name = "topic"
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        metrics = state.metrics
-        self._append_seconds = metrics.histogram(
-            "penstock_append_seconds", "Duration of a group of small puts, by step: its fsync, its transaction.", "step"
-        )
-        self._appended = metrics.counter("penstock_appended_puts_total", "Small puts to topics that were committed.")
-        self._gap = metrics.counter(
-            "penstock_gap_rows_total", "Rows that were removed before a consumer read them, which went on.", "topic"
-        )
-        metrics.gauges(self._gauges)
-        self.topics = Topics(state.ledger, state.store)
-        self.consumers = Consumers(state.ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows))
-        self._appender = Appender(state.ledger, state.store, self._count_group)
-        self.producers = Producers(state.ledger, self._appender)
-        self._compactor = Compactor(state.ledger, state.store)
-
-    def start(self) -> None:
-        self._appender.start()
-
-    def close(self) -> None:
-        self._appender.close()
+        state.metrics.gauges(self._gauges)
+        self.producers = Producers(state.ledger, state.journals.appender)
 
     def tend(self, stop: Callable[[], bool]) -> None:
-        """Expire consumers and producers, remove rows, make large parts of small ones."""
-        self.consumers.expire()
+        """Expire producers."""
         self.producers.expire()
-        retain(self.state.ledger)
-        self._compactor.compact(stop)
 
     def totals(self) -> dict[str, int]:
         return {"topics": self.topics.count()}
 
     def actions(self) -> Handlers:
-        return ConsumerActions(self.name, self.topics, self.consumers).handlers()
-
-    # --- reading ----------------------------------------------------------------------------
-
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        topic = self.topics.topic(str(path))
-        check_journal(topic, command.journal)
-        selection = _select(topic, command)
-        if command.start is not None and command.since is not None:
-            raise InvalidRequest(f"{path}: expected `start` or `since`, not both")
-        begin = {} if command.since is None else self.topics.at(topic, command.since)
-        start = self.topics.complete_position(topic, command.start, begin)
-        end = self.topics.complete_position(topic, command.end, topic.latest())
-        expires = self.state.ticket_expiry()
-        pieces = self.topics.range(topic, start, end, ticketed_until=expires)
-        entry = replace(self._entry(topic), life=self.topics.labelled(topic, topic.latest()).life)
-        return endpoints.readable(self.state, descriptor, selection, pieces, entry, expires)
-
-    def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
-        return _select(self.topics.topic(str(path)), command).schema
-
-    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
-        """List the topics below a folder, at any depth: topics have no lines for folders."""
-        below = self.topics.below(str(folder))
-        for topic in below or ([self.topics.topic(str(folder))] if folder.key else []):
-            yield endpoints.listed(self._entry(topic), topic.schema)
-
-    def describe(self, path: Path) -> Description:
-        topic = self.topics.topic(str(path))
-        return Description(
-            "topic", topic.path, topic.rows, topic.bytes, topic.part_count, topic.changed,
-            schemas.to_json(topic.schema), journal=topic.journal, epoch=topic.epoch, key=topic.key,
-            keep_seconds=topic.keep_seconds, keep_bytes=topic.keep_bytes,
-            shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
-            queries=self.state.ledger.last_epochs(topic.path),
-            oldest=self.consumers.age(self.topics.behind(topic, {})) if topic.rows else None,
-            consumers=tuple(
-                ConsumerState(
-                    each.consumer, each.state, each.position, each.seen,
-                    each.lag_rows, each.lag_bytes, each.lag_seconds,
-                )
-                for each in self.consumers.of(topic)
-            ),
-        )  # fmt: skip
-
-    def _entry(self, topic: Topic) -> Entry:
-        count = len(topic.shards)
-        state = f"{count} shards by {topic.key}" if topic.key else "1 shard" if count == 1 else f"{count} shards"
-        return Entry(
-            topic.path, "topic", topic.rows, topic.bytes, topic.part_count, topic.changed, state, self.state.local
-        )
+        return ConsumerActions(self.state).handlers()
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -157,7 +77,7 @@ class TopicKind(Kind):
                     return self._keep(write, upload, chain([first, second], parts), own=True)
             upload.check_whole()
             try:
-                return self._appender.append(_small_put(path, command, upload, first))
+                return self.state.journals.appender.append(_small_put(path, command, upload, first))
             except SchemaMismatch as unlike:
                 self.state.ledger.fit_schema(str(path), upload.sent.remove_metadata())  # or the difference again
                 raise Unavailable(
@@ -212,11 +132,6 @@ class TopicKind(Kind):
 
     # --- metrics ----------------------------------------------------------------------------
 
-    def _count_group(self, step: str, seconds: float, puts: int) -> None:
-        self._append_seconds.labels(step).observe(seconds)
-        if step == "ledger":
-            self._appended.inc(puts)
-
     def _gauges(self) -> Iterator[Gauge]:
         yield Gauge("penstock_producers", "Producers that have a stream.", self.producers.live())
         for topic in self.topics.below("topic/"):
@@ -230,12 +145,6 @@ class TopicKind(Kind):
                     yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)
                     yield Gauge("penstock_consumer_lag_bytes", "Bytes of these rows.", each.lag_bytes, labels)
                     yield Gauge("penstock_consumer_lag_seconds", "Age of the oldest row.", each.lag_seconds, labels)
-
-
-def _select(topic: Topic, command: ReadCommand) -> Selection:
-    if command.part is not None:
-        raise InvalidRequest(f"{topic.path} is a topic and has no numbered parts: name a range with start and end")
-    return select(command, topic.path, topic.schema, meta=True)
 
 
 def _check_mode(path: Path, mode: Mode | None) -> None:

@@ -1,0 +1,54 @@
+"""What topics and subscriptions share: their journals and consumers, the one committer, the compactor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.flight_server.metrics import Metrics
+from penstock.ledger.ledger import Ledger
+from penstock.queue.pubsub import registry
+from penstock.queue.topics.append import Appender
+from penstock.queue.topics.compaction import Compactor
+from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.retention import retain
+from penstock.queue.topics.topics import Topics
+from penstock.store.payloads import SplitPayloadStore
+
+
+class Journals:
+    """The journals of a server, whatever kind fills them."""
+
+    def __init__(self, ledger: Ledger, store: SplitPayloadStore, metrics: Metrics) -> None:
+        self._append_seconds = metrics.histogram(
+            "penstock_append_seconds", "Duration of a group of small puts, by step: its fsync, its transaction.", "step"
+        )
+        self._appended = metrics.counter("penstock_appended_puts_total", "Small puts to topics that were committed.")
+        self._gap = metrics.counter(
+            "penstock_gap_rows_total", "Rows that were removed before a consumer read them, which went on.", "topic"
+        )
+        self._ledger = ledger
+        self.topics = Topics(ledger, store)
+        self.consumers = Consumers(
+            ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows), changed=registry.release
+        )
+        self.appender = Appender(ledger, store, self._count_group)
+        self._compactor = Compactor(ledger, store)
+
+    def start(self) -> None:
+        """Start the committer."""
+        self.appender.start()
+
+    def close(self) -> None:
+        """Commit what waits, and end the committer."""
+        self.appender.close()
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """Expire consumers, remove rows, make large parts of small ones."""
+        self.consumers.expire()
+        retain(self._ledger)
+        self._compactor.compact(stop)
+
+    def _count_group(self, step: str, seconds: float, puts: int) -> None:
+        self._append_seconds.labels(step).observe(seconds)
+        if step == "ledger":
+            self._appended.inc(puts)

@@ -28,6 +28,11 @@ _ADVERTISE = "The address that clients are told to read from, if it isn't --list
 _MEMORY = "Private memory of the process, or 'off'.  [default: half of the machine's]"
 _LIFE = "How long a read ticket is good, and what it names stays.  [default: 12h]"
 _DRAIN = "What running calls get when the server is told to stop.  [default: 30s]"
+_PULLERS = "Processes that pull each subscription.  [default: 1]"
+_CREDENTIALS = "A service account's key for Pub/Sub, file or JSON (better: the variable).  [default: ADC]"
+_IMPERSONATE = "Call Pub/Sub as this service account."
+_ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
+_EMULATOR = "Call the emulator at --pubsub-endpoint or PUBSUB_EMULATOR_HOST instead of Google."
 _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
 
 
@@ -71,6 +76,11 @@ def _size(text: str) -> int:
 @click.option("--http-token-file", type=_FILE, help="File with the token that shows names in /metrics; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
 @click.option("--accept-loss", is_flag=True, help="Start although changes or parts are gone, with what is left.")
+@click.option("--pullers", type=click.IntRange(0), help=_PULLERS)
+@click.option("--pubsub-credentials", metavar="KEY", help=_CREDENTIALS)
+@click.option("--pubsub-impersonate", metavar="EMAIL", help=_IMPERSONATE)
+@click.option("--pubsub-endpoint", metavar="HOST:PORT", help=_ENDPOINT)
+@click.option("--allow-emulator", is_flag=True, help=_EMULATOR)
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True, help="The log goes to stderr.")
 def serve(*, log_level: str, **options: Any) -> int:

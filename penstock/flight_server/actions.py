@@ -12,7 +12,7 @@ from penstock.errors import NotFound
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Handler
 from penstock.flight_server.state import State
-from penstock.wire.actions import DELETE, DESCRIBE, HEALTH, Deleted, Description, Health, Nothing, Target
+from penstock.wire.actions import DELETE, DESCRIBE, HEALTH, Deleted, DeleteTarget, Description, Health, Nothing, Target
 
 _NO_BODY = b'{"v":1}'
 
@@ -52,9 +52,11 @@ class Actions:
         kind, path = self._state.locate(request.path)
         return kind.describe(path)
 
-    def delete(self, call: Call, request: Target) -> Deleted:
+    def delete(self, call: Call, request: DeleteTarget) -> Deleted:
         """Delete the thing at a path."""
         kind, path = self._state.locate(request.path)
+        if request.delete:
+            kind.delete_source(path)
         deleted = kind.delete(path)
         steps.passed("delete.done")
         self._state.sweeper.soon()

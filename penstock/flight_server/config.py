@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.limits import ServerLimits
+from penstock.queue.pubsub.registry import MOST_PULLERS
 
 DEFAULT_LISTEN = "grpc://127.0.0.1:8815"
 DEFAULT_HTTP = "127.0.0.1:8816"
@@ -51,6 +52,14 @@ class ServerConfig:
     insecure: bool = False
     accept_loss: bool = False
     """Whether to start although something acknowledged is gone."""
+    pullers: int = 1
+    """Processes that pull each subscription, unless it says otherwise; 0 where others are started by hand."""
+    pubsub_credentials: str | None = field(default=None, repr=False)
+    """A service account's key, a file or its JSON; None: the environment's credentials (ADC)."""
+    pubsub_impersonate: str | None = None
+    pubsub_endpoint: str | None = None
+    allow_emulator: bool = False
+    """Whether Pub/Sub is the emulator at `pubsub_endpoint` or PUBSUB_EMULATOR_HOST."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     patience: float = 10.0
     """Seconds for which a start waits for a data folder or a port that another process has."""
@@ -72,6 +81,8 @@ class ServerConfig:
                 f"--http {self.http} is open to other machines, without TLS: say --http-tls (with --tls-cert and "
                 "--tls-key), listen on loopback, or say --insecure if everybody may see the metrics"
             )
+        if not 0 <= self.pullers <= MOST_PULLERS:
+            raise InvalidRequest(f"--pullers {self.pullers}: expected 0 to {MOST_PULLERS}")
         protected = url.scheme == "grpc+tls" and self.token_file is not None
         if not (protected or self.insecure or is_loopback(url.hostname)):
             raise InvalidRequest(

@@ -40,6 +40,8 @@ class ServerLimits:
     """Seconds for which a caller may leave the next batch of its answer unread: it may compute between batches."""
     exchange_idle: int = 60
     """Seconds for which the client of a do_exchange may send or read nothing; both ends beat thrice in that."""
+    dedup_ids: int = 10_000_000
+    """Messages that were acked, by which redeliveries are recognized, of all subscriptions: 24 bytes each."""
     put_time: int = 12 * 3600
     """Seconds that one do_put may take in all."""
     datasets: int = 1_000_000

@@ -188,6 +188,74 @@ class Nothing(Body):
     """A request or an answer without fields."""
 
 
+# --- subscriptions -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSubscription(Body):
+    """subscription.attach: pull a subscription of Pub/Sub into a journal, or change how; what is None stays."""
+
+    path: str
+    create: str | None = None
+    """projects/PROJECT/topics/TOPIC: make the subscription of it, if it is missing."""
+    ack: Literal["commit", "journal"] | None = None
+    pullers: int | None = None
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None
+    max_unreleased_rows: int | None = None
+    max_unreleased_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullerState(Body):
+    """A connected puller, as it has reported: its counters since its stream began."""
+
+    counters: dict[str, Any]
+    oldest_unacked: float | None = None
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionState(Body):
+    """What a subscription's owner knows, besides its journal."""
+
+    subscription: str
+    """Its name at Pub/Sub."""
+    ack: Literal["commit", "journal"]
+    released: Position
+    unreleased_rows: int
+    unreleased_bytes: int
+    max_unreleased_rows: int
+    max_unreleased_bytes: int
+    pullers: int
+    """Processes that the server starts; `connected` are those that there are, wherever they run."""
+    connected: tuple[PullerState, ...]
+    duplicates: dict[str, Any]
+    """By cause, since the server began."""
+    ids: int
+    """Messages by which redeliveries are recognized."""
+    waiting: int
+    """Batches that wait until something is released, or the disk has room."""
+    error: str | None = None
+    """Why it can't be pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedSubscription(Body):
+    """The answer of subscription.attach; `reason` says why its acks are what they are, where nobody has said."""
+
+    path: str
+    journal: str
+    ack: Literal["commit", "journal"]
+    reason: str
+    created: bool
+    """Whether it was made at Pub/Sub."""
+    attached: bool
+    """Whether it is new here."""
+    ordered: bool
+    exactly_once: bool
+
+
 # --- every kind ----------------------------------------------------------------------------
 
 
@@ -196,6 +264,14 @@ class Target(Body):
     """describe, delete: the thing at a path."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTarget(Body):
+    """delete: the thing at a path; with `delete` also what it stands for elsewhere, such as Pub/Sub's subscription."""
+
+    path: str
+    delete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +340,7 @@ class Description(Body):
     consumers: tuple[ConsumerState, ...] | None = None
     queries: tuple[LandedEpoch, ...] | None = None
     """Of a dataset or a topic: what the queries that write to it have landed last."""
+    subscription: SubscriptionState | None = None
     write: str | None = None
     mode: Mode | None = None
     state: State | None = None
@@ -286,6 +363,7 @@ class Health(Body):
     quarantined_parts: int | None = None
     datasets: int | None = None
     topics: int | None = None
+    subscriptions: int | None = None
     rows: int | None = None
     open_writes: int | None = None
     visible_bytes: int | None = None
@@ -307,14 +385,17 @@ COMMIT_POSITION = Action(
 )
 DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
 DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description)
-DELETE = Action("delete", "Delete the thing at a path; a write is aborted", Target, Deleted)
+DELETE = Action("delete", "Delete the thing at a path; a write is aborted", DeleteTarget, Deleted)
+ATTACH_SUBSCRIPTION = Action(
+    "subscription.attach", "Pull a subscription of Pub/Sub, or change how", AttachSubscription, AttachedSubscription
+)
 HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
         OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
-        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER,
+        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION,
     )
 }  # fmt: skip
 """Every action by name."""

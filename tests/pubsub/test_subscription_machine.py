@@ -76,8 +76,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @rule()
     def connects(self) -> None:
         puller = Puller()
-        position = self.owned.owner.connect(puller.stream)
-        assert dict(position) == self.released
+        self.owned.owner.connect(puller.stream, puller.welcomed.append)
+        assert dict(puller.welcomed[-1]) == self.released
         self.pullers.append(puller)
 
     @precondition(lambda self: len(self.pullers) > 1)

@@ -86,6 +86,10 @@ class Kind:
         """Remove the thing at a path; what read tickets name stays readable for their life."""
         raise self._refusal(path, Kind.delete, "deleted")
 
+    def delete_source(self, path: Path) -> None:
+        """Delete what fills the thing at a path, wherever that is; `delete` is called afterwards."""
+        raise self._refusal(path, Kind.delete_source, "deleted with its source")
+
     def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
         """Open a write to a path, or join the open one of its run."""
         raise self._refusal(path, Kind.open, "written")

@@ -70,7 +70,7 @@ class PullerStream:
 
     answer: Callable[[int, pa.RecordBatch], None]
     """Called with a batch's number and the place of each of its rows, in the order of the numbers."""
-    refuse: Callable[[BaseException], None]
+    refuse: Callable[[Exception], None]
     """Called once: a batch was not stored, and no later one will be."""
     push: Callable[[Position], None]
     """Called with what is released, whenever that has moved. None of the three may wait, or raise."""
@@ -157,6 +157,8 @@ class Subscription:
         self._ledger, self._topics, self._store, self._appender = ledger, topics, store, appender
         self.window_ids = window_ids
         self._lock = threading.RLock()  # everything below
+        self._changed = threading.Condition(self._lock)
+        """Notified when a batch has left the committer."""
         self._record = registry.by_path(ledger.database, path)
         topic = topics.topic(path)
         self.journal = topic.journal
@@ -258,8 +260,13 @@ class Subscription:
 
     # --- pullers ----------------------------------------------------------------------------
 
-    def connect(self, stream: PullerStream) -> Position:
-        """Begin to serve a puller; return what is released."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether pullers are served."""
+        return self._is_ready.is_set()
+
+    def connect(self, stream: PullerStream, welcome: Callable[[Position], None]) -> None:
+        """Begin to serve a puller: `welcome` is called with what is released, before anything else is said."""
         if not self._is_ready.is_set():
             raise Unavailable(f"{self.path}: its index is being read back from the journal", retry_after=1)
         with self._lock:
@@ -267,7 +274,7 @@ class Subscription:
             self._connections += 1
             stream.number = self._connections
             self._streams.append(stream)
-            return self._position()
+            welcome(self._position())
 
     def disconnect(self, stream: PullerStream) -> None:
         """Serve a puller no more: what it has sent is appended or not, and no one is told."""
@@ -275,6 +282,11 @@ class Subscription:
             if stream in self._streams:
                 self._streams.remove(stream)
             self._parked = [batch for batch in self._parked if batch.stream is not stream]
+
+    def settled(self, stream: PullerStream, timeout: float) -> None:
+        """Wait until the batches of a puller at the committer have their answers; not for those that are parked."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(each.stream is not stream for each in self._in_flight), timeout)
 
     def submit(self, stream: PullerStream, number: int, batch: pa.RecordBatch) -> None:
         """Take a puller's batch; it is answered once its rows are durable, or ends the stream."""
@@ -388,9 +400,10 @@ class Subscription:
                 self._warn(str(error))
                 return
             del self._in_flight[batch]
+            self._changed.notify_all()
             known, batch.stream.failed = batch.stream.failed, True
         if not known:
-            batch.stream.refuse(error)
+            batch.stream.refuse(error if isinstance(error, Exception) else Unavailable("the server is shutting down"))
 
     def _park(self, batch: PulledBatch) -> None:
         """Put a batch aside, in front of those of its stream that came later."""
@@ -405,6 +418,7 @@ class Subscription:
     def _answer(self, batch: PulledBatch) -> None:
         """Answer a batch: the place of each row, old or new."""
         self._in_flight.pop(batch, None)
+        self._changed.notify_all()
         missing = batch.places == UNKNOWN
         if missing.any():  # duplicates of this batch, and of others that were appended with it
             batch.places[missing] = self._index.find(batch.keys.take(np.flatnonzero(missing)))

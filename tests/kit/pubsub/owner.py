@@ -64,8 +64,9 @@ class Puller:
     sent: dict[int, list[Key]] = field(default_factory=dict)
     answers: dict[int, list[tuple[Place, bool]]] = field(default_factory=dict)
     """Batch -> the place of each row, and whether it is a duplicate."""
-    refusals: list[BaseException] = field(default_factory=list)
+    refusals: list[Exception] = field(default_factory=list)
     pushed: list[Position] = field(default_factory=list)
+    welcomed: list[Position] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stream = PullerStream(self.answered, self.refusals.append, self.pushed.append)
@@ -115,7 +116,7 @@ class Owned:
 
     def puller(self) -> Puller:
         puller = Puller()
-        self.owner.connect(puller.stream)
+        self.owner.connect(puller.stream, puller.welcomed.append)
         return puller
 
     def send(self, puller: Puller, keys: Sequence[Key], ordering: Sequence[str] | None = None) -> int:

@@ -1,0 +1,360 @@
+"""subscription/…: Pub/Sub's subscriptions, journals that pullers fill and whose release is their acks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock import steps
+from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, Unavailable, of_code
+from penstock.flight_server.exchange import Stream
+from penstock.flight_server.gate import Call
+from penstock.flight_server.kinds.journal import JournalKind
+from penstock.flight_server.kinds.kind import Handler, Handlers
+from penstock.flight_server.metrics import Gauge
+from penstock.flight_server.pullers import Pullers, pullers_of
+from penstock.flight_server.state import State
+from penstock.queue.pubsub import registry
+from penstock.queue.pubsub.registry import Options
+from penstock.queue.topics import journal
+from penstock.queue.topics.topic import Topic
+from penstock.wire import actions as wire
+from penstock.wire.exchange import Answer, Beat, Numbered, Released, Report, Welcome
+from penstock.wire.paths import Path, parse
+from penstock.wire.position import Position
+
+if TYPE_CHECKING:
+    from penstock.queue.pubsub.source import Source, Subscriptions
+    from penstock.queue.pubsub.subscription import PullerStream, Subscription
+
+log = logging.getLogger("penstock")
+_LOOK = 0.5
+"""Seconds between looks after subscriptions and their pullers."""
+_MEND = 20.0
+"""Seconds between looks whether Pub/Sub lets a subscription be pulled again that it refused."""
+_END = 30.0
+"""Seconds for which the end of a puller's stream waits for the answers of its last batches."""
+
+
+class SubscriptionKind(JournalKind):
+    """Subscriptions: each has one owner in this process, and pullers in processes of their own."""
+
+    name = "subscription"
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._lock = threading.Lock()  # _owners
+        self._owners: dict[str, Subscription] = {}
+        self._attaching = threading.Lock()  # so that two first queries ask Pub/Sub once
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look_after, name="penstock-subscriptions", daemon=True)
+        state.metrics.gauges(self._gauges)
+
+    def start(self) -> None:
+        for path in registry.all_paths(self.state.ledger.database):
+            try:
+                self._open(path)
+            except PenstockError as error:  # the extra is missing
+                log.warning("%s: %s", path, error)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the pullers first: what they still send is committed."""
+        self._stopped.set()
+        self._thread.join()
+        for owner in self._all_owners():
+            owner.close(Unavailable("the server is shutting down", retry_after=2))
+
+    def totals(self) -> dict[str, int]:
+        with self._lock:
+            return {"subscriptions": len(self._owners)}
+
+    def actions(self) -> Handlers:
+        yield Handler(wire.ATTACH_SUBSCRIPTION, self.attach)
+
+    # --- attach, detach ---------------------------------------------------------------------
+
+    def attach(self, call: Call, request: wire.AttachSubscription) -> wire.AttachedSubscription:
+        """Attach a subscription, or change what it says."""
+        path = parse(request.path)
+        if path.kind != self.name:
+            raise InvalidRequest(f"{path} is no subscription: expected subscription/PROJECT/NAME")
+        options = Options(
+            request.ack, request.pullers, request.keep_seconds, request.keep_bytes,
+            request.max_unreleased_rows, request.max_unreleased_bytes,
+        )  # fmt: skip
+        with self._attaching:
+            return self._attach(path, options, request.create)
+
+    def _attach(self, path: Path, options: Options, create: str | None = None) -> wire.AttachedSubscription:
+        """Attach a subscription.
+
+        1. Pub/Sub says that it is there, and may be pulled. 2. The ledger has it. 3. Its owner, and then its pullers.
+        """
+        name = registry.google_name(path)
+        options.check(str(path))
+        source = self._look(name, create)  # 1.
+        default, reason = _default_ack(source)
+        record, is_new = self.state.ledger.change(  # 2.
+            lambda t: registry.attach(
+                t, str(path), options, ack=default, is_ordered=source.is_ordered, retention=source.retention
+            )
+        )
+        steps.passed("subscription.attached")
+        owner = self._open(str(path))  # 3.
+        owner.advance()
+        owner.recover()
+        if options.ack is not None:
+            reason = "as you said"
+        elif record.ack != default:
+            reason = "as it was attached"
+        log.info("%s is attached: ack=%s, %s", path, record.ack, reason)
+        return wire.AttachedSubscription(
+            str(path), owner.journal, record.ack, reason, source.created, is_new, source.is_ordered,
+            source.is_exactly_once,
+        )  # fmt: skip
+
+    def _look(self, name: str, create: str | None = None) -> Source:
+        """Ask Pub/Sub about a subscription."""
+        return self._subscriptions().look(name, create=create)
+
+    def _subscriptions(self) -> Subscriptions:
+        """Return Pub/Sub's subscriptions, called as the server's settings say."""
+        try:
+            from penstock.queue.pubsub.source import Subscriptions
+            from penstock.queue.pubsub.transport import Access
+        except ImportError as missing:
+            raise _extra_is_missing(missing) from missing
+        config = self.state.config
+        access = Access(
+            config.pubsub_credentials, config.pubsub_impersonate, config.pubsub_endpoint, config.allow_emulator
+        )
+        return Subscriptions(access)
+
+    def delete_source(self, path: Path) -> None:
+        """Delete the subscription at Pub/Sub."""
+        registry.by_path(self.state.ledger.database, str(path))
+        self._subscriptions().delete(registry.google_name(path))
+
+    def delete(self, path: Path) -> wire.Deleted:
+        """Detach a subscription: its journal goes, what isn't acked is redelivered to whoever subscribes next."""
+        with self._attaching:
+            topic = self.topics.remove(str(path))
+            with self._lock:
+                owner = self._owners.pop(topic.path, None)
+            if owner is not None:
+                owner.close(NotFound(f"{path} was detached"))
+        return wire.Deleted(topic.path, topic.rows, topic.bytes, topic.part_count)
+
+    # --- owners -----------------------------------------------------------------------------
+
+    def _open(self, path: str) -> Subscription:
+        """Return the owner of an attached subscription, made if it is the first call."""
+        try:
+            from penstock.queue.pubsub.subscription import Subscription
+        except ImportError as missing:
+            raise _extra_is_missing(missing) from missing
+        with self._lock:
+            owner = self._owners.get(path)
+            if owner is None:
+                journals = self.state.journals
+                owner = Subscription(path, self.state.ledger, self.topics, self.state.store, journals.appender)
+                self._owners[path] = owner
+                name = f"penstock-index-{path[-40:]}"
+                threading.Thread(target=self._rebuild, args=(owner,), name=name, daemon=True).start()
+            for each in self._owners.values():
+                each.window_ids = self.state.limits.dedup_ids // len(self._owners)
+        return owner
+
+    def _rebuild(self, owner: Subscription) -> None:
+        began = time.monotonic()
+        try:
+            owner.rebuild(self._stopped.is_set)
+        except Exception as error:
+            log.exception("%s: its index can't be read back, so it isn't pulled", owner.path)
+            owner.fail(error if isinstance(error, PenstockError) else InvalidRequest(f"{owner.path}: see the log"))
+            return
+        ids = owner.state().ids
+        if ids:
+            log.info("%s: %s ids were read back in %.1f s", owner.path, f"{ids:,}", time.monotonic() - began)
+
+    def _owner(self, path: str) -> Subscription:
+        """Return the owner of an attached subscription."""
+        with self._lock:
+            owner = self._owners.get(path)
+        if owner is None:
+            registry.by_path(self.state.ledger.database, path)
+            return self._open(path)
+        return owner
+
+    def _all_owners(self) -> list[Subscription]:
+        with self._lock:
+            return list(self._owners.values())
+
+    # --- consumers --------------------------------------------------------------------------
+
+    def journal(self, path: Path) -> Topic:
+        """Return a subscription's journal, attached by its first consumer; an error if nobody can pull it."""
+        if journal.find(self.state.ledger.database, str(path)) is None:
+            with self._attaching:
+                if journal.find(self.state.ledger.database, str(path)) is None:
+                    self._attach(path, Options())
+        self._owner(str(path)).check()
+        return self.topics.topic(str(path))
+
+    def consumers_changed(self, path: Path) -> None:
+        """Tell the pullers what is released now."""
+        self._owner(str(path)).advance()
+
+    # --- pullers ----------------------------------------------------------------------------
+
+    def exchange(self, path: Path, stream: Stream) -> None:
+        """Serve a puller: append what is new, answer with the place of each row, push what is released."""
+        from penstock.queue.pubsub.subscription import PullerStream
+
+        hello = stream.hello()
+        if hello.producer is not None:
+            raise InvalidRequest(f"{path}: a puller has nothing to lose, and no producer's id: say hello without one")
+        owner = self._owner(str(path))
+        puller = PullerStream(
+            answer=lambda n, places: stream.send(Answer(n), places),
+            refuse=stream.refuse,
+            push=lambda position: stream.send(Released(position)),
+        )
+        name, last = uuid.uuid4().hex, 0
+
+        def welcome(released: Position) -> None:
+            stream.send(Welcome(name, 0, stream.silence, journal=owner.journal, released=released))
+
+        owner.connect(puller, welcome)
+        try:
+            for message, batch in stream.messages():
+                if isinstance(message, Numbered) and batch is not None:
+                    if message.n != last + 1:
+                        raise InvalidRequest(f"{path}: expected batch {last + 1}, got {message.n}")
+                    last = message.n
+                    self.state.metrics.moved("in", batch.num_rows, batch.nbytes)
+                    owner.submit(puller, message.n, batch)
+                    owner.recover()
+                elif isinstance(message, Report):
+                    self._report(owner, puller, message)
+                elif not isinstance(message, Beat):
+                    raise InvalidRequest(f"{path}: a puller sends no message of type {message.type!r}")
+            owner.settled(puller, _END)
+        finally:
+            owner.disconnect(puller)
+
+    def _report(self, owner: Subscription, puller: PullerStream, report: Report) -> None:
+        owner.report(
+            puller,
+            counters=report.counters,
+            acked=_ranges(owner.path, report.acked),
+            oldest_unacked=report.oldest_unacked,
+        )
+        if report.code is not None:
+            owner.fail(of_code(report.code, report.text or report.code))
+
+    def _look_after(self) -> None:
+        """Tick the owners, and watch their pullers, which are children of this thread."""
+        pullers: dict[str, Pullers] = {}
+        mended: dict[str, float] = {}
+        while not self._stopped.wait(_LOOK):
+            owners = {owner.path: owner for owner in self._all_owners()}
+            for path in pullers.keys() - owners.keys():
+                pullers.pop(path).close()
+            now = time.monotonic()
+            for path, owner in owners.items():
+                try:
+                    owner.tick(now)
+                    if path not in pullers:
+                        pullers[path] = pullers_of(path, self.state.config, self.state.port)
+                    self._watch(owner, pullers[path], now)
+                    if owner.state().error is not None and now - mended.get(path, 0.0) >= _MEND:
+                        mended[path] = now
+                        self._mend(owner, pullers[path])
+                except Exception:
+                    log.exception("%s: looking after it failed, and is tried again", path)
+        for each in pullers.values():
+            each.close()
+
+    def _watch(self, owner: Subscription, pullers: Pullers, now: float) -> None:
+        if not owner.is_ready:
+            return
+        state = owner.state()
+        wanted = self.state.config.pullers if state.record.pullers is None else state.record.pullers
+        code = pullers.watch(now, wanted)
+        if code is not None and state.error is None:
+            owner.fail(
+                InvalidRequest(f"{owner.path}: its puller was refused (exit code {code}), the log has the cause")
+            )
+
+    def _mend(self, owner: Subscription, pullers: Pullers) -> None:
+        """See whether Pub/Sub lets a subscription be pulled again, and start its pullers if it does."""
+        try:
+            self._look(registry.google_name(parse(owner.path)))
+        except (NotFound, Denied, InvalidRequest) as refused:
+            owner.fail(refused)
+        except PenstockError as away:
+            log.debug("%s: %s", owner.path, away)
+        else:
+            owner.recover()
+            pullers.start_again()
+
+    # --- what is seen -----------------------------------------------------------------------
+
+    def describe(self, path: Path) -> wire.Description:
+        state = self._owner(str(path)).state()
+        record = state.record
+        return replace(
+            super().describe(path),
+            subscription=wire.SubscriptionState(
+                registry.google_name(path), record.ack, state.released, state.unreleased_rows, state.unreleased_bytes,
+                record.max_unreleased_rows, record.max_unreleased_bytes,
+                self.state.config.pullers if record.pullers is None else record.pullers,
+                tuple(wire.PullerState(dict(each.counters), each.oldest_unacked) for each in state.pullers),
+                dict(state.duplicates), state.ids, state.parked_batches,
+                None if state.error is None else str(state.error),
+            ),
+        )  # fmt: skip
+
+    def _gauges(self) -> Iterator[Gauge]:
+        for owner in self._all_owners():
+            state, labels = owner.state(), {"topic": owner.path}
+            yield Gauge("penstock_unreleased_rows", "Rows that aren't released.", state.unreleased_rows, labels)
+            yield Gauge("penstock_unreleased_bytes", "About their bytes.", state.unreleased_bytes, labels)
+            yield Gauge("penstock_dedup_ids", "Messages by which redeliveries are known.", state.ids, labels)
+            yield Gauge("penstock_pullers", "Pullers that are connected.", len(state.pullers), labels)
+            for cause, count in state.duplicates.items():
+                text = "Messages that came again since the server's start, by cause."
+                yield Gauge("penstock_duplicates", text, count, {**labels, "cause": cause})
+
+
+def _default_ack(source: Source) -> tuple[registry.Ack, str]:
+    """Return when messages are acked unless somebody says, and why."""
+    if source.is_ordered:
+        return "journal", "it has message ordering, where a key's next message waits for the ack of the last one"
+    if source.has_dead_letters:
+        return "journal", "it has a dead-letter policy, which counts each lease that lapses as an attempt"
+    return "commit", "the default"
+
+
+def _ranges(path: str, acked: dict[str, object]) -> dict[int, list[tuple[int, int]]]:
+    """Return the ranges of a report, which come as JSON."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for shard, pairs in acked.items():
+        try:
+            ranges[int(shard)] = [(int(first), int(end)) for first, end in pairs]  # type: ignore[attr-defined]
+        except (TypeError, ValueError) as malformed:
+            raise InvalidRequest(f"{path}: Report.acked: expected {{shard: [[first, end], …]}}") from malformed
+    return ranges
+
+
+def _extra_is_missing(missing: ImportError) -> InvalidRequest:
+    return InvalidRequest(
+        f"the server lacks {missing.name}, which subscriptions need: pip install 'penstock-flight[serve,pubsub]' there"
+    )

@@ -1,0 +1,123 @@
+"""The processes that pull: started and watched by the server, restarted with a backoff, ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.supervisor import MALLOC
+
+log = logging.getLogger("penstock")
+REFUSED = (2, 3, 6)
+"""Exit codes of `penstock pull` for what another try doesn't mend: options, subscription, permission."""
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between a puller's end and its next start: the first pause, doubled with each end up to the longest."""
+_CALM = 60.0
+"""Seconds after which an end is the first one again."""
+_ENDING = 10.0
+
+
+@dataclass
+class _Slot:
+    """One puller's place, whether it runs or waits for its next start."""
+
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    ends: int = 0
+    start_at: float = 0.0
+
+
+@dataclass
+class Pullers:
+    """The pullers of one subscription. For one thread, which lives as long as they do: they are killed with it."""
+
+    path: str
+    command: Sequence[str]
+    environment: dict[str, str] = field(repr=False)
+    _slots: list[_Slot] = field(default_factory=list)
+
+    def watch(self, now: float, wanted: int) -> int | None:
+        """Start what is missing, end what is too much; return the exit code of one that was refused, if one was."""
+        refused = None
+        for slot in self._slots:
+            code = None if slot.process is None else slot.process.poll()
+            if code is None:
+                continue
+            slot.process = None
+            slot.ends = 1 if now - slot.began > _CALM else slot.ends + 1
+            pause = _LONGEST_PAUSE if code in REFUSED else min(_PAUSE * 2 ** (slot.ends - 1), _LONGEST_PAUSE)
+            slot.start_at = now + pause
+            log.warning("%s: a puller has ended (%d), it starts again in %g s", self.path, code, pause)
+            refused = code if code in REFUSED else refused
+        while len(self._slots) < wanted:
+            self._slots.append(_Slot())
+        for slot in self._slots[wanted:]:
+            _end(slot)
+        del self._slots[wanted:]
+        for slot in self._slots:
+            if slot.process is None and now >= slot.start_at:
+                slot.process = subprocess.Popen(self.command, env=self.environment)  # noqa: S603  # our own words
+                slot.began = now
+        return refused
+
+    def start_again(self) -> None:
+        """Start those that wait, at the next look."""
+        for slot in self._slots:
+            slot.ends, slot.start_at = 0, 0.0
+
+    def processes(self) -> tuple[int, ...]:
+        """Return the ids of the processes that run."""
+        return tuple(slot.process.pid for slot in self._slots if slot.process is not None)
+
+    def close(self) -> None:
+        """End them: each nacks what it holds and nobody has seen."""
+        running = [slot.process for slot in self._slots if slot.process is not None]
+        for process in running:
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(_ENDING)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._slots.clear()
+
+
+def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
+    """Return the pullers of a subscription, none of them started. Secrets are in their environment alone."""
+    listen = urlsplit(config.listen)
+    host = listen.hostname or ""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # compared with, not bound to
+    host = f"[{host}]" if ":" in host else host
+    command = [
+        sys.executable, "-m", "penstock.cli.app", "pull", path,
+        "--url", f"{listen.scheme}://{host}:{port}", "--parent", str(os.getpid()),
+    ]  # fmt: skip
+    if config.allow_emulator:
+        command.append("--allow-emulator")
+    if config.pubsub_endpoint is not None:
+        command += ["--endpoint", config.pubsub_endpoint]
+    if config.pubsub_impersonate is not None:
+        command += ["--pubsub-impersonate", config.pubsub_impersonate]
+    secrets = {
+        "PENSTOCK_TOKEN": config.token,
+        "PENSTOCK_CA": None if config.tls_cert is None else str(config.tls_cert),
+        "PENSTOCK_PUBSUB_CREDENTIALS": config.pubsub_credentials,
+    }
+    ours = {*MALLOC, *secrets, "PENSTOCK_URL"}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    return Pullers(path, command, environment | {name: text for name, text in secrets.items() if text is not None})
+
+
+def _end(slot: _Slot) -> None:
+    if slot.process is not None:
+        slot.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            slot.process.wait(_ENDING)

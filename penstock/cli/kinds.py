@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.text import counted, format_age, format_size, format_table, printable
@@ -174,6 +174,37 @@ _TOPIC = Kind(
 )  # fmt: skip
 
 
+# --- subscriptions --------------------------------------------------------------------------
+
+
+def _of_pubsub(name: str) -> Callable[[Thing], Any]:
+    """Return what is known of a subscription besides its journal."""
+    return lambda thing: thing["subscription"].get(name)
+
+
+def _unreleased(thing: Thing) -> str:
+    state = thing["subscription"]
+    return f"{state['unreleased_rows']:,} rows ({format_size(state['unreleased_bytes'])})"
+
+
+def _duplicates(thing: Thing) -> str:
+    counts = thing["subscription"]["duplicates"]
+    return (
+        ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count) or "none since the server's start"
+    )
+
+
+_SUBSCRIPTION = replace(
+    _TOPIC, name="subscription", root="subscription", plural="subscriptions", appends=False,
+    deleted="detached {path}: {rows:,} rows, {size}; Pub/Sub keeps the subscription",
+    facts=_TOPIC.facts | {  # type: ignore[operator]  # it has some
+        "at Pub/Sub": _of_pubsub("subscription"), "ack": _of_pubsub("ack"), "unreleased": _unreleased,
+        "pullers": lambda thing: f"{len(thing['subscription']['connected'])} connected",
+        "duplicates": _duplicates, "error": _of_pubsub("error"),
+    },
+)  # fmt: skip
+
+
 # --- writes ---------------------------------------------------------------------------------
 
 _ENDED = {"finished": "yes", "aborted": "never, it was aborted", "expired": "never, it was idle for too long"}
@@ -218,4 +249,4 @@ _WRITE = Kind(
     ],
 )  # fmt: skip
 
-KINDS = (_FOLDER, _DATASET, _TOPIC, _WRITE)
+KINDS = (_FOLDER, _DATASET, _TOPIC, _SUBSCRIPTION, _WRITE)

@@ -29,6 +29,7 @@ _MEMORY = "Private memory of the process, or 'off'.  [default: half of the machi
 _LIFE = "How long a read ticket is good, and what it names stays.  [default: 12h]"
 _DRAIN = "What running calls get when the server is told to stop.  [default: 30s]"
 _PULLERS = "Processes that pull each subscription.  [default: 1]"
+_LEASE = "When Pub/Sub redelivers the messages of a puller that has died.  [default: 60]"
 _CREDENTIALS = "A service account's key for Pub/Sub, file or JSON (better: the variable).  [default: ADC]"
 _IMPERSONATE = "Call Pub/Sub as this service account."
 _ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
@@ -77,6 +78,7 @@ def _size(text: str) -> int:
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
 @click.option("--accept-loss", is_flag=True, help="Start although changes or parts are gone, with what is left.")
 @click.option("--pullers", type=click.IntRange(0), help=_PULLERS)
+@click.option("--pubsub-lease", type=click.IntRange(10, 600), metavar="SECONDS", help=_LEASE)
 @click.option("--pubsub-credentials", metavar="KEY", help=_CREDENTIALS)
 @click.option("--pubsub-impersonate", metavar="EMAIL", help=_IMPERSONATE)
 @click.option("--pubsub-endpoint", metavar="HOST:PORT", help=_ENDPOINT)

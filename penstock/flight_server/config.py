@@ -54,6 +54,8 @@ class ServerConfig:
     """Whether to start although something acknowledged is gone."""
     pullers: int = 1
     """Processes that pull each subscription, unless it says otherwise; 0 where others are started by hand."""
+    pubsub_lease: int = 60
+    """Seconds after which Pub/Sub redelivers the messages of a puller that has died."""
     pubsub_credentials: str | None = field(default=None, repr=False)
     """A service account's key, a file or its JSON; None: the environment's credentials (ADC)."""
     pubsub_impersonate: str | None = None

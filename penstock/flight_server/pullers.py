@@ -98,7 +98,7 @@ def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
     host = f"[{host}]" if ":" in host else host
     command = [
         sys.executable, "-m", "penstock.cli.app", "pull", path,
-        "--url", f"{listen.scheme}://{host}:{port}", "--parent", str(os.getpid()),
+        "--url", f"{listen.scheme}://{host}:{port}", "--parent", str(os.getpid()), "--lease", str(config.pubsub_lease),
     ]  # fmt: skip
     if config.allow_emulator:
         command.append("--allow-emulator")

@@ -11,9 +11,9 @@ import grpc
 from google.iam.v1 import iam_policy_pb2
 from google.protobuf import empty_pb2
 from google.pubsub_v1 import types
-from penstock.queue.pubsub.transport import Access, open_channel, translate
 
 from penstock.errors import Denied, InvalidRequest, NotFound
+from penstock.queue.pubsub.transport import Access, open_channel, translate
 
 _TIMEOUT = 10.0
 _CONSUME = "pubsub.subscriptions.consume"

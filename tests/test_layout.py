@@ -138,7 +138,8 @@ def importable() -> list[str]:
     of_spark = {
         Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py", "worker/pieces.py")
     }  # its base classes
-    of_pubsub = {Path("queue", "pubsub", name) for name in ("pull.py", "readers.py", "source.py", "transport.py")}  # gRPC's
+    of_grpc = ("pull.py", "readers.py", "source.py", "transport.py")
+    of_pubsub = {Path("queue", "pubsub", name) for name in of_grpc}
     files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_spark | of_pubsub]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]

@@ -163,7 +163,9 @@ ASKED: dict[str, Callable[[flight.FlightClient], object]] = {
 
 @pytest.mark.parametrize("verb", ASKED)
 def test_a_path_of_an_unknown_kind_is_refused_with_the_known(verb: str, bare: flight.FlightClient) -> None:
-    with refused("invalid", "path 'queue/", "expected one that begins with store/ or topic/ or subscription/ or write/"):
+    with refused(
+        "invalid", "path 'queue/", "expected one that begins with store/ or topic/ or subscription/ or write/"
+    ):
         ASKED[verb](bare)
 
 

@@ -203,7 +203,9 @@ def test_rm_detaches_and_deletes_only_if_told(server: ProcessServer, emulated: P
         eventually(lambda: client.info(pubsub_names.path).rows == 1, within=60)
         client.call(actions.DELETE, actions.DeleteTarget(pubsub_names.path))
         assert not list(client.list("subscription/"))
-        assert len(emulated.pull_all(pubsub_names.subscription, 1)) == 1, "what wasn't released is redelivered"
+        assert len(emulated.pull_all(pubsub_names.subscription, 1, within=90.0)) == 1, (
+            "what wasn't released is redelivered"
+        )
         attach(client, pubsub_names.path)
         client.call(actions.DELETE, actions.DeleteTarget(pubsub_names.path, delete=True))
         with pytest.raises(NotFound, match="does not exist at Pub/Sub"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.wire import actions
 from tests.kit.pubsub.emulator import Emulator, Names
 from tests.kit.server import ProcessServer, process_server
@@ -28,10 +28,12 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 class Query:
     """A consumer, as a query is one."""
 
-    def __init__(self, client: Client, path: str) -> None:
+    def __init__(self, client: Client, path: str, before: Query | None = None) -> None:
+        """Begin, or go on where a query was `before`, as one does from its checkpoint."""
         self.client, self.path = client, path
-        self.consumer, self.session = uuid.uuid4().hex, uuid.uuid4().hex
-        self.messages: dict[tuple[int, int], bytes] = {}
+        self.consumer: str = uuid.uuid4().hex if before is None else before.consumer
+        self.session = uuid.uuid4().hex
+        self.messages: dict[tuple[int, int], bytes] = {} if before is None else before.messages
         offsets = client.call(actions.ASK_OFFSETS, actions.AskOffsets(path))
         self.journal = offsets.journal
         self.position = client.call(
@@ -51,9 +53,8 @@ class Query:
             self.path, columns=["_shard", "_offset", "data"], start=dict(self.position), end=dict(offsets.end)
         ).read_all()
         rows = zip(*(table[name].to_pylist() for name in ("_shard", "_offset", "data")), strict=True)
-        before = len(self.messages)
-        self.messages |= {(shard, offset): data for shard, offset, data in rows}
-        assert len(self.messages) == before + table.num_rows
+        for shard, offset, data in rows:
+            assert self.messages.setdefault((shard, offset), data) == data
         self.position = offsets.end
         return int(table.num_rows)
 
@@ -212,6 +213,7 @@ def test_rm_detaches_and_deletes_only_if_told(server: ProcessServer, emulated: P
             attach(client, pubsub_names.path)
 
 
+@pytest.mark.faults
 def test_pullers_that_are_killed_lose_nothing(server: ProcessServer, emulated: PubSub, pubsub_names: Names) -> None:
     emulated.create_topic(pubsub_names.topic)
     emulated.create_subscription(pubsub_names.subscription, pubsub_names.topic)
@@ -241,6 +243,7 @@ def test_pullers_end_with_a_server_that_is_killed(server: ProcessServer, emulate
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), within=20)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("step", ["append.durable", "append.committed", "pull.committed", "release.recorded"])
 def test_a_server_killed_at_a_step_loses_and_doubles_nothing(
     tmp_path: Path, emulator_variable: str, emulated: PubSub, pubsub_names: Names, step: str
@@ -251,11 +254,13 @@ def test_a_server_killed_at_a_step_loses_and_doubles_nothing(
     path = pubsub_names.path
     settings: dict[str, Any] = {"allow_emulator": True, "pubsub_lease": 10}
     with process_server(tmp_path / "data", crash_at=step, crash_on=2, **settings) as server:
-        with connect(server.url, retry_for=1) as client, contextlib.suppress(Exception):
-            Query(client, path).read_until(2_000)
+        with connect(server.url, retry_for=1) as client:
+            query = Query(client, path)
+            with contextlib.suppress(PenstockError):
+                query.read_until(2_000)
         eventually(lambda: server.process.poll() is not None, within=60)
     with process_server(tmp_path / "data", **settings) as server, connect(server.url) as client:
-        query = Query(client, path)
+        query = Query(client, path, query)
         query.read_until(2_000)
 
         def nothing_is_left() -> bool:

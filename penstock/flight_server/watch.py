@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -176,9 +177,18 @@ class Watch:
                 silent = [
                     each for each in self._exchanges.values() if each.reason is None and self._is_silent(each, now)
                 ]
-            for peer, reason in [(each.peer, each.reason) for each in late] + [(e.peer, e.reason) for e in silent]:
-                log.warning("%s: %s", peer, reason)
-                cut(peer)
+            self._cut(*late, *silent)
+
+    def _cut(self, *calls: _Watched | WatchedExchange) -> None:
+        """Shut the connections of these calls' peers; the next look tries those again for which that fails."""
+        for each in calls:
+            try:
+                cut(each.peer)
+            except OSError as failed:  # no descriptor is free to look for the socket
+                log.warning("%s can't be cut for now: %s", each.peer, failed)
+                each.reason = None
+            else:
+                log.warning("%s: %s", each.peer, each.reason)
 
     def _is_silent(self, watched: WatchedExchange, now: float) -> bool:
         idle = float(self._limits.exchange_idle)
@@ -192,9 +202,10 @@ class Watch:
         return watched.reason is not None
 
     def _is_late(self, watched: _Watched, now: float) -> bool:
-        if watched.waiting_since is None:
+        since = watched.waiting_since
+        if since is None:
             return False
-        idle = now - watched.waiting_since
+        idle = now - since
         if watched.attempt is None:
             if idle > self._get_idle:
                 watched.reason = (
@@ -217,7 +228,7 @@ class Watch:
 def cut(peer: str) -> bool:
     """Shut down this process's sockets to a peer, as gRPC writes it: ipv4:127.0.0.1:40712, ipv6:%5B::1%5D:40712.
 
-    Returns whether there was one.
+    Returns whether there was one. An OSError says that no descriptor is free to look for it.
     """
     address = peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
     was_connected = False
@@ -231,6 +242,8 @@ def cut(peer: str) -> bool:
                 if address in (f"{host.removeprefix('::ffff:')}:{port}", f"[{host}]:{port}"):
                     connection.shutdown(socket.SHUT_RDWR)
                     was_connected = True
-        except (OSError, ValueError, AttributeError):  # not connected, not an internet socket, or closed meanwhile
-            continue
+        except (OSError, ValueError, AttributeError) as failed:
+            if getattr(failed, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise
+            continue  # not connected, not an internet socket, or closed meanwhile
     return was_connected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -250,6 +251,23 @@ def test_a_silent_put_is_cut_and_leaves_nothing(make_server: Make, tmp_path: Pat
         assert files(tmp_path / "data" / "parts") == files(tmp_path / "data" / "tmp") == set()
         put(other, at("store/idle"), [trips(2)])
         assert ids(other, "store/idle") == [2]
+
+
+def test_a_put_is_cut_once_a_descriptor_is_free(
+    make_server: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever opens connections until none is left must not end the watch for good."""
+
+    def none_is_free(fd: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    server = make_server(limits=ServerLimits(put_idle=1), watch_every=0.1)
+    with flight.connect(server.url) as silent, idle_put(silent) as ended:
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(os, "dup", none_is_free)
+            eventually(lambda: "can't be cut for now" in caplog.text)
+        eventually(lambda: server.state.streams.open_streams == 0, what="it was cut")
+    assert ended.type is flight.FlightUnavailableError
 
 
 def test_a_put_that_takes_too_long_is_cut(make_server: Make) -> None:

@@ -109,7 +109,11 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._due[request] = time.monotonic() + _DEADLINE
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no memory for a thread
+            del self._due[request]
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -162,6 +162,18 @@ def test_metrics_of_a_topic_show_rows_appends_and_consumers(door: str, reading: 
     assert samples['penstock_errors_total{code="fenced",verb="do_action"}'] == 1
 
 
+def test_requests_that_get_no_thread_take_no_place(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", no_memory)
+        for _ in range(http_module._THREADS):
+            with suppress(OSError):
+                ask(f"{door}/healthz")
+    assert ask(f"{door}/healthz") == (200, "ok\n")
+
+
 def test_an_open_put_is_seen_as_an_open_stream(door: str, bare: flight.FlightClient) -> None:
     writer, _ = bare.do_put(at("store/x"), trips(1).schema)
     writer.write_batch(trips(1))

@@ -81,11 +81,13 @@ def _opened(data: Path | None, store: str) -> tuple[Path, DiskMedium]:
 
 def _is_served(data: Path) -> bool:
     """Whether a server has the folder."""
-    with (data / "lock").open("a") as file:
-        try:
+    try:
+        with (data / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # of a backup
+        return False
     return False
 
 
@@ -101,7 +103,6 @@ def _report(invocation: Invocation, name: str, verified: Verified) -> int:
             f"{name}: {counted(verified.parts, 'part')}, {verified.rows:,} rows, {format_size(verified.bytes)}: {state}"
         )
         if verified.unnamed or verified.quarantined:
-            click.echo(
-                f"  {verified.unnamed:,} parts are named by nothing, {verified.quarantined:,} are in quarantine/"
-            )
+            unnamed = counted(verified.unnamed, "part")
+            click.echo(f"  {unnamed} that nothing names, {verified.quarantined:,} in quarantine/")
     return FAILED if verified.losses else 0

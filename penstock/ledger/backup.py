@@ -36,6 +36,7 @@ def backup(
         raise AlreadyExists(f"{target} exists: name a new folder")
     draft = target.with_name(f"{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(mode=0o700, parents=True)  # before the key of the tickets is in it
     copies = DiskMedium(draft)
     missing: set[str] | None = None
     for _ in range(_TRIES):

@@ -355,6 +355,7 @@ def copy_file(path: Path, target: Path) -> None:
     try:
         with closing(_open_for_reading(path)) as connection, closing(sqlite3.connect(target)) as copy:
             connection.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # so that a read-only disk is enough to verify it
     except sqlite3.DatabaseError as error:
         raise translated(error) from error
     target.chmod(0o600)

@@ -45,6 +45,16 @@ def test_a_backup_is_verified_before_it_has_its_name(here: Run, data: Path, tmp_
     assert (done.code == 0, "name a new folder" in done.err) == (False, True), done.err
 
 
+def test_a_backup_is_its_owners_and_verified_read_only(here: Run, data: Path, tmp_path: Path) -> None:
+    """It has the key of the tickets; and a snapshot or another's disk may be mounted without a right to write."""
+    target = tmp_path / "monday"
+    assert here("backup", str(target), "--data", str(data)).code == 0
+    assert target.stat().st_mode & 0o077 == 0
+    before = sorted(target.rglob("*"))
+    assert here("verify", "--data", str(target)).code == 0
+    assert sorted(target.rglob("*")) == before, "neither a lock nor a log was made"
+
+
 def test_verify_says_where_no_data_folder_is(here: Run, tmp_path: Path) -> None:
     done = here("verify", "--data", str(tmp_path / "nowhere"))
     assert done.code != 0

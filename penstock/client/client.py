@@ -55,7 +55,7 @@ def connect(
     return Client(
         ConnectSettings(
             url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL,
-            token or os.environ.get("PENSTOCK_TOKEN") or None,
+            (token or os.environ.get("PENSTOCK_TOKEN") or "").strip() or None,  # a file's line has an end
             ca or os.environ.get("PENSTOCK_CA") or None,
             cert or os.environ.get("PENSTOCK_CERT") or None,
             key or os.environ.get("PENSTOCK_KEY") or None,

@@ -32,6 +32,10 @@ class ConnectSettings:
     retry_for: float | None = None
     """Seconds during which a server that is busy, restarting or unreachable is tried again."""
 
+    def __post_init__(self) -> None:
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise InvalidRequest("token: expected one line of printable ASCII characters, as a header carries it")
+
     def retry_seconds(self, default: float = RETRY_FOR) -> float:
         """Return how long to retry: `retry_for`, or the default if that isn't set."""
         return default if self.retry_for is None else self.retry_for

@@ -277,6 +277,14 @@ class TestPrinting:
         client = connect("grpc://127.0.0.1:1", token="canary-canary-canary")
         assert "canary" not in repr(client) + repr(client.settings)
 
+    def test_a_token_read_from_a_file_may_end_its_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert connect("grpc://127.0.0.1:1", token="canary\n").settings.token == "canary"
+        monkeypatch.setenv("PENSTOCK_TOKEN", "canary\n")
+        assert connect("grpc://127.0.0.1:1").settings.token == "canary"
+        for token in ("two\nlines", "café", "nul\0"):
+            with pytest.raises(InvalidRequest, match="token: expected one line of printable ASCII"):
+                connect("grpc://127.0.0.1:1", token=token)
+
 
 @pytest.mark.faults
 class TestTryingAgain:

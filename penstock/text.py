@@ -54,6 +54,11 @@ def parse_duration(text: str) -> float | None:
     return float(match[1]) * _SECONDS[match[2]] if match else None
 
 
+def parse_seconds(text: str) -> float | None:
+    """Return a duration in seconds; a number without a unit is seconds already."""
+    return parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
+
+
 def suggest(name: str, known: Collection[str], otherwise: str = "there are") -> str:
     """Return a hint for an unknown name: the known name that is most like it, or else a list of known names."""
     searched = [other for other in islice(known, _MOST_SEARCHED) if len(other) <= _LONGEST_NAME]

@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.invocation import example
 from penstock.errors import InvalidRequest
-from penstock.text import parse_duration
+from penstock.text import parse_seconds
 
 if TYPE_CHECKING:
     from penstock.flight_server.config import ServerConfig
@@ -34,12 +34,12 @@ _CREDENTIALS = "A service account's key for Pub/Sub, file or JSON (better: the v
 _IMPERSONATE = "Call Pub/Sub as this service account."
 _ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
 _EMULATOR = "Call the emulator at --pubsub-endpoint or PUBSUB_EMULATOR_HOST instead of Google."
-_LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=60; repeatable."
+_LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=10m; repeatable."
 
 
 def _duration(text: str) -> float:
     """Parse 30, 90s, 30m, 12h or 2d."""
-    seconds = parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
+    seconds = parse_seconds(text)
     if seconds is None:
         raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
     return seconds
@@ -132,7 +132,8 @@ def _settings(*, limit: tuple[str, ...], memory_limit: int | str | None, **optio
     for text in limit:
         if "=" not in text:
             raise InvalidRequest(f"--limit {text!r}: expected NAME=VALUE, such as streams=32")
-    memory = None if memory_limit == "off" else int(memory_limit or physical_memory() // 2)
+    memory_limit = physical_memory() // 2 if memory_limit is None else memory_limit
+    memory = None if memory_limit == "off" else int(memory_limit)
     limits = ServerLimits() if memory is None else ServerLimits().within(memory)
     limits = limits.changed(dict(text.split("=", 1) for text in limit))
     return ServerConfig(**present, memory_limit=memory, limits=limits)

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.limits import ServerLimits
@@ -15,6 +15,8 @@ from penstock.queue.pubsub.registry import MOST_PULLERS
 
 DEFAULT_LISTEN = "grpc://127.0.0.1:8815"
 DEFAULT_HTTP = "127.0.0.1:8816"
+_LEAST_MEMORY = 128 << 20
+"""Bytes of private memory below which a server can't start its threads: with 60 MB it can't, with 150 MB it does."""
 _ANY_PORT = re.compile(r":0+(?=/?$)")
 
 
@@ -70,12 +72,19 @@ class ServerConfig:
 
     def check(self) -> None:
         """Reject settings that can't be meant, before anything is opened."""
-        url = urlsplit(self.listen)
-        if url.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or url.hostname is None or url.port is None:
-            raise InvalidRequest(f"--listen {self.listen!r}: expected grpc://host:port or grpc+tls://host:port")
+        url = _flight_url("--listen", self.listen)
+        if self.advertise is not None:
+            _flight_url("--advertise", self.advertise)
+        if self.memory_limit is not None and self.memory_limit < _LEAST_MEMORY:
+            raise InvalidRequest(
+                f"--memory-limit {self.memory_limit:,} bytes: a server needs at least {_LEAST_MEMORY >> 20} MiB to "
+                "start, and more for each stream; or say 'off'"
+            )
         uses_tls = url.scheme == "grpc+tls" or self.http_tls
-        if uses_tls != (self.tls_cert is not None and self.tls_key is not None):
+        if {self.tls_cert is not None, self.tls_key is not None} != {uses_tls}:
             raise InvalidRequest("TLS needs all of --listen grpc+tls://… (or --http-tls), --tls-cert and --tls-key")
+        if self.http is None and (self.http_tls or self.http_token_file is not None):
+            raise InvalidRequest("--http is off, so --http-tls and --http-token-file have no effect: omit them")
         if self.client_ca is not None and url.scheme != "grpc+tls":
             raise InvalidRequest("--client-ca needs TLS: --listen grpc+tls://…, --tls-cert and --tls-key")
         if self.http is not None and not (self.http_tls or self.insecure or is_loopback(self.http_address()[0])):
@@ -86,7 +95,7 @@ class ServerConfig:
         if not 0 <= self.pullers <= MOST_PULLERS:
             raise InvalidRequest(f"--pullers {self.pullers}: expected 0 to {MOST_PULLERS}")
         protected = url.scheme == "grpc+tls" and self.token_file is not None
-        if not (protected or self.insecure or is_loopback(url.hostname)):
+        if not (protected or self.insecure or is_loopback(url.hostname or "")):
             raise InvalidRequest(
                 f"--listen {self.listen} is open to other machines: it needs TLS (grpc+tls://, --tls-cert, --tls-key) "
                 "and --token-file; or say --insecure if everybody on the network may read and write all data"
@@ -135,6 +144,18 @@ class ServerConfig:
         if host is None or port is None:
             raise InvalidRequest(f"--http {self.http!r}: expected host:port, such as {DEFAULT_HTTP}, or 'off'")
         return host, port
+
+
+def _flight_url(option: str, text: str) -> SplitResult:
+    """Return the parts of a Flight address; reject one that lacks any."""
+    url = urlsplit(text)
+    try:
+        is_whole = url.scheme in ("grpc", "grpc+tcp", "grpc+tls") and url.hostname is not None and url.port is not None
+    except ValueError:  # a port beyond 65,535, or none
+        is_whole = False
+    if not is_whole:
+        raise InvalidRequest(f"{option} {text!r}: expected grpc://host:port or grpc+tls://host:port")
+    return url
 
 
 def _read_token(file: Path | None) -> str | None:

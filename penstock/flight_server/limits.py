@@ -10,17 +10,18 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.rows import schemas
 from penstock.store.open import parse_bytes
-from penstock.text import suggest
+from penstock.text import parse_seconds, suggest
 
 _BYTES_PER_STREAM = 96 << 20
 """Bytes that a put may take: what gRPC has read ahead (18 to 64 MB), and the parts that are being stored. Neither gRPC
 nor Arrow survives each allocation that fails: 120 puts of 30 MB ended a server of 4 GiB, one of 12 took them."""
 _FEWEST_STREAMS = 4
+_TIMES = ("put_idle", "get_idle", "exchange_idle", "put_time")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The defaults suit one machine; `serve --limit streams=32 --limit put_idle=60` changes them."""
+    """The defaults suit one machine; `serve --limit streams=32 --limit put_idle=10m` changes them."""
 
     streams: int = 128
     """Open calls of do_get, do_put and list_flights. Each has a thread of 1 MB stack; pyarrow itself has no limit."""
@@ -56,12 +57,27 @@ class ServerLimits:
         return replace(self, streams=max(_FEWEST_STREAMS, min(self.streams, memory // _BYTES_PER_STREAM)))
 
     def changed(self, texts: Mapping[str, str]) -> ServerLimits:
-        """Return these limits with some of them set from text, such as {'put_bytes': '10GB'}."""
+        """Return these limits with some of them set from text, such as {'put_bytes': '10GB', 'put_idle': '10m'}."""
         known = [field.name for field in fields(self)]
         for name in texts:
             if name not in known:
                 raise InvalidRequest(f"no limit is called {name!r}; {suggest(name, known)}")
-        return replace(self, **{name: parse_bytes(value) for name, value in texts.items()})
+        return replace(self, **{name: _parse_limit(name, text) for name, text in texts.items()})
+
+
+def _parse_limit(name: str, text: str) -> int:
+    """Return a limit's value. In a time m is minutes, in a number a million."""
+    if name in _TIMES:
+        value, expected = int(parse_seconds(text) or 0), "seconds, or a time such as 90s, 10m or 12h"
+    else:
+        expected = "a number from 1, such as 512, 64k or 2GiB"
+        try:
+            value = parse_bytes(text)
+        except InvalidRequest:
+            value = 0
+    if value < 1:
+        raise InvalidRequest(f"--limit {name}={text}: expected {expected}")
+    return value
 
 
 def check_schema(schema: pa.Schema, limits: ServerLimits) -> None:

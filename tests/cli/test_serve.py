@@ -36,6 +36,15 @@ MISTAKES = [
     (("--token-file", "/nowhere/token"), "does not exist"),
     (("--http", "8816"), "host:port"),
     (("--client-ca", __file__), "--client-ca needs TLS"),
+    (("--tls-cert", __file__), "TLS needs all of"),
+    (("--listen", "grpc://127.0.0.1:99999"), "grpc://host:port"),
+    (("--advertise", "flight.example"), "--advertise 'flight.example': expected grpc://host:port"),
+    (("--memory-limit", "0"), "at least 128 MiB"),
+    (("--memory-limit", "60MB"), "at least 128 MiB"),
+    (("--limit", "put_idle=10MB"), "90s, 10m or 12h"),
+    (("--limit", "streams=10s"), "a number from 1"),
+    (("--limit", "streams=0"), "a number from 1"),
+    (("--http", "off", "--http-tls"), "--http is off"),
 ]
 
 
@@ -52,6 +61,11 @@ def test_serve_refuses_what_cannot_be_meant(penstock: Run, arguments: tuple[str,
 def test_the_memory_says_how_many_streams_there_are(memory: str, limit: tuple[str, ...], streams: int) -> None:
     size = memory if memory == "off" else parse_bytes(memory)
     assert serve._settings(limit=limit, memory_limit=size).limits.streams == streams
+
+
+def test_the_m_of_a_limit_is_a_minute_or_a_million() -> None:
+    limits = serve._settings(limit=("put_idle=10m", "get_idle=90", "put_rows=10m"), memory_limit=None).limits
+    assert (limits.put_idle, limits.get_idle, limits.put_rows) == (600, 90, 10_000_000)
 
 
 @pytest.mark.process

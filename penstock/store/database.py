@@ -103,7 +103,7 @@ class Database:
     def __init__(self, path: Path, *tables: Tables, accept_loss: bool = False) -> None:
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_log(path, accept_loss)  # before SQLite reads the log, and drops what is behind a damage
+        was_damaged = _check_log(path, accept_loss)  # before SQLite reads the log, and drops what is behind a damage
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._connection.row_factory = sqlite3.Row
         path.chmod(0o600)
@@ -121,7 +121,10 @@ class Database:
         """The count of the last COMMIT that has returned."""
         self._changes = 0
         """SQLite's count of changed rows when the transaction began."""
-        self._unsettled = False
+        self._unsettled = was_damaged
+        """Whether frames behind the last commit's may look like commits that are lost."""
+        if was_damaged:
+            self._empty_log()
         self._lock = threading.Condition()  # _waiting, _readers, _closed
         self._waiting: deque[_Change] = deque()
         self._readers: list[sqlite3.Connection] = []
@@ -267,7 +270,7 @@ class Database:
             self._empty_log()
 
     def _empty_log(self) -> None:
-        """Empty the log: frames of an unsettled commit, behind this one's, would look like commits that are lost."""
+        """Empty the log: frames of an unsettled commit, or behind a damage, would look like commits that are lost."""
         with contextlib.suppress(sqlite3.DatabaseError):  # a failing disk: the next commit tries again
             self._connection.execute("PRAGMA busy_timeout = 0")  # a reader may be in it
             is_busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -373,12 +376,12 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check_log(path: Path, accept_loss: bool) -> None:
-    """Reject a damaged log; with `accept_loss`, copy it aside."""
+def _check_log(path: Path, accept_loss: bool) -> bool:
+    """Reject a damaged log; with `accept_loss`, copy it aside, and return True."""
     file = path.with_name(f"{path.name}-wal")
     damage = wal.damage(file)
     if damage is None:
-        return
+        return False
     if not accept_loss:
         raise Lost(
             f"{file}: {damage}, changes that were acknowledged. Nothing was changed: restore the folder from a backup, "
@@ -387,6 +390,7 @@ def _check_log(path: Path, accept_loss: bool) -> None:
     aside = file.with_name(f"{file.name}.{time.strftime('%Y%m%dT%H%M%S')}")
     shutil.copyfile(file, aside)
     log.warning("accepted loss: %s: %s; the file as it was is %s", file, damage, aside)
+    return True
 
 
 def translated(error: BaseException) -> BaseException:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Lost
@@ -116,6 +117,30 @@ def test_an_accepted_loss_keeps_a_copy_of_the_log(damaged: Path) -> None:
     (copy,) = damaged.parent.glob("ledger.db-wal.*")
     assert copy.read_bytes() == before
     Database(damaged, TABLES).close()
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True))
+def test_a_crash_after_an_accepted_loss_is_no_damage(
+    damaged: Path, tmp_path_factory: pytest.TempPathFactory, place: float
+) -> None:
+    """Frames behind the damage are of commits whose loss is accepted: the supervisor's next start accepts no loss."""
+    folder = tmp_path_factory.mktemp("accepted")
+    path, names = folder / "ledger.db", ("ledger.db", "ledger.db-wal")
+    for name in names:
+        shutil.copyfile(damaged.with_name(name), folder / name)
+    log = bytearray((folder / names[1]).read_bytes())
+    log[int(len(log) * place)] ^= 4
+    (folder / names[1]).write_bytes(log)
+    database = Database(path, TABLES, accept_loss=True)
+    database.run(lambda sql: sql.execute("INSERT INTO t VALUES (2, 'after')").rowcount)
+    killed = tmp_path_factory.mktemp("killed")
+    for name in names:
+        shutil.copyfile(folder / name, killed / name)
+    database.close()
+    again = Database(killed / "ledger.db", TABLES)
+    assert len(again.rows("SELECT n FROM t WHERE n = 2")) == 1
+    again.close()
 
 
 def test_each_change_counts_as_one_commit(tmp_path: Path) -> None:

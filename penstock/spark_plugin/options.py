@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.errors import InvalidRequest
-from penstock.text import parse_duration, suggest
+from penstock.text import parse_seconds, suggest
 from penstock.wire.actions import AskOffsets
 from penstock.wire.position import Position
 
@@ -135,7 +135,7 @@ def seconds(values: Mapping[str, str], name: str, default: float) -> float:
     text = values.get(name.lower())
     if text is None:
         return default
-    duration = parse_duration(f"{text}s" if text[-1:].isdecimal() else text)
+    duration = parse_seconds(text)
     if duration is None or duration >= 1e6:
         raise InvalidRequest(f"the option {name}={text[:80]!r}: expected seconds, or a time such as 90s, 15m or 2h")
     return duration

@@ -44,7 +44,7 @@ MISTAKES = [
     (("--limit", "put_idle=10MB"), "90s, 10m or 12h"),
     (("--limit", "streams=10s"), "a number from 1"),
     (("--limit", "streams=0"), "a number from 1"),
-    (("--http", "off", "--http-tls"), "--http is off"),
+    (("--http", "off", "--http-token-file", __file__), "--http is off"),
 ]
 
 

@@ -11,7 +11,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run-flight test test-spark-matrix soak check bench bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix soak check bench bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -22,6 +22,9 @@ setup: $(STAMP) $(JAVA)  ## make .venv with penstock and its tools (once, again 
 
 demo: $(STAMP) $(JAVA)  ## see it work: the whole way of a dataset, in one script
 	@$(BIN)/python scripts/demo.py
+
+demo-pubsub: $(STAMP) $(JAVA)  ## see a Pub/Sub subscription stream, on Google's emulator
+	@$(BIN)/python scripts/demo_pubsub.py
 
 run-flight: $(STAMP)  ## run a server here (ARGS="--listen grpc://127.0.0.1:8815" and others)
 	@$(BIN)/penstock serve $(ARGS)

@@ -83,10 +83,10 @@ class Server:
         self._folder, self._listen = folder, "grpc://127.0.0.1:0"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> str:
+    def start(self, *more: str) -> str:
         """Start it, and return its address, the same each time."""
         log, data = self._folder / "log", str(self._folder / "data")
-        flags = ["--listen", self._listen, "--http", "off", "--data", data, "--log-level", "error"]
+        flags = ["--listen", self._listen, "--http", "off", "--data", data, "--log-level", "error", *more]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         with log.open("w") as file:
             self._process = subprocess.Popen([str(PENSTOCK), "serve", *flags], stderr=file, env=environment)

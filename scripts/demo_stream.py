@@ -25,7 +25,7 @@ from scripts.demo import Server, paint, say
 from scripts.demo_spark import code, missing, session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -40,12 +40,13 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Producer:
-    """Publishes events, each batch until it is answered for: it may send one again, and it counts once."""
+    """Publishes events: hands each batch to `publish`, which returns once it is answered for."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, publish: Callable[[pa.Table], object], count: int = EVENTS) -> None:
+        self.count = count
         self.published = 0
         self.failed: Exception | None = None
-        self._url = url
+        self._publish = publish
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="demo-producer", daemon=True)
 
@@ -60,19 +61,18 @@ class Producer:
 
     def _run(self) -> None:
         try:
-            with penstock.connect(self._url, retry_for=PATIENCE) as client:
-                for batch in events():
-                    client.put(TOPIC, batch)
-                    self.published += len(batch)
-                    if self._stop.wait(SECONDS * EACH / EVENTS):
-                        return
+            for batch in events(self.count):
+                self._publish(batch)
+                self.published += len(batch)
+                if self._stop.wait(SECONDS * EACH / self.count):
+                    return
         except Exception as failed:  # told by the main thread
             self.failed = failed
 
 
-def events() -> Iterator[pa.Table]:
+def events(count: int = EVENTS) -> Iterator[pa.Table]:
     """Orders by the thousand; each id is there once."""
-    for first in range(0, EVENTS, EACH):
+    for first in range(0, count, EACH):
         ids = pa.array(range(first, first + EACH), pa.int64())
         amount = pa.array([(n * 7919) % 10_000 / 100 for n in range(first, first + EACH)])
         yield pa.table({"id": ids, "customer": pa.array([f"c{n % 997}" for n in range(EACH)]), "amount": amount})
@@ -86,23 +86,21 @@ def landed(client: Client) -> int:
         return 0
 
 
-def watched(server: Server, producer: Producer, query: StreamingQuery, url: str) -> list[tuple[float, int, int]]:
-    """Wait until all is landed; the server is killed on the way. Seconds, events published, rows landed."""
+def watched(
+    producer: Producer, query: StreamingQuery, url: str, strike: Callable[[], None]
+) -> list[tuple[float, int, int]]:
+    """Wait until all is landed; on the way something is struck. Seconds, events published, rows landed."""
     samples: list[tuple[float, int, int]] = []
     began = time.monotonic()
-    killed = False
-    while not samples or samples[-1][2] < EVENTS:
+    struck = False
+    while not samples or samples[-1][2] < producer.count:
         if producer.failed or query.exception():
             raise SystemExit(f"the demo failed: {producer.failed or query.exception()}")
         if time.monotonic() - began > PATIENCE:
-            raise SystemExit(f"after {PATIENCE:g} s only {samples[-1][2]:,} of {EVENTS:,} rows have landed")
-        if not killed and producer.published >= EVENTS * KILLED_AT:
-            say(paint(f"$ kill -9 (the server, after {producer.published:,} events)", "1;31"))
-            server.end(signal.SIGKILL)
-            killed = True
-            time.sleep(BACK_AFTER)
-            server.start()
-            say("it is back, on the same data\n")
+            raise SystemExit(f"after {PATIENCE:g} s only {samples[-1][2]:,} of {producer.count:,} rows have landed")
+        if not struck and producer.published >= producer.count * KILLED_AT:
+            strike()
+            struck = True
         with penstock.connect(url, retry_for=PATIENCE) as client:
             samples.append((time.monotonic() - began, producer.published, landed(client)))
         if sys.stdout.isatty():
@@ -123,21 +121,19 @@ def plot(samples: list[tuple[float, int, int]], width: int = 60) -> str:
         for place in range(width):
             until = end * (place + 1) / width
             rows = max((sample[column] for sample in samples if sample[0] <= until), default=0)
-            bars += _BARS[round(rows / EVENTS * (len(_BARS) - 1))]
+            bars += _BARS[round(rows / samples[-1][1] * (len(_BARS) - 1))]
         lines.append(f"{name:>10} {bars}")
     return "\n".join([*lines, f"{'':>10} 0 s{'':{width - 9}}{end:4.0f} s"])
 
 
-def closing(url: str, samples: list[tuple[float, int, int]], batches: int) -> str:
+def closing(ids: pa.ChunkedArray, samples: list[tuple[float, int, int]], batches: int) -> str:
     """The table at the end; ends the demo where a row is lost or doubled."""
-    with penstock.connect(url) as client:
-        ids = client.get(DATASET, columns=["id"]).read_all()["id"]
-    distinct = pc.count_distinct(ids).as_py()
-    lost, doubled = EVENTS - distinct, len(ids) - distinct
+    distinct, count = pc.count_distinct(ids).as_py(), samples[-1][1]
+    lost, doubled = count - distinct, len(ids) - distinct
     if lost or doubled:
         raise SystemExit(f"{lost:,} events are lost, {doubled:,} doubled")
     seconds = samples[-1][0]
-    line = (f"{EVENTS:,}", f"{len(ids):,}", "0", "0", "1", f"{batches:,}", f"{EVENTS / seconds:,.0f}")
+    line = (f"{count:,}", f"{len(ids):,}", "0", "0", "1", f"{batches:,}", f"{count / seconds:,.0f}")
     heads = ("published", "landed", "lost", "doubled", "kill -9", "batches", "events/s")
     return format_table(heads, [line], right=heads)
 
@@ -170,22 +166,31 @@ def stream(server: Server, url: str, spark: Any, folder: Path) -> None:
         f'orders = spark.readStream.format("penstock").load("{TOPIC}")',
         f'orders.writeStream.format("penstock").option("checkpointLocation", …).start("{DATASET}")',
     )
-    with penstock.connect(url) as client:
-        client.put(TOPIC, next(events()).slice(0, 0))  # the topic is there, and has its columns
+    client = penstock.connect(url, retry_for=PATIENCE)  # a put that is sent again counts once
+    client.put(TOPIC, next(events()).slice(0, 0))  # the topic is there, and has its columns
     spark.dataSource.register(penstock.DataSource)
     orders = spark.readStream.format("penstock").load(TOPIC)
     sink = orders.writeStream.format("penstock").option("checkpointLocation", str(folder / "checkpoint"))
     query = sink.start(DATASET)
-    producer = Producer(url)
+    producer = Producer(lambda batch: client.put(TOPIC, batch))
+
+    def kill() -> None:
+        say(paint(f"$ kill -9 (the server, after {producer.published:,} events)", "1;31"))
+        server.end(signal.SIGKILL)
+        time.sleep(BACK_AFTER)
+        server.start()
+        say("it is back, on the same data\n")
+
     producer.start()
     try:
-        samples = watched(server, producer, query, url)
+        samples = watched(producer, query, url, kill)
         batches = query.lastProgress["batchId"] + 1
     finally:
         producer.stop()
         query.stop()
     say(f"{plot(samples)}\n")
-    say(closing(url, samples, batches))
+    say(closing(client.get(DATASET, columns=["id"]).read_all()["id"], samples, batches))
+    client.close()
 
 
 if __name__ == "__main__":

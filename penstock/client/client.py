@@ -171,9 +171,7 @@ class Client:
         """
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
         local = info.local if filter is None else None  # mapped parts would have to be filtered here
-        names = (
-            info.schema.names if info.kind == "topic" else columns
-        )  # a topic's parts may have more columns than it shows
+        names = columns if info.kind == "dataset" else info.schema.names  # a journal's parts may have more columns
         tickets = ((each.ticket.ticket, EndpointNote.decode(each.app_metadata).rows) for each in info.endpoints)
         batches = read_tickets(self.connection, tickets, local=local, columns=names, parallel=parallel)
         if filter is not None and limit is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.client.client import Client
 from penstock.errors import Lost, NotFound, PenstockError, StoreFull
-from penstock.spark_plugin import offsets
+from penstock.spark_plugin import offsets, subscriptions
 from penstock.spark_plugin.offsets import Progress, StreamOffset, StreamOptions
 from penstock.spark_plugin.options import start_request
 from penstock.wire import actions
@@ -89,7 +89,8 @@ class Consumption:
         self._session.commit(end)
 
     def pin(self) -> None:
-        """End the query at the topic's present end: AvailableNow."""
+        """End the query at the journal's present end: AvailableNow. A subscription has to settle first."""
+        subscriptions.wait_until_settled(self._session.client, self.path, self.options.settle)
         self._pinned = self._session.offsets().next
 
     def behind(self) -> dict[str, Any] | None:

@@ -17,6 +17,8 @@ from penstock.wire.position import Position
 VERSION = 1
 MAX_DELAY = 900.0
 """Seconds for which a batch waits for its minimum of rows."""
+SETTLE = 10.0
+"""Seconds without an older message after which an AvailableNow run of a subscription begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class StreamOptions:
     min_rows: int | None = None
     max_delay: float = MAX_DELAY
     fail_on_loss: bool = True
+    settle: float = SETTLE
 
 
 # --- what counts as done -------------------------------------------------------------------

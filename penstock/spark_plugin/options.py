@@ -34,6 +34,14 @@ _READS: tuple[Use, ...] = ("read", "stream")
 OPTIONS = (
     Option("path", "the dataset or topic, such as `store/demo/trips`; `load`, `save` and `start` take it, too",
            "required", _ALL, ("dbtable", "topic", "subscribe")),
+    Option("subscription", "a Pub/Sub subscription, `projects/p/subscriptions/orders`, in place of `path`", "none",
+           _READS, ("subscriptionId", "projectId")),
+    Option("create", "the Pub/Sub topic, `projects/p/topics/t`, of which to make the subscription if it is missing",
+           "refuse", _READS, ("topicId",)),
+    Option("ack", "when messages are acknowledged: `commit`, once every query has committed them, or `journal`, once "
+           "they are durable at the server", "by the subscription", _READS),
+    Option("settle", "an AvailableNow run of a subscription begins when no message older than its start has come for "
+           "so long: `10`, `30s`; it waits five minutes at most", "`10`", ("stream",)),
     Option("url", "the server's address", "`PENSTOCK_URL`, else `grpc://127.0.0.1:8815`", _ALL,
            ("kafka.bootstrap.servers",)),
     Option("token", "the server's token; better by `PENSTOCK_TOKEN`, as Spark Connect logs options",
@@ -58,12 +66,14 @@ OPTIONS = (
     Option("endingOffsets", "where a batch read of a topic ends: `latest` or offsets by shard", "`latest`", ("read",),
            ("endingTimestamp", "endingOffsetsByTimestamp")),
     Option("maxRowsPerTrigger", "about how many rows a batch has at most", "all there are", ("stream",),
-           ("maxOffsetsPerTrigger", "maxRecordsPerFetch")),
-    Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",)),
+           ("maxOffsetsPerTrigger", "maxRecordsPerFetch", "batchSize")),
+    Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",),
+           ("maxBatchBytes",)),
     Option("minRowsPerTrigger", "a batch waits for so many rows", "none", ("stream",), ("minOffsetsPerTrigger",)),
-    Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",)),
+    Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",),
+           ("lingerMs", "maxFetchPeriod")),
     Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",),
-           ("numFetchPartitions",)),
+           ("numFetchPartitions", "numPartitions")),
     Option("failOnDataLoss", "`false`: rows that were removed unread cause a warning, and the query continues",
            "`true`", ("stream",)),
     Option("run", "a name under which this is written once: the same run again writes nothing", "none", ("write",),
@@ -95,6 +105,8 @@ def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str
         raise InvalidRequest("load: one path at a time; load each and union them")
     for name in values:
         _check_name(name, use, *others)
+    if "subscription" in values:
+        values["path"] = _path_of(values.pop("subscription"), values.get("path"))
     if not values.get("path"):
         raise InvalidRequest(
             f"the option 'path' is missing: say {_CALLS[use]}. Spark hands no "
@@ -159,6 +171,18 @@ def start_request(path: str, text: str, option: str = "startingOffsets") -> AskO
             'offsets by shard such as {"0": 500}'
         )
     return AskOffsets(path, start=Position.from_json(offsets))
+
+
+def _path_of(subscription: str, path: str | None) -> str:
+    """Return the path of a Pub/Sub subscription by its full name."""
+    if path:
+        raise InvalidRequest(f"the options path={path[:80]!r} and subscription={subscription[:80]!r}: expected one")
+    named = re.fullmatch(r"projects/([^/]+)/subscriptions/([^/]+)", subscription)
+    if named is None:
+        raise InvalidRequest(
+            f"the option subscription={subscription[:80]!r}: expected a name such as projects/p/subscriptions/orders"
+        )
+    return f"subscription/{named[1]}/{named[2]}"
 
 
 def _check_name(name: str, use: Use, *others: Use) -> None:

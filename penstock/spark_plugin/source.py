@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock.client import client as clients
 from penstock.client.settings import LONG_RETRY_FOR, RETRY_FOR, ConnectSettings
 from penstock.errors import InvalidRequest, SchemaMismatch
-from penstock.spark_plugin import carry, options
+from penstock.spark_plugin import carry, options, subscriptions
 from penstock.spark_plugin.consumption import start_offsets
 from penstock.spark_plugin.pushing import PushedFilters, pushable_columns
 from penstock.spark_plugin.read import split_tickets
@@ -82,14 +82,17 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     def schema(self) -> StructType:
         values = options.checked(self.options, "read", "stream")
         with self._client(values) as client:
+            subscriptions.attach(client, values)
             columns = options.columns(values.get("columns"))
             return to_spark(client.info(values["path"], columns=columns, filter=values.get("filter")).schema)[0]
 
     @without_traceback
     def reader(self, schema: StructType) -> sql.DataSourceReader:
         values = options.checked(self.options, "read")
+        client = self._client(values)
+        subscriptions.attach(client, values)
         pushing = options.switch(values, "pushdown", False) and _PUSHING in sys.modules
-        reader = (PushingReader if pushing else BatchReader)(self._client(values), values, schema)
+        reader = (PushingReader if pushing else BatchReader)(client, values, schema)
         self._planned = True
         return reader
 
@@ -105,8 +108,10 @@ class DataSource(sql.DataSource, metaclass=_Registered):
     @without_traceback
     def streamReader(self, schema: StructType) -> sql.DataSourceStreamReader:  # noqa: N802  # Spark's name
         values = options.checked(self.options, "stream")
+        client = self._client(values, LONG_RETRY_FOR)
+        subscriptions.attach(client, values)
         self._planned = True
-        return stream.reader(self._client(values, LONG_RETRY_FOR), values, schema)
+        return stream.reader(client, values, schema)
 
     @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> sql.DataSourceStreamWriter:  # noqa: N802

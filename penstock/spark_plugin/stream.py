@@ -12,7 +12,7 @@ from penstock.client.client import Client
 from penstock.client.views import Info
 from penstock.spark_plugin import carry, options
 from penstock.spark_plugin.consumption import Consumption
-from penstock.spark_plugin.offsets import MAX_DELAY, StreamOffset, StreamOptions
+from penstock.spark_plugin.offsets import MAX_DELAY, SETTLE, StreamOffset, StreamOptions
 from penstock.spark_plugin.read import split_tickets
 from penstock.spark_plugin.spark_types import check_schema_matches, to_arrow
 from penstock.spark_plugin.worker.pieces import StreamPartitionReader
@@ -40,6 +40,7 @@ class StreamReader(StreamPartitionReader):
                 options.count(values, "minRowsPerTrigger"),
                 options.seconds(values, "maxTriggerDelay", MAX_DELAY),
                 options.switch(values, "failOnDataLoss", True),
+                options.seconds(values, "settle", SETTLE),
             ),
         )
         self._schema_matches = False

@@ -207,6 +207,22 @@ class AttachSubscription(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class AskQuiet(Body):
+    """subscription.quiet: for how long no message has come that was published before a time."""
+
+    path: str
+    published_before: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet(Body):
+    """The answer of subscription.quiet; 0 while no puller is connected."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PullerState(Body):
     """A connected puller, as it has reported: its counters since its stream began."""
 
@@ -384,6 +400,9 @@ COMMIT_POSITION = Action(
     "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
 )
 DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+ASK_QUIET = Action(
+    "subscription.quiet", "For how long no message has come that was published before a time", AskQuiet, Quiet
+)
 DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description)
 DELETE = Action("delete", "Delete the thing at a path; a write is aborted", DeleteTarget, Deleted)
 ATTACH_SUBSCRIPTION = Action(
@@ -395,7 +414,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
         OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
-        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION,
+        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
     )
 }  # fmt: skip
 """Every action by name."""

@@ -23,6 +23,7 @@ from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
 from tests.kit.cli import serving
 from tests.kit.pages import blocks, run_all
+from tests.kit.pubsub.emulator import emulator_process
 from tests.kit.server import free_port, process_server
 
 if TYPE_CHECKING:
@@ -112,6 +113,31 @@ def test_a_batch_that_a_stream_repeats_is_written_once(
     assert batches == [0, 1, 1, 2]
     (orders,) = client.list("store/", recursive=True)
     assert sorted(client.get(orders.path).read_all()["id"].to_pylist()) == [0, 1, 10, 11, 20, 21]
+
+
+@pytest.mark.spark
+@pytest.mark.process
+@pytest.mark.parametrize("page", pages_with("python pubsub"))
+@pytest.mark.usefixtures("capsys")
+def test_pubsub_code_on_a_page_runs_as_it_stands(
+    page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an emulator of its own, as the page names the subscription."""
+    if spark.version.startswith("3."):
+        pytest.skip("Spark 3.5 has no data sources in Python")
+    with emulator_process() as emulator:
+        from tests.kit.pubsub.client import connected
+
+        monkeypatch.setenv("PUBSUB_EMULATOR_HOST", emulator.address)
+        with connected(emulator.address) as broker, process_server(tmp_path / "data", allow_emulator=True) as server:
+            broker.create_topic("projects/p/topics/orders")
+            broker.create_subscription("projects/p/subscriptions/orders", "projects/p/topics/orders")
+            broker.publish("projects/p/topics/orders", [b"%d" % number for number in range(500)])
+            monkeypatch.setenv("PENSTOCK_URL", server.url)
+            run_all(page, "python pubsub", {"spark": spark})
+            with penstock.connect() as client:
+                (landed,) = client.list("store/", recursive=True)
+                assert landed.rows == 500
 
 
 def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockServer, client: Client) -> None:

@@ -43,12 +43,18 @@ NEAREST: list[tuple[options.Use, str, str]] = [
     ("read", "fliter", "did you mean 'filter'"),
     ("read", "kafka.bootstrap.servers", "did you mean 'url'"),
     ("read", "txnAppId", "did you mean 'run'"),
-    ("read", "zzz", "there are path, url, token, ca, cert, key, retry_for, columns, filter, pushdown, starting.*"),
+    ("read", "zzz", "there are path, subscription, create, ack, url, token, ca, cert, key, retry_for, columns, .*"),
     ("stream", "subscribe", "did you mean 'path'"),
     ("stream", "maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
     ("stream", "minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),
     ("stream", "startingTimestamp", "did you mean 'startingOffsets'"),
     ("stream", "numFetchPartitions", "did you mean 'minPartitions'"),
+    ("stream", "subscriptionId", "did you mean 'subscription'"),
+    ("stream", "topicId", "did you mean 'create'"),
+    ("stream", "numPartitions", "did you mean 'minPartitions'"),
+    ("stream", "batchSize", "did you mean 'maxRowsPerTrigger'"),
+    ("stream", "lingerMs", "did you mean 'maxTriggerDelay'"),
+    ("stream", "maxBatchBytes", "did you mean 'maxBytesPerTrigger'"),
     ("stream", "maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
 ]
 
@@ -58,6 +64,22 @@ def test_an_unknown_option_is_refused_with_the_nearest(use: options.Use, name: s
     """Options of other sources are known by their names there."""
     with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
         options.checked({"path": "topic/x", name: "1"}, use)
+
+
+def test_a_subscription_is_named_in_full() -> None:
+    values = {"subscription": "projects/p.x:y/subscriptions/orders%2B", "ack": "journal"}
+    assert options.checked(values, "stream") == {"path": "subscription/p.x:y/orders%2B", "ack": "journal"}
+    for name in (
+        "orders",
+        "p/orders",
+        "projects/p/topics/orders",
+        "projects/p/subscriptions/",
+        "subscription/p/orders",
+    ):
+        with pytest.raises(InvalidRequest, match="expected a name such as projects/p/subscriptions/orders"):
+            options.checked({"subscription": name}, "stream")
+    with pytest.raises(InvalidRequest, match="expected one"):
+        options.checked({"path": "topic/x", "subscription": "projects/p/subscriptions/orders"}, "read")
 
 
 def test_what_is_sparks_own_is_no_option_of_a_sink() -> None:

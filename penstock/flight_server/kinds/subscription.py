@@ -76,6 +76,7 @@ class SubscriptionKind(JournalKind):
 
     def actions(self) -> Handlers:
         yield Handler(wire.ATTACH_SUBSCRIPTION, self.attach)
+        yield Handler(wire.ASK_QUIET, self.quiet)
 
     # --- attach, detach ---------------------------------------------------------------------
 
@@ -150,6 +151,12 @@ class SubscriptionKind(JournalKind):
             if owner is not None:
                 owner.close(NotFound(f"{path} was detached"))
         return wire.Deleted(topic.path, topic.rows, topic.bytes, topic.part_count)
+
+    def quiet(self, call: Call, request: wire.AskQuiet) -> wire.Quiet:
+        """Say for how long pullers have brought no message that was published before a time."""
+        owner = self._owner(str(parse(request.path)))
+        owner.check()
+        return wire.Quiet(owner.quiet(request.published_before))
 
     # --- owners -----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.pubsub import registry
 from penstock.queue.pubsub.index import UNKNOWN, Index, Integers, Keys, Mask, keys_of, offsets_of, place_of, shards_of
 from penstock.queue.pubsub.registry import MESSAGES, Record
-from penstock.queue.pubsub.window import Deliveries, Mark, Ranges, Window
+from penstock.queue.pubsub.window import Arrivals, Deliveries, Mark, Ranges, Window
 from penstock.queue.topics import journal
 from penstock.queue.topics.append import Append, Appender, Placed
 from penstock.queue.topics.consumers import floors
@@ -152,10 +153,11 @@ class Subscription:
         *,
         window_ids: int = WINDOW_IDS,
         window_seconds: float = WINDOW_SECONDS,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self._ledger, self._topics, self._store, self._appender = ledger, topics, store, appender
-        self.window_ids = window_ids
+        self.window_ids, self._steady = window_ids, steady
         self._lock = threading.RLock()  # everything below
         self._changed = threading.Condition(self._lock)
         """Notified when a batch has left the committer."""
@@ -186,6 +188,9 @@ class Subscription:
         self._spread, self._run = 0, 0
         self._held = journal.held(ledger.database, path)
         self._duplicates: Counter[str] = Counter()
+        self._arrivals = Arrivals()
+        self._pulled_since = 0.0
+        """When the first of the pullers connected that are there, by the steady clock."""
         self._warned = ""
         self._error: PenstockError | None = None
         self._closed = False
@@ -272,6 +277,8 @@ class Subscription:
         with self._lock:
             self._check_open()
             self._connections += 1
+            if not self._streams:
+                self._pulled_since = self._steady()
             stream.number = self._connections
             self._streams.append(stream)
             welcome(self._position())
@@ -429,6 +436,8 @@ class Subscription:
             pa.array(offsets_of(batch.places)),
             pa.array(~batch.is_new),
         ]
+        if len(batch.keys):
+            self._arrivals.note(int(batch.keys.times.min()), self._steady())
         batch.stream.answer(batch.number, pa.RecordBatch.from_arrays(columns, schema=PLACES))
 
     def _cause(self, place: int, stream: PullerStream) -> Cause:
@@ -631,6 +640,17 @@ class Subscription:
             error = self._error
         if error is not None:
             raise type(error)(str(error))
+
+    def quiet(self, published_before: float) -> float:
+        """Return for how many seconds pullers have brought no message that was published before a time; 0 without a
+        puller, or while such a message is being appended.
+        """
+        before = round(published_before * 1e6)
+        with self._lock:
+            if not self._streams or any(batch.keys.times.min(initial=before) < before for batch in self._in_flight):
+                return 0.0
+            last = self._arrivals.last_before(before)
+            return self._steady() - max(self._pulled_since, last or 0.0)
 
     def state(self) -> State:
         """Return the figures."""

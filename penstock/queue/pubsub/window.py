@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ import numpy as np
 
 from penstock.queue.pubsub.index import Integers, place_of
 
+_ARRIVALS = 4_096
+"""Batches whose arrival is remembered: at 50,000 messages a second more than a minute's."""
 _MARK_SECONDS = 60.0
 _MARKS_OF_IDS = 16
 """A mark is set after so much connected time, and so often within the window's ids."""
@@ -38,6 +40,28 @@ class Deliveries:
         """Forget who brought the rows below an offset."""
         at = max(0, bisect_right(self._firsts, offset) - 1)
         del self._firsts[:at], self._streams[:at]
+
+
+class Arrivals:
+    """When messages came last, by their age: the last time at which one came that was published before a moment."""
+
+    def __init__(self) -> None:
+        self._published: deque[int] = deque(maxlen=_ARRIVALS)
+        self._arrived: deque[float] = deque(maxlen=_ARRIVALS)
+        """Both grow: whatever came before an older message says nothing more."""
+
+    def note(self, published: int, now: float) -> None:
+        """Note that messages have come, the oldest of which was published then."""
+        while self._published and self._published[-1] >= published:
+            self._published.pop()
+            self._arrived.pop()
+        self._published.append(published)
+        self._arrived.append(now)
+
+    def last_before(self, published: int) -> float | None:
+        """Return when a message came last that was published before a moment, None if none has."""
+        at = bisect_left(self._published, published)
+        return self._arrived[at - 1] if at else None
 
 
 class Ranges:

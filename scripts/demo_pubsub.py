@@ -1,0 +1,142 @@
+"""A Pub/Sub subscription streams into a dataset, and a puller is killed in the middle: `make demo-pubsub`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
+
+import penstock
+from penstock.client.client import Client
+from penstock.text import format_table
+from scripts import emulator
+from scripts.demo import Server, paint, say, shell
+from scripts.demo_spark import code, missing, session
+from scripts.demo_stream import DATASET, PATIENCE, Producer, closing, plot, watched
+
+if TYPE_CHECKING:
+    from google.cloud.pubsub_v1 import PublisherClient
+
+TOPIC, SUBSCRIPTION = "projects/demo/topics/orders", "projects/demo/subscriptions/orders"
+PATH = "subscription/demo/orders"
+MESSAGES = 30_000
+"""The emulator brings some 2,000 a second by StreamingPull; Pub/Sub 10 MB."""
+DEADLINE = 10
+"""Seconds after which Pub/Sub delivers a message again that nobody has acknowledged."""
+
+
+def publish(publisher: PublisherClient, batch: pa.Table) -> None:
+    """Publish a thousand orders, each as the text of its id."""
+    messages = [{"data": str(number).encode()} for number in batch["id"].to_pylist()]
+    publisher.api.publish(topic=TOPIC, messages=messages)
+
+
+def unreleased(client: Client) -> int:
+    """Return how many messages wait for an acknowledgement."""
+    about = client.call("describe", {"path": PATH})["subscription"]
+    outstanding: int = sum(puller["counters"].get("outstanding", 0) for puller in about["connected"])
+    return outstanding + int(about["unreleased_rows"])
+
+
+def unacknowledged() -> int:
+    """Return how many messages Pub/Sub still brings, once no lease holds any back."""
+    from google.api_core.exceptions import DeadlineExceeded
+    from google.cloud.pubsub_v1 import SubscriberClient
+
+    left = 0
+    with SubscriberClient() as subscriber:
+        give_up = time.monotonic() + DEADLINE * 1.5
+        while not left and time.monotonic() < give_up:
+            with suppress(DeadlineExceeded):
+                answer = subscriber.api.pull(subscription=SUBSCRIPTION, max_messages=1000, timeout=2)
+                left = len(answer.received_messages)
+    return left
+
+
+def main() -> None:
+    """Show it, or say what is missing."""
+    if lack := emulator.missing() or missing():
+        raise SystemExit(lack)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pubsub-"))
+    server = Server(folder)
+    try:
+        with emulator.running() as (address, _):
+            os.environ["PUBSUB_EMULATOR_HOST"] = address
+            say(f"Google's Pub/Sub emulator answers at {address}\n")
+            os.environ["PENSTOCK_URL"] = server.start("--allow-emulator")
+            with session("local[2, 4]") as spark:
+                spark.sparkContext.setLogLevel("OFF")
+                stream(spark, folder)
+            server.end(signal.SIGTERM)
+            left = unacknowledged()
+            say(f"left in Pub/Sub after {DEADLINE * 1.5:g} s without a lease: {left}")
+            if left:
+                raise SystemExit("messages that have landed were not acknowledged")
+    finally:
+        server.end(signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def stream(spark: Any, folder: Path) -> None:
+    """Publish, stream, kill a puller, count."""
+    from google.cloud.pubsub_v1 import PublisherClient
+
+    publisher = PublisherClient()
+    publisher.api.create_topic(name=TOPIC)
+    code(
+        "spark.dataSource.register(penstock.DataSource)",
+        f'orders = spark.readStream.format("penstock").option("subscription", "{SUBSCRIPTION}").option("create", …)',
+        f'orders.load().writeStream.format("penstock").option("checkpointLocation", …).start("{DATASET}")',
+    )
+    client = penstock.connect(retry_for=PATIENCE)
+    spark.dataSource.register(penstock.DataSource)
+    source = spark.readStream.format("penstock").option("subscription", SUBSCRIPTION).option("create", TOPIC)
+    orders = source.option("columns", "message_id, publish_time, data").load()
+    sink = orders.writeStream.format("penstock").option("checkpointLocation", str(folder / "checkpoint"))
+    query = sink.start(DATASET)
+    producer = Producer(lambda batch: publish(publisher, batch), MESSAGES)
+
+    def kill() -> None:
+        (puller,) = client.call("describe", {"path": PATH})["subscription"]["connected"]
+        pid = int(puller["puller"].rpartition(":")[2])
+        say(paint(f"$ kill -9 {pid} (the puller, after {producer.published:,} messages)\n", "1;31"))
+        os.kill(pid, signal.SIGKILL)
+
+    producer.start()
+    try:
+        samples = watched(producer, query, client.settings.url, kill)
+        batches = query.lastProgress["batchId"] + 1
+        give_up = time.monotonic() + PATIENCE
+        while unreleased(client) and time.monotonic() < give_up:
+            time.sleep(0.2)
+    finally:
+        producer.stop()
+        query.stop()
+    say(f"{plot(samples)}\n")
+    numbers = client.get(DATASET, columns=["data"]).read_all()["data"].cast(pa.string())
+    say(closing(pc.cast(numbers, pa.int64()), samples, batches))
+    say(causes(client))
+    shell(f"penstock show {PATH}")
+    client.close()
+
+
+def causes(client: Client) -> str:
+    """Return the duplicates that were recognized, by their cause."""
+    duplicates = client.call("describe", {"path": PATH})["subscription"]["duplicates"]
+    lines = [(cause, f"{count:,}") for cause, count in duplicates.items() if count]
+    return format_table(("duplicates, recognized", "messages"), lines or [("none", "0")], right=("messages",))
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,9 @@ def run(arguments: Sequence[str]) -> int:
         code = cli.main(list(arguments), prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()  # finds out here that the reader is gone, not at the interpreter's end
         return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"\n{context.command_path} --help says more" if context else ""

@@ -20,8 +20,8 @@ def format_by_extension(file: str) -> str:
     extension = PurePath(file).suffix.lower()
     if extension in EXTENSIONS:
         return EXTENSIONS[extension]
-    hint = suggest(extension, EXTENSIONS)
-    raise InvalidRequest(f"{file}: the extension {extension!r} tells no format; {hint} (--format says it, too)")
+    what = f"no format has the extension {extension!r}" if extension else "a name without extension names no format"
+    raise InvalidRequest(f"{file}: {what}; {suggest(extension, EXTENSIONS)} (or say --format)")
 
 
 def format_by_head(head: bytes) -> str:

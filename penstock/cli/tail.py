@@ -23,10 +23,7 @@ from penstock.rows.fitting import fit_batches
 from penstock.rows.slices import first_rows
 from penstock.text import cut, parse_duration
 
-_EXPECTED = (
-    "expected earliest, latest, a time (2026-11-18T20:00, here if it has no zone), how long ago (90s, 10m, 12h, 2d), "
-    "or offsets by shard (0:500,1:70)"
-)
+_TIMES = "a time (2026-11-18T20:00, here if it has no zone), or how long ago (90s, 10m, 12h, 2d)"
 Bound = Mapping[int, int] | datetime | None
 """Offsets by shard (without one a shard's oldest row), a time, or the end (None)."""
 
@@ -76,7 +73,8 @@ def parse_bound(text: str, option: str) -> Bound:
     try:
         return datetime.fromisoformat(text) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{option} {text[:80]!r}: {_EXPECTED}") from error
+        expected = _TIMES if option == "--since" else f"earliest, latest, offsets by shard (0:500,1:70), {_TIMES}"
+        raise InvalidRequest(f"{option} {text[:80]!r}: expected {expected}") from error
 
 
 def follow(

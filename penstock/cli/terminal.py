@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from penstock.text import format_size, printable
+from penstock.text import counted, format_size, printable
 
 
 def is_terminal(stream: IO[Any] | None = None) -> bool:
@@ -50,7 +50,7 @@ def print_transfer(name: str, answer: Mapping[str, Any], began: float, *, as_jso
         print_json({**answer, "seconds": round(seconds, 3)})
     else:
         size, rate = format_size(answer["bytes"]), format_size(answer["bytes"] / max(seconds, 1e-6))
-        click.echo(f"{name}: {answer['rows']:,} rows, {size} in {seconds:.2f} s ({rate}/s)")
+        click.echo(f"{name}: {counted(answer['rows'], 'row')}, {size} in {seconds:.2f} s ({rate}/s)")
 
 
 @contextmanager

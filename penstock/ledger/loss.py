@@ -90,15 +90,16 @@ def check_whole(ledger: Ledger, store: SplitPayloadStore, *, accept_loss: bool) 
     """Reject a ledger or a store that has lost what was acknowledged.
 
     With `accept_loss`, log the losses and note them, so that the next start is not rejected for them: the count of
-    commits continues behind that of the parts, and reading a missing part names it.
+    commits continues behind that of the parts, and reading a missing part names it. Contradictions can't be noted.
     """
     losses = find_losses(ledger, store)
     sentences = losses.sentences(ledger)
     if not sentences:
         return
     if not accept_loss:
+        times = "each time until then" if losses.disagreements else "once"
         raise Lost(
-            f"{'; '.join(sentences)}. Nothing was changed: restore ledger and store from one backup, or start once "
+            f"{'; '.join(sentences)}. Nothing was changed: restore ledger and store from one backup, or start {times} "
             "with --accept-loss, which continues with what is left"
         )
     for sentence in sentences:

@@ -48,6 +48,8 @@ def check_key(key: str) -> str:
 def parse(text: str) -> Path:
     """Return the path of one thing, such as store/demo/trips."""
     path = parse_folder(text)
+    if "/" not in text:
+        raise _no_path(text)
     if not path.key:
         raise InvalidRequest(f"path {_shortened(text)} has no key: expected one such as {path.kind}/demo/trips")
     return path
@@ -57,7 +59,7 @@ def parse_folder(text: str) -> Path:
     """Return the path of a thing or a folder: store/, store, store/demo/ and store/demo/trips are all valid."""
     kind, _, key = text.partition("/")
     if not _KIND.fullmatch(kind):
-        raise InvalidRequest(f"path {_shortened(text)}: expected a kind and a key, such as store/demo/trips")
+        raise _no_path(text)
     return Path(kind, check_key(key.removesuffix("/")) if key else "")
 
 
@@ -67,6 +69,10 @@ def join_descriptor(parts: Sequence[bytes]) -> str:
         return "/".join(part.decode() for part in parts)
     except UnicodeDecodeError as malformed:
         raise InvalidRequest("the descriptor's path is not UTF-8") from malformed
+
+
+def _no_path(text: str) -> InvalidRequest:
+    return InvalidRequest(f"path {_shortened(text)}: expected a kind and a key, such as store/demo/trips")
 
 
 def _shortened(text: str) -> str:

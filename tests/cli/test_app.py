@@ -157,3 +157,8 @@ def test_paths_of_the_server_are_completed(server: PenstockServer, trips: str, t
 
 def test_completion_is_silent_without_a_server(complete: Complete) -> None:
     assert complete("--url", NOWHERE, "get", "store/") == []
+
+
+def test_no_command_at_all_is_answered_with_the_help(penstock: Run) -> None:
+    done = penstock()
+    assert (done.code, done.err.startswith("Usage: penstock [OPTIONS] COMMAND")) == (app.USAGE, True), done.err

@@ -24,7 +24,7 @@ from tests.kit.wait import eventually
 Plan = Callable[[Callable[[], object]], None]
 NO_BOUNDS = [
     (("--start", "5"), "0:5"),
-    (("--start", "yesterday"), "earliest, latest, a time"),
+    (("--start", "yesterday"), "earliest, latest, offsets by shard"),
     (("--start", "0:1,0:2"), "twice"),
     (("--start", "0:1,x"), "0:500,1:70"),
     (("--since", "earliest"), "10m"),
@@ -33,7 +33,7 @@ NO_BOUNDS = [
     (("--start", "9999999d"), "how long ago"),
     (("--start", "0:1", "--since", "1h"), "give one"),
     (("--start", "0:11"), "0 to 10 are left"),
-    (("--start", "7:1"), "shards 0 to 0"),
+    (("--start", "7:1"), "shard 0 alone"),
     (("--end", "later"), "--end 'later'"),
     (("--strat", "0:1"), "--start"),
     (("-f", "--end", "0:3"), "-f takes no --end"),

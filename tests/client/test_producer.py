@@ -126,8 +126,7 @@ def test_producers_share_fsyncs(make_server: Callable[..., PenstockServer], held
         begun = first.send(trips(0))
         commits = server.state.ledger.database.commits
         answers = [p.send(trips(n)) for p in others for n in range(5)]
-        kind = server.state.kinds["topic"]
-        eventually(lambda: kind._appender._waiting.qsize() >= 40)  # type: ignore[attr-defined]
+        eventually(lambda: server.state.journals.appender._waiting.qsize() >= 40)
         held.set()
         assert begun.result(20).n == 1
         assert {answer.result(20).n for answer in answers} == {1, 2, 3, 4, 5}
@@ -181,7 +180,7 @@ def test_batches_before_a_bad_one_are_answered(client: Client, held: threading.E
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("store/x", "can't be appended to"), ("topic", "has no key"), ("nothing/x", "begins with")],
+    [("store/x", "can't be appended to"), ("topic", "expected a kind and a key"), ("nothing/x", "begins with")],
 )
 def test_a_path_that_takes_no_producer_is_refused_at_once(client: Client, path: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):

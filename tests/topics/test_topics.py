@@ -423,7 +423,7 @@ def test_a_read_may_start_at_a_time(client: Client, bare: flight.FlightClient, t
 def test_offsets_past_the_end_are_refused_with_those_left(bare: flight.FlightClient) -> None:
     put(bare, at(TOPIC), [trips(1, 2)])
     for start, end in [(0, 3), (2, 1), (3, 3), (5, None)]:
-        with refused("invalid", "has no offsets", "of shard 0 the offsets 0 to 2 are left"):
+        with refused("invalid", "has no offset", "of shard 0 the offsets 0 to 2 are left"):
             read(bare, TOPIC, start={"0": start}, **({} if end is None else {"end": {"0": end}}))
     for wrong in ({"1": 0}, {"x": 0}, {"0": -1}, {"0": "1"}, {"0": 1.5}, {"0": True}):
         with refused("invalid", "shard ", "expected an offset"):

@@ -86,7 +86,8 @@ def check_range(topic: Topic, shard: Shard, start: int, end: int) -> None:
             f"{topic.path}: {gone:,} rows from offset {start} on are gone, {_why_gone(topic, shard, start)}: {left}"
         )
     if end > shard.next or start > end:
-        raise InvalidRequest(f"{topic.path} has no offsets {start} to {end}: {left}")
+        range_ = f"offset {start}" if start > shard.next else f"offsets {start} to {end}"
+        raise InvalidRequest(f"{topic.path} has no {range_}: {left}")
 
 
 def _why_gone(topic: Topic, shard: Shard, start: int) -> str:

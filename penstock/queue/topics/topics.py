@@ -87,8 +87,12 @@ class Topics:
         for shard in position:
             if not shard < len(topic.shards):
                 raise InvalidRequest(
-                    f"{topic.path} has no shard {shard}: expected an offset for each of the shards 0 to "
-                    f"{len(topic.shards) - 1}"
+                    f"{topic.path} has no shard {shard}: expected an offset for "
+                    + (
+                        "shard 0 alone"
+                        if len(topic.shards) == 1
+                        else f"each of the shards 0 to {len(topic.shards) - 1}"
+                    )
                 )
         if position.life is not None:
             ends = journal.ends_of_life(self._ledger.database, topic.path, topic.journal, position.life)

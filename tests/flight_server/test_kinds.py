@@ -174,7 +174,7 @@ def test_a_server_has_every_action_of_the_wire(bare: flight.FlightClient) -> Non
     assert told == {name: action.sentence for name, action in ACTIONS.items()}
 
 
-@pytest.mark.parametrize("name", sorted({*ACTIONS} - {"subscription.attach"}))  # which asks Pub/Sub
+@pytest.mark.parametrize("name", sorted(name for name in ACTIONS if not name.startswith("subscription.")))
 def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClient) -> None:
     """Each answer decodes as the type that clients take it for."""
     put(bare, at("topic/x"), [trips(1, 2)])

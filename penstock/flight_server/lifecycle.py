@@ -189,8 +189,9 @@ def _announce(config: ServerConfig, server: PenstockServer, http: HttpDoor | Non
         lines.append(f"  http  {config.http_address()[0]}:{http.port}  /healthz /readyz /metrics")
     if config.token_file is None:
         lines.append("  open to every user of this machine (--token-file sets a token)")
-    sys.stderr.write("\n".join([*lines, "  Ctrl-C drains and stops", ""]))
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a log that nobody reads any more must not keep a server from coming back
+        sys.stderr.write("\n".join([*lines, "  Ctrl-C drains and stops", ""]))
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -110,11 +110,13 @@ class Sweeper:
             self._wake.clear()
 
     def _sweep(self) -> None:
-        for write in self._ledger.expire():
-            log.warning("write/%s was idle for too long and has expired", write)
-        freed = free(self._ledger, self._store) + self._store.sweep()
-        if freed:
-            log.info("swept %d parts", freed)
+        try:
+            for write in self._ledger.expire():
+                log.warning("write/%s was idle for too long and has expired", write)
+        finally:  # on a full disk, too: the bytes that go make room
+            freed = free(self._ledger, self._store) + self._store.sweep()
+            if freed:
+                log.info("swept %d parts", freed)
         if time.monotonic() - self._tended >= TEND_EVERY:
             self._tended = time.monotonic()
             dropped = self._store.drop_set_aside()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -169,10 +170,11 @@ class DiskMedium:
 
     def drop_set_aside(self, *, before: float) -> int:
         dropped = 0
-        for file in os.scandir(self.folder / "orphans"):
-            if file.stat().st_ctime < before:  # a rename changes it
-                os.unlink(file.path)
-                dropped += 1
+        with contextlib.suppress(FileNotFoundError):  # somebody moved the folder, or a file, away to look into it
+            for file in os.scandir(self.folder / "orphans"):
+                if file.stat().st_ctime < before:  # a rename changes it
+                    os.unlink(file.path)
+                    dropped += 1
         return dropped
 
     def drop_temporaries(self, *, before: float) -> None:

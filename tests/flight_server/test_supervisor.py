@@ -75,6 +75,25 @@ def test_a_killed_server_comes_back_on_its_ports(tmp_path: Path) -> None:
         assert re.search(line, running.log), running.log
 
 
+def test_a_server_comes_back_after_its_log_has_no_reader(tmp_path: Path) -> None:
+    """`penstock serve 2>&1 | tee log`, and somebody ends tee."""
+    url = f"grpc://127.0.0.1:{free_port()}"
+    command = [*PENSTOCK, "serve", "--listen", url, "--http", "off", "--data", str(tmp_path / "data")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), cwd=ROOT) as process:
+        running = Served(process, url, tmp_path / "log")
+        try:
+            with connect(url, retry_for=LIMIT) as client:
+                client.put("store/a", pa.table({"x": [1, 2]}))
+                assert process.stderr is not None
+                process.stderr.close()
+                first = running.server()
+                os.kill(first or 0, signal.SIGKILL)
+                assert client.get("store/a").read_all()["x"].to_pylist() == [1, 2]
+                assert running.server() not in (None, first)
+        finally:
+            running.end()
+
+
 def test_a_server_of_ten_thousand_parts_is_soon_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 3 s of a processor, which other programs don't change; it takes 0.5."""
     table, attempt = pa.table({"x": [1, 2]}), uuid4().hex

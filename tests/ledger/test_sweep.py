@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from penstock import steps
-from penstock.errors import Lost, Unavailable
+from penstock.errors import Lost, StoreFull, Unavailable
 from penstock.ledger.attempts import Attempt
-from penstock.ledger.ledger import IDLE, REMEMBERED
+from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
 from penstock.ledger.sweep import Sweeper, drop_schemas, free, recover
 from penstock.ledger.tables import to_schema
 from penstock.queue.topics.topics import Topics
@@ -23,6 +23,7 @@ from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import numbers
 from tests.kit.topics import Reach
+from tests.kit.wait import eventually
 
 PATH = "store/a"
 
@@ -288,6 +289,22 @@ def test_the_sweeper_expires_idle_writes_and_payloads(
     sweeps.wait()
     assert folder.ledger.summary(write).state == "expired"
     assert folder.kept() == set()
+
+
+def test_bytes_are_freed_where_nothing_can_expire(
+    folder: DataFolder, sweepers: list[Sweeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the ledger can't note what expires, and deleting bytes is what makes room."""
+
+    def has_no_room(ledger: Ledger) -> list[str]:
+        raise StoreFull("no room on the disk")
+
+    folder.write(1)
+    folder.ledger.delete(PATH)
+    monkeypatch.setattr(Ledger, "expire", has_no_room)
+    sweepers.append(Sweeper(folder.ledger, folder.store, every=3_600))
+    sweepers[0].start()
+    eventually(lambda: folder.kept() == set())
 
 
 def test_a_sweep_that_fails_is_retried(

@@ -341,10 +341,15 @@ class Leases:
 
 def pack(ack_ids: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield the ranges of ids that fit into a request each."""
+    most = MOST_BYTES - _NAME_BYTES
+    if len(ack_ids) <= MOST_IDS and len("".join(ack_ids).encode()) + _ID_OVERHEAD * len(ack_ids) <= most:
+        if ack_ids:
+            yield 0, len(ack_ids)
+        return
     start = size = 0
     for at, ack_id in enumerate(ack_ids):
         more = len(ack_id.encode()) + _ID_OVERHEAD
-        if at > start and (at - start == MOST_IDS or size + more > MOST_BYTES - _NAME_BYTES):
+        if at > start and (at - start == MOST_IDS or size + more > most):
             yield start, at
             start, size = at, 0
         size += more

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -34,6 +35,8 @@ _IN_FLIGHT = 2
 """Batches without an answer: one is stored while the next one is on its way."""
 _GATHERED, _GATHERED_BYTES, _GATHERED_SECONDS = 1_000, columns.MOST_BYTES, 0.02
 """When a batch is sent: so many messages or bytes are there, or the first waits for so long."""
+_MOST_GATHERED = 10_000
+"""Messages of one batch at most, where more have come while the window was full: fewer, larger batches cost less."""
 _REPORT = 1.0
 _RETRY_FOR = 600.0
 """Seconds for which a server that is away is waited for."""
@@ -235,7 +238,7 @@ class Puller:
             pieces = self._gather(exchange)
         if not pieces:
             return None
-        rows = columns.to_batch([message for piece in pieces for message in piece.received])
+        rows = columns.to_batch(chain.from_iterable(piece.received for piece in pieces))
         batch = _Batch(rows, pieces[0].first, sum(piece.size for piece in pieces), exchange)
         with self._changed:
             self._unanswered.append(batch)
@@ -269,9 +272,11 @@ class Puller:
         """Take neighbours up to the size of a batch; one piece at least."""
         pieces = [self._inbox.popleft()]
         messages, size = len(pieces[0].received), pieces[0].size
-        while self._inbox and messages < _GATHERED and size + self._inbox[0].size <= _GATHERED_BYTES:
+        while self._inbox and size + self._inbox[0].size <= _GATHERED_BYTES:
+            messages, size = messages + len(self._inbox[0].received), size + self._inbox[0].size
+            if messages > _MOST_GATHERED:
+                break
             pieces.append(self._inbox.popleft())
-            messages, size = messages + len(pieces[-1].received), size + pieces[-1].size
         return pieces
 
     def answered(self, answer: Answer, places: pa.RecordBatch | None) -> None:

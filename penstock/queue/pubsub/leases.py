@@ -24,6 +24,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from penstock.queue.pubsub.history import History, Rows, State, begun
+
 MOST_IDS = 1_000
 """Ids of one request."""
 MOST_BYTES = 500 * 1024
@@ -88,6 +90,9 @@ class Leases:
         """Requests to ack or nack that were never sent."""
         self._again: list[tuple[float, int, Request]] = []
         """A heap of requests to ack that failed, and when to send them again."""
+        self._history = History()
+        self._now = 0.0
+        """The latest time that was said: when what ends without one has ended."""
         self._under_way: Counter[str] = Counter()
         self._acked: dict[int, list[Numbers]] = {}
         self._order = 0  # of entries in the heaps, whose values don't compare
@@ -97,6 +102,7 @@ class Leases:
     def received(self, ack_ids: list[str], *, arrived: float, seconds: float | None = None) -> int:
         """Take the ids of a response that arrived then, leased for `seconds`; return the number of its first lease."""
         first, seconds = self._next, self.seconds if seconds is None else seconds
+        self._now = max(self._now, arrived)
         self._next += len(ack_ids)
         self.counters["received"] += len(ack_ids)
         for start, end in pack(ack_ids):
@@ -114,6 +120,10 @@ class Leases:
         for response in [each for each in self._unplaced if first <= each < first + len(shards)]:
             del self._unplaced[response]
         self.counters["duplicates"] += int(np.count_nonzero(duplicate))
+        for group, rows in self._groups.find(leases):
+            at = group.leases[rows] - first
+            group.rows["shard"][rows], group.rows["offset"][rows] = shards[at], offsets[at]
+            group.rows["duplicate"][rows] = duplicate[at]
         alive = leases >= self._floor
         for chosen in (alive & ~duplicate, alive & duplicate):  # a duplicate may be one of a row beside it
             for shard in np.unique(shards[chosen]).tolist():
@@ -134,6 +144,8 @@ class Leases:
         self.counters["forgotten"] += len(self)
         for _, _, request in self._again:  # it was sent, and may have had its effect
             self._note_acked(request, np.ones(len(request.leases), np.bool_))
+        for group in self._groups:
+            self._history.add(group.rows[group.alive], "forgotten", self._now)
         self._floor = self._next
         self._groups, self._places = _Groups(), _Places()
         for queue in (self._unplaced, self._extensions, self._waiting, self._again):
@@ -151,6 +163,7 @@ class Leases:
 
     def due(self, now: float) -> list[Request]:
         """Return the requests to send now; those under way bound how many they are."""
+        self._now = max(self._now, now)
         requests: list[Request] = []
         while self._extensions and self._extensions[0][0] <= now and self._under_way["extend"] < MOST_PARALLEL:
             at, _, group = heapq.heappop(self._extensions)
@@ -178,6 +191,7 @@ class Leases:
         """Take what came of a request. `failures` are those of single ids, on a subscription that confirms acks:
         PERMANENT_FAILURE_… or TRANSIENT_FAILURE_…; ids that aren't among them have the outcome of the request.
         """
+        self._now = max(self._now, now)
         self._under_way[_window(request.verb)] -= 1
         outcomes = np.full(len(request.ack_ids), outcome, np.dtype("U9"))
         for row, ack_id in enumerate(request.ack_ids if failures else ()):
@@ -205,6 +219,24 @@ class Leases:
         """When the oldest leased message arrived."""
         return self._groups.oldest
 
+    def history(self) -> list[tuple[State, Rows]]:
+        """Return all leases, and those that ended last, by state."""
+        by_state: dict[State, list[Rows]] = {}
+        for group in self._groups:
+            is_sent = group.rows["attempts"] > 0
+            lapsed = group.alive & group.lapsed
+            alive = group.alive & ~lapsed
+            chosen_by_state: dict[State, npt.NDArray[np.bool_]] = {
+                "lapsed": lapsed,
+                "ack sent": alive & is_sent,
+                "released": alive & ~is_sent & group.acking,
+                "leased": alive & ~is_sent & ~group.acking,
+            }
+            for state, chosen in chosen_by_state.items():
+                by_state.setdefault(state, []).append(group.rows[chosen])
+        leased = [(state, np.concatenate(rows)) for state, rows in by_state.items()]
+        return [*leased, *self._history.rows()]
+
     def take_acked(self) -> dict[int, list[tuple[int, int]]]:
         """Return the ranges of offsets, by shard, whose acks were answered since the last call."""
         acked, self._acked = self._acked, {}
@@ -218,13 +250,14 @@ class Leases:
         newest = leases[::-1][last]
         older = np.setdiff1d(leases, newest) if len(newest) < len(leases) else leases[:0]
         older = np.union1d(older, self._places.replace(shard, offsets, newest))
-        self.counters["replaced"] += self._drop(older)
+        self.counters["replaced"] += self._drop(older, "replaced")
 
     def _release(self, shard: int) -> None:
         """Queue the acks of the rows that are below the released offset."""
         for offsets, leases in self._places.take_below(shard, self._released.get(shard, 0)):
             for group, rows in self._groups.find(leases):
                 group.acking[rows] = True
+                group.rows["changed"][rows] = self._now
                 numbers = group.leases[rows]
                 places = offsets[np.searchsorted(leases, numbers)]
                 ack_ids = [group.ack_ids[row] for row in rows.tolist()]
@@ -253,6 +286,10 @@ class Leases:
     def _send(self, request: Request, now: float) -> Request:
         request.sent = now
         self._under_way[_window(request.verb)] += 1
+        if request.verb == "ack":
+            for group, rows in self._groups.find(np.sort(request.leases)):
+                group.rows["attempts"][rows] += 1
+                group.rows["changed"][rows] = now
         if request.verb == "ack" and not request.attempt:
             self.counters["acks_sent"] += len(request.ack_ids)
         return request
@@ -263,6 +300,7 @@ class Leases:
             return None
         if now >= group.deadline:
             self.counters["lapses"] += int(np.count_nonzero(group.alive & ~group.acking))
+            group.rows["changed"] = group.deadline
             group.lapsed = True  # its ids are good for an ack that may still count, and until the message comes again
             group.extend_at = None
             return None
@@ -281,7 +319,7 @@ class Leases:
         lost = request.leases[gone]
         if len(lost):  # the ids are stale: the messages come again, with others
             acking = sum(int(np.count_nonzero(each.acking[rows])) for each, rows in self._groups.find(lost))
-            self.counters["lapses"] += self._drop(lost) - acking
+            self.counters["lapses"] += self._drop(lost, "lapsed") - acking
         if not group.count:
             return
         extended = int(np.count_nonzero(outcomes == "ok"))
@@ -299,13 +337,14 @@ class Leases:
 
     def _settle_ack(self, request: Request, now: float, outcomes: npt.NDArray[np.str_]) -> None:
         if request.verb == "nack":
-            self.counters["nacks"] += self._drop(request.leases)
+            self.counters["nacks"] += self._drop(request.leases, "given back")
             return
         transient = (outcomes == "transient") & (request.leases >= self._floor)
         confirmed = self._groups.find(np.sort(request.leases[outcomes == "ok"]))
         self.counters["acks_confirmed"] += sum(len(rows) for group, rows in confirmed if not group.lapsed)
         self.counters["acks_failed"] += int(np.count_nonzero(outcomes == "permanent"))
-        self._drop(request.leases[~transient])
+        self._drop(request.leases[outcomes == "ok"], "confirmed")
+        self._drop(request.leases[(outcomes != "ok") & ~transient], "failed")
         self._note_acked(request, ~transient)
         if transient.any():
             assert request.shards is not None
@@ -326,9 +365,14 @@ class Leases:
         for shard in np.unique(request.shards[rows]).tolist():
             self._acked.setdefault(shard, []).append(request.offsets[rows & (request.shards == shard)])
 
-    def _drop(self, leases: Numbers) -> int:
-        """End these leases; return how many there were."""
-        return self._groups.drop(leases) if len(leases) else 0
+    def _drop(self, leases: Numbers, state: State) -> int:
+        """End these leases, and note how; return how many there were."""
+        count = 0
+        for rows, lapsed in self._groups.drop(leases) if len(leases) else ():
+            count += len(rows)
+            unsure = lapsed and state == "confirmed"  # nobody knows whether such an ack has counted
+            self._history.add(rows, "lapsed" if unsure else state, self._now)
+        return count
 
     def _schedule(self, group: _Group, at: float) -> None:
         group.extend_at = at
@@ -378,7 +422,7 @@ class _Group:
     """Neighbouring leases with one deadline."""
 
     __slots__ = ("ack_ids", "acking", "alive", "arrived", "attempt", "count", "deadline", "extend_at", "first",
-                 "lapsed", "leases", "size")  # fmt: skip
+                 "lapsed", "leases", "rows", "size")  # fmt: skip
 
     def __init__(self, leases: Numbers, ack_ids: list[str], arrived: float, deadline: float) -> None:
         self.first = int(leases[0])
@@ -386,6 +430,7 @@ class _Group:
         self.alive = np.ones(len(leases), np.bool_)
         self.acking = np.zeros(len(leases), np.bool_)
         """Whose ack is queued or under way."""
+        self.rows = begun(len(leases), arrived)
         self.count = len(leases)
         self.size = _size(ack_ids)
         self.arrived, self.deadline = arrived, deadline
@@ -397,7 +442,7 @@ class _Group:
         """Free the ids of leases that have ended, once they are half of it."""
         if self.count * 2 <= len(self.ack_ids):
             rows = self.alive.nonzero()[0]
-            self.leases, self.acking = self.leases[rows], self.acking[rows]
+            self.leases, self.acking, self.rows = self.leases[rows], self.acking[rows], self.rows[rows]
             self.ack_ids = [self.ack_ids[row] for row in rows.tolist()]
             self.alive, self.size = np.ones(len(rows), np.bool_), _size(self.ack_ids)
 
@@ -414,6 +459,9 @@ class _Groups:
     @property
     def oldest(self) -> float | None:
         return self._groups[0].arrived if self._groups else None
+
+    def __iter__(self) -> Iterator[_Group]:
+        return iter(self._groups)
 
     def append(self, group: _Group) -> None:
         self._groups.append(group)
@@ -435,10 +483,11 @@ class _Groups:
                     yield group, rows
             start = end
 
-    def drop(self, leases: Numbers) -> int:
-        """End these leases; return how many there were."""
-        before, empty = self.count, False
+    def drop(self, leases: Numbers) -> list[tuple[Rows, bool]]:
+        """End these leases; return what is known of them, by group, and whether they had lapsed."""
+        dropped, empty = [], False
         for group, rows in list(self.find(np.sort(leases))):
+            dropped.append((group.rows[rows], group.lapsed))
             group.alive[rows] = False
             group.count -= len(rows)
             self.count -= len(rows)
@@ -446,7 +495,7 @@ class _Groups:
             group.shrink()
         if empty:
             self._keep([group for group in self._groups if group.count])
-        return before - self.count
+        return dropped
 
     def absorb(self, group: _Group, until: float) -> None:
         """Let a small group have its neighbours that are to be extended until then, as far as one request goes."""
@@ -467,6 +516,7 @@ class _Groups:
         group.leases = np.concatenate([each.leases for each in joined])
         group.alive = np.concatenate([each.alive for each in joined])
         group.acking = np.concatenate([each.acking for each in joined])
+        group.rows = np.concatenate([each.rows for each in joined])
         group.ack_ids = [ack_id for each in joined for ack_id in each.ack_ids]
         group.count, group.size = sum(each.count for each in joined), sum(each.size for each in joined)
         group.arrived = min(each.arrived for each in joined)

@@ -93,10 +93,10 @@ def _ago(moment: float) -> str:
 
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
-    **dict.fromkeys(("rows/s", "committed/s"), "{:,.0f}".format),
+    **dict.fromkeys(("rows/s", "committed/s", "confirmed/s"), "{:,.0f}".format),
     **dict.fromkeys(("opened", "last put", "seen"), _ago),
     "size": format_size,
-    "oldest": format_age,
+    **dict.fromkeys(("oldest", "oldest unacked"), format_age),
 }
 """How a number is written under a head, if not as it is."""
 
@@ -194,14 +194,69 @@ def _duplicates(thing: Thing) -> str:
     )
 
 
+def _leases(thing: Thing) -> str:
+    return "{outstanding:,} outstanding, {extensions:,} extensions, {lapses:,} lapsed".format(**_figures(thing))
+
+
+def _acks(thing: Thing) -> str:
+    return "{acks_sent:,} sent, {acks_confirmed:,} confirmed, {acks_failed:,} failed".format(**_figures(thing))
+
+
+def _streams(thing: Thing) -> str:
+    figures = _figures(thing)
+    return f"{figures['streams_needed']:,} for {format_size(figures['bytes_per_second'])}/s"
+
+
+def _figures(thing: Thing) -> Thing:
+    figures: Thing = thing["subscription"]["figures"]
+    return figures
+
+
+def _figure(name: str) -> Callable[[Thing], Any]:
+    return lambda thing: _figures(thing).get(name)
+
+
+def _counter(name: str) -> Callable[[Thing], int]:
+    return lambda puller: int(puller["counters"].get(name, 0))
+
+
+_PULLED: Columns = {
+    "outstanding": _counter("outstanding"), "extensions": _counter("extensions"), "lapses": _counter("lapses"),
+    "acks sent": _counter("acks_sent"), "confirmed": _counter("acks_confirmed"), "failed": _counter("acks_failed"),
+    "oldest unacked": "oldest_unacked",
+}  # fmt: skip
 _SUBSCRIPTION = replace(
     _TOPIC, name="subscription", root="subscription", plural="subscriptions", appends=False,
     deleted="detached {path}: {rows:,} rows, {size}; Pub/Sub keeps the subscription",
     facts=_TOPIC.facts | {  # type: ignore[operator]  # it has some
         "at Pub/Sub": _of_pubsub("subscription"), "ack": _of_pubsub("ack"), "unreleased": _unreleased,
         "pullers": lambda thing: f"{len(thing['subscription']['connected'])} connected",
+        "leases": _leases, "acks": _acks, "oldest unacked": _figure("oldest_unacked"), "streams needed": _streams,
         "duplicates": _duplicates, "error": _of_pubsub("error"),
     },
+    show=[
+        *_TOPIC.show,
+        Table("puller", lambda thing: thing["subscription"]["connected"], {"puller": "puller", **_PULLED}),
+    ],
+    top=[
+        Table(
+            "subscription", lambda thing: [thing],
+            {
+                "subscription": "path", "rows/s": "rows_per_s", "unreleased": _figure("unreleased_rows"),
+                "outstanding": _figure("outstanding"), "oldest unacked": _figure("oldest_unacked"),
+                "lapses": _figure("lapses"), "acks failed": _figure("acks_failed"),
+                "duplicates": lambda thing: sum(_figures(thing)["duplicates"].values()),
+                "pullers": _figure("pullers"), "streams needed": _figure("streams_needed"),
+            },
+            "path", "rows_per_s", lambda thing: sum(shard["next"] for shard in thing["shards"]),
+        ),
+        Table(
+            "puller", lambda thing: thing["subscription"]["connected"],
+            {"puller": "puller", "subscription": "path", **_PULLED, "confirmed/s": "confirmed_per_s"},
+            "puller", "confirmed_per_s", _counter("acks_confirmed"),
+        ),
+        _TOPIC.top[1],
+    ],
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`top`: what is going on now: open writes, topics and how fast they grow, consumers and how far they are behind."""
+"""`top`: what is going on now: open writes, journals and how fast they grow, pullers, how far consumers are behind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ Page = dict[str, list[dict[str, Any]]]
 """The things of each kind, by its plural."""
 
 
-@command("Watch writes, topics and their consumers.", "penstock top")
+@command("Watch writes, topics, subscriptions and consumers.", "penstock top")
 @click.option("-s", "--seconds", type=click.FloatRange(0.1, 3600), default=1.0, help="Time between two looks.")
 @click.option("-n", "--looks", type=click.IntRange(1), help="Number of looks; without it, until Ctrl-C.")
 def top(invocation: Invocation, seconds: float, looks: int | None) -> None:
-    """Show open writes, topics and consumers with their rates, again and again; without a terminal, once."""
+    """Show writes, topics, subscriptions, pullers and consumers with their rates, again and again.
+
+    Without a terminal it shows them once.
+    """
     screen = terminal.is_terminal() and not invocation.json
     looks = looks or (None if screen else 1)
     with invocation.connect() as client:
@@ -61,4 +64,5 @@ def _text(page: Page) -> str:
         for kind in KINDS
         for table in kind.top
     ]
-    return "\n".join(f"{text_of(columns, rows)}\n" for columns, rows in tables if rows) or "no topic, no open write"
+    shown = (f"{text_of(columns, rows)}\n" for columns, rows in tables if rows)
+    return "\n".join(shown) or "no topic, no subscription, no open write"

@@ -30,6 +30,10 @@ class Listener:
     def released(self, position: Position) -> None:
         """Every consumer is done with the rows before this position."""
 
+    def asked(self, request: str) -> None:
+        """Of a puller: report all leases, with this request's id."""
+        return
+
     def draining(self) -> None:
         """The server is about to stop: send no more batches, and `finish` or `close` once all are answered."""
 
@@ -88,21 +92,27 @@ class Exchange:
     def send(self, batch: pa.RecordBatch) -> int:
         """Send a batch, and return its number. Waits while the server takes nothing."""
         with self._lock:
-            if self._schema is None:
-                self._write(lambda: self._writer.begin(batch.schema))
-                self._schema = batch.schema
-            if not self._schema.equals(batch.schema, check_metadata=True):
-                raise InvalidRequest("an exchange has one schema for all of its batches: open another one")
             n = self._next
-            body = pa.py_buffer(wire.Numbered(n, self._acked).encode())
-            self._write(lambda: self._writer.write_with_metadata(batch, body))
+            self._write_beside(batch, wire.Numbered(n, self._acked))
             self._next += 1
         return n
 
-    def report(self, report: wire.Report) -> None:
-        """Send a puller's report."""
+    def report(self, report: wire.Report | wire.Acks, rows: pa.RecordBatch | None = None) -> None:
+        """Send what a puller reports; beside Acks with rows."""
         with self._lock:
-            self._write(lambda: self._writer.write_metadata(pa.py_buffer(report.encode())))
+            if rows is None:
+                self._write(lambda: self._writer.write_metadata(pa.py_buffer(report.encode())))
+            else:
+                self._write_beside(rows, report)
+
+    def _write_beside(self, batch: pa.RecordBatch, message: wire.Message) -> None:
+        """Write a batch with a message beside it."""
+        if self._schema is None:
+            self._write(lambda: self._writer.begin(batch.schema))
+            self._schema = batch.schema
+        if not self._schema.equals(batch.schema, check_metadata=True):
+            raise InvalidRequest("an exchange has one schema for all of its batches: open another one")
+        self._write(lambda: self._writer.write_with_metadata(batch, pa.py_buffer(message.encode())))
 
     def finish(self) -> None:
         """Send no more; the stream ends once everything is answered, and its producer may come back."""
@@ -175,6 +185,8 @@ class Exchange:
             self._listener.answered(message, batch)
         elif isinstance(message, wire.Released):
             self._listener.released(message.position)
+        elif isinstance(message, wire.AskAcks):
+            self._listener.asked(message.request)
         elif isinstance(message, wire.Drain):
             self._listener.draining()
         elif isinstance(message, wire.Refusal):

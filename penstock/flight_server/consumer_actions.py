@@ -45,7 +45,7 @@ class ConsumerActions:
 
     def offsets(self, call: Call, request: wire.AskOffsets) -> wire.Offsets:
         """Return where a topic begins and ends, and where a batch from `start` on would end."""
-        _, _, topic = self._find(request)
+        kind, path, topic = self._find(request)
         if request.consumer is not None and request.session is not None:
             self.consumers.heard(topic, request.consumer, request.session)
         begin = topic.earliest() if request.since is None else self.topics.at(topic, request.since)
@@ -56,7 +56,8 @@ class ConsumerActions:
         return wire.Offsets(
             topic.journal, topic.epoch, Position(topic.earliest()), self.topics.labelled(topic, topic.latest()),
             self.topics.labelled(topic, start), self.topics.labelled(topic, end), behind.rows, behind.bytes,
-            behind.oldest, topic.key,
+            behind.oldest, topic.key, kind.figures(path) if request.figures else None,
+            () if request.log is None else kind.warned(path, request.log),
         )  # fmt: skip
 
     def commit(self, call: Call, request: wire.CommitPosition) -> wire.CommittedPosition:

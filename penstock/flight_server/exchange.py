@@ -91,7 +91,8 @@ class Stream:
             if chunk.app_metadata is None:
                 raise InvalidRequest('a batch came without its number: {"v":1,"type":"batch","n":…} beside it')
             message = wire.decode(chunk.app_metadata.to_pybytes())
-            if isinstance(message, wire.Numbered) != (chunk.data is not None):
+            is_numbered = isinstance(message, wire.Numbered)
+            if is_numbered != (chunk.data is not None) and not isinstance(message, wire.Acks):
                 came, expected = ("alone", "beside a batch") if chunk.data is None else ("beside a batch", "alone")
                 raise InvalidRequest(f"a message of type {message.type!r} came {came}: expected {expected}")
             if chunk.data is not None:

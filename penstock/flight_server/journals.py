@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
-from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.metrics import Gauge, Metrics
 from penstock.ledger.ledger import Ledger
 from penstock.queue.pubsub import registry
 from penstock.queue.topics.append import Appender
@@ -33,6 +34,7 @@ class Journals:
         )
         self.appender = Appender(ledger, store, self._count_group)
         self._compactor = Compactor(ledger, store)
+        metrics.gauges(self._gauges)
 
     def start(self) -> None:
         """Start the committer."""
@@ -47,6 +49,19 @@ class Journals:
         self.consumers.expire()
         retain(self._ledger)
         self._compactor.compact(stop)
+
+    def _gauges(self) -> Iterator[Gauge]:
+        for topic in chain(self.topics.below("topic/"), self.topics.below("subscription/")):
+            labels, age = {"topic": topic.path}, self.consumers.age(self.topics.behind(topic, {}))
+            yield Gauge("penstock_topic_rows", "Rows that can be read, by topic.", topic.rows, labels)
+            yield Gauge("penstock_topic_bytes", "Bytes of these rows, by topic.", topic.bytes, labels)
+            yield Gauge("penstock_topic_oldest_seconds", "Age of the oldest of these rows, by topic.", age, labels)
+            for each in self.consumers.of(topic):
+                if each.state == "live":
+                    labels = {"topic": topic.path, "consumer": each.consumer}
+                    yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)
+                    yield Gauge("penstock_consumer_lag_bytes", "Bytes of these rows.", each.lag_bytes, labels)
+                    yield Gauge("penstock_consumer_lag_seconds", "Age of the oldest row.", each.lag_seconds, labels)
 
     def _count_group(self, step: str, seconds: float, puts: int) -> None:
         self._append_seconds.labels(step).observe(seconds)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.supervisor import MALLOC
+from penstock.text import printable
 
 log = logging.getLogger("penstock")
 REFUSED = (2, 3, 6)
@@ -22,6 +25,9 @@ _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _CALM = 60.0
 """Seconds after which an end is the first one again."""
 _ENDING = 10.0
+_LINE = re.compile(r"\d{4}-\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: (.*)")
+"""A line of a puller's log, as `penstock pull` sets its format."""
+_LONGEST_LINE = 4_000
 
 
 @dataclass
@@ -63,9 +69,15 @@ class Pullers:
         del self._slots[wanted:]
         for slot in self._slots:
             if slot.process is None and now >= slot.start_at:
-                slot.process = subprocess.Popen(self.command, env=self.environment)  # noqa: S603  # our own words
+                slot.process = self._start()
                 slot.began = now
         return refused
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(self.command, env=self.environment, stderr=subprocess.PIPE)  # noqa: S603  # our own words
+        name = f"penstock-puller-{process.pid}"
+        threading.Thread(target=log_lines, args=(self.path, process), name=name, daemon=True).start()
+        return process
 
     def start_again(self) -> None:
         """Start those that wait, at the next look."""
@@ -88,6 +100,22 @@ class Pullers:
                 process.kill()
                 process.wait()
         self._slots.clear()
+
+
+def log_lines(path: str, process: subprocess.Popen[bytes]) -> None:
+    """Log what a puller writes to its stderr, under the path of its subscription, until it ends."""
+    assert process.stderr is not None
+    level = logging.WARNING  # of a line that isn't a log's: that of the line before
+    with process.stderr as lines:
+        while line := lines.readline(_LONGEST_LINE):
+            text = line.decode(errors="replace").rstrip()
+            match = _LINE.match(text)
+            if match:
+                level, text = getattr(logging, match[1]), match[2]
+            elif text.startswith("penstock: "):  # why a command has failed
+                level = logging.ERROR
+            if text:
+                log.log(level, "%s: puller %d: %s", path, process.pid, printable(text))
 
 
 def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:

@@ -79,6 +79,14 @@ def add(
         )  # fmt: skip
 
 
+def add_held(t: Transaction, part: Part, schema: pa.Schema, *, until: float) -> None:
+    """Add a part that is at no path: read tickets name it, until then."""
+    t.insert(
+        "parts", name=part.name, attempt="", number=0, rows=part.rows, bytes=part.bytes, schema=t.schema_id(schema),
+        incarnation=t.ledger.incarnation, state="retired", free_at=until,
+    )  # fmt: skip
+
+
 def retire(t: Transaction, names: Sequence[str], path: str) -> None:
     """Hide the parts of a path; their bytes stay for as long as tickets may name them."""
     free_at = max(t.now, t.ledger.ticketed_until(t, path))

@@ -15,8 +15,9 @@ from penstock.errors import Lost, NotFound, PenstockError, StoreFull
 from penstock.spark_plugin import offsets, subscriptions
 from penstock.spark_plugin.offsets import Progress, StreamOffset, StreamOptions
 from penstock.spark_plugin.options import start_request
+from penstock.text import printable
 from penstock.wire import actions
-from penstock.wire.actions import Offsets
+from penstock.wire.actions import LogLine, Offsets
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
@@ -97,10 +98,11 @@ class Consumption:
         """Return how many rows follow the next batch, for Spark's progress."""
         if self._next is None:
             return None
-        topic = self._session.offsets(start=self._next.position)
+        topic = self._session.offsets(start=self._next.position, figures=True)
         age = 0.0 if topic.oldest is None else max(0.0, time.time() - topic.oldest)
         behind = {"rows": topic.rows, "bytes": topic.bytes, "oldest_seconds": round(age, 3)}
-        return {"shards": Position(topic.next).to_json(), "behind": behind}
+        subscription = {} if topic.figures is None else {"subscription": topic.figures.to_json()}
+        return {"shards": Position(topic.next).to_json(), "behind": behind, **subscription}
 
     def _offsets_from(self, start: StreamOffset, options: StreamOptions) -> tuple[StreamOffset, Offsets]:
         """Return the start of the next batch, and the offsets from there on.
@@ -154,6 +156,8 @@ class ConsumerSession:
         self._committed: tuple[str, Position] | None = None
         """The journal, and the position in it, that this session has committed last."""
         self._warned = ""
+        self._logged = 0
+        """The last line of the server's log that this session knows; 0 before its first call."""
 
     def offsets(self, **fields: Any) -> Offsets:
         """Return the topic's offsets."""
@@ -161,13 +165,15 @@ class ConsumerSession:
 
     def consumer_offsets(self, offset: StreamOffset, **fields: Any) -> Offsets:
         """Return the topic's offsets as the consumer: the session counts as alive, or is fenced by a newer one."""
-        fields |= {"journal": offset.journal, "consumer": offset.consumer, "session": self._id}
+        fields |= {"journal": offset.journal, "consumer": offset.consumer, "session": self._id, "log": self._logged}
         try:
-            return self.offsets(**fields)
+            topic = self.offsets(**fields)
         except NotFound:
             self._attached = None
             self.attach(offset)
-            return self.offsets(**fields)
+            topic = self.offsets(**fields)
+        self._log(topic.log)
+        return topic
 
     def first_offsets(self, end: StreamOffset) -> Position:
         """Return the first offsets that a batch can read; a consumer that isn't attached begins with that batch."""
@@ -223,6 +229,14 @@ class ConsumerSession:
                 request=lost.request,
             ) from lost
         self._warn(f"{text}. The query continues behind them, as failOnDataLoss is false")
+
+    def _log(self, lines: tuple[LogLine, ...]) -> None:
+        """Log what the server and its pullers have warned of since the last call; what was before isn't the query's."""
+        if self._logged:
+            for line in lines:
+                level = logging.ERROR if line.level == "error" else logging.WARNING
+                logging.getLogger(actions.SERVER_LOG).log(level, "%s", printable(line.text))
+        self._logged = max(1, self._logged, *(line.number for line in lines))
 
     def _warn(self, text: str) -> None:
         """Log a warning, once: Spark requests the same range more than once."""

@@ -112,6 +112,48 @@ class AskOffsets(Body):
     consumer: str | None = None
     session: str | None = None
     """The calling session: it counts as alive, and is fenced if a newer one has attached."""
+    figures: bool = False
+    """Whether to answer the figures of a subscription, too."""
+    log: int | None = None
+    """Of a subscription: answer what the server's log warns of behind the line of this number; 0: its last line."""
+
+
+SERVER_LOG = "penstock.server"
+"""The logger at a query's driver that has the server's lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine(Body):
+    """A line of the server's log that concerns a subscription, or of its pullers' logs."""
+
+    number: int
+    """The microsecond since 1970: it grows over the server's restarts."""
+    level: Literal["warning", "error"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFigures(Body):
+    """How a subscription does now: sums over the connected pullers, each since it began."""
+
+    pullers: int
+    outstanding: int
+    """Leases: what Pub/Sub would send again if nobody acked it."""
+    extensions: int
+    lapses: int
+    acks_sent: int
+    acks_confirmed: int
+    acks_failed: int
+    unreleased_rows: int
+    unreleased_bytes: int
+    duplicates: dict[str, Any]
+    """By cause, since the server began."""
+    bytes_per_second: int
+    """What comes, over the last ten seconds."""
+    streams_needed: int
+    """For that, at 10 MB/s each."""
+    oldest_unacked: float | None = None
+    """Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +170,8 @@ class Offsets(Body):
     bytes: int
     oldest: float | None = None
     key: str | None = None
+    figures: SubscriptionFigures | None = None
+    log: tuple[LogLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +268,10 @@ class Quiet(Body):
 
 @dataclass(frozen=True, slots=True)
 class PullerState(Body):
-    """A connected puller, as it has reported: its counters since its stream began."""
+    """A connected puller, as it has reported: its counters since it began."""
 
+    puller: str
+    """host:pid."""
     counters: dict[str, Any]
     oldest_unacked: float | None = None
     """Seconds."""
@@ -252,6 +298,7 @@ class SubscriptionState(Body):
     """Messages by which redeliveries are recognized."""
     waiting: int
     """Batches that wait until something is released, or the disk has room."""
+    figures: SubscriptionFigures
     error: str | None = None
     """Why it can't be pulled."""
 

@@ -57,7 +57,7 @@ class Numbered(Message):
 
 @dataclass(frozen=True, slots=True)
 class Report(Message):
-    """Of a puller, every second and at changes: what it has counted since its stream began, and what it has acked."""
+    """Of a puller, every second and at changes: what it has counted since it began, and what it has acked."""
 
     type: ClassVar[str] = "report"
     counters: dict[str, Any]
@@ -67,6 +67,19 @@ class Report(Message):
     code: str | None = None
     """Why the puller stops: the code of an error, and its text."""
     text: str | None = None
+    puller: str | None = None
+    """Its name: host:pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acks(Message):
+    """Of a puller: an answer to AskAcks, as often as there is a batch beside it; without a batch: that was all.
+
+    The batch has the schema of messages, as an exchange has one alone; `data` is an Arrow stream, a row for each lease.
+    """
+
+    type: ClassVar[str] = "acks"
+    request: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,14 @@ class Released(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class AskAcks(Message):
+    """To a puller: say what is known of the leases. It answers with Acks of this request."""
+
+    type: ClassVar[str] = "ask_acks"
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drain(Message):
     """The server is about to stop: send no more batches, and end the stream once all are answered."""
 
@@ -162,8 +183,11 @@ class Refusal(Message):
 
 
 MESSAGES: dict[str, type[Message]] = {
-    message.type: message for message in (Hello, Numbered, Report, Bye, Beat, Answer, Welcome, Released, Drain, Refusal)
-}
+    message.type: message
+    for message in (
+        Hello, Numbered, Report, Acks, Bye, Beat, Answer, Welcome, Released, AskAcks, Drain, Refusal,
+    )
+}  # fmt: skip
 
 
 def decode(raw: bytes) -> Message:

@@ -205,7 +205,7 @@ def test_call_lists_the_actions_and_calls_them(here: Run, trips: str) -> None:
 
 
 def test_top_says_where_nothing_is(here: Run) -> None:
-    assert here("top").text == "no topic, no open write\n"
+    assert here("top").text == "no topic, no subscription, no open write\n"
 
 
 def test_top_has_topics_consumers_and_writes(here: Run, client: Client) -> None:

@@ -12,7 +12,9 @@ from penstock.errors import InvalidRequest
 from penstock.wire import exchange
 from penstock.wire.exchange import (
     MESSAGES,
+    Acks,
     Answer,
+    AskAcks,
     Beat,
     Bye,
     Drain,
@@ -32,6 +34,8 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, st.none() | st.text(), numbers),
     st.builds(Numbered, numbers, numbers),
     st.builds(Report, st.dictionaries(st.text(), numbers), st.dictionaries(st.text(), st.lists(st.lists(numbers)))),
+    st.builds(Acks, st.text()),
+    st.builds(AskAcks, st.text()),
     st.builds(Beat, st.none() | numbers),
     st.just(Bye()),
     answers,
@@ -51,7 +55,7 @@ def test_a_message_is_decoded_as_it_was_encoded(message: Message) -> None:
 
 def test_every_message_is_among_them() -> None:
     assert {message.type for message in MESSAGES.values()} == set(MESSAGES)
-    assert len(MESSAGES) == 10
+    assert len(MESSAGES) == 12
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
-from penstock.wire.actions import ConsumerState, Description, ShardOffsets
+from penstock.wire.actions import ConsumerState, Description, LogLine, ShardOffsets, SubscriptionFigures
 from penstock.wire.paths import Path
 from penstock.wire.read import Entry, ReadCommand
 
@@ -33,6 +33,14 @@ class JournalKind(Kind):
 
     def consumers_changed(self, path: Path) -> None:
         """Called once a change of a path's consumers is durable."""
+
+    def figures(self, path: Path) -> SubscriptionFigures | None:
+        """Return how a subscription does."""
+        return None
+
+    def warned(self, path: Path, number: int) -> tuple[LogLine, ...]:
+        """Return what the log warns of a subscription behind the line of this number; 0: its last line."""
+        return ()
 
     # --- reading ----------------------------------------------------------------------------
 

@@ -10,33 +10,50 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.flight as flight
+
 from penstock import steps
 from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, Unavailable, of_code
+from penstock.flight_server import endpoints
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind
 from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.pullers import Pullers, pullers_of
+from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
+from penstock.flight_server.subscription_log import SubscriptionLog
+from penstock.ledger import parts
+from penstock.ledger.parts import Slice
 from penstock.queue.pubsub import registry
+from penstock.queue.pubsub.rate import streams_needed
 from penstock.queue.pubsub.registry import Options
 from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Topic
+from penstock.rows import schemas
+from penstock.text import cut, printable
 from penstock.wire import actions as wire
-from penstock.wire.exchange import Answer, Beat, Numbered, Released, Report, Welcome
+from penstock.wire.exchange import Acks, Answer, AskAcks, Beat, Numbered, Released, Report, Welcome
 from penstock.wire.paths import Path, parse
 from penstock.wire.position import Position
+from penstock.wire.read import Entry, ReadCommand
 
 if TYPE_CHECKING:
     from penstock.queue.pubsub.source import Source, Subscriptions
     from penstock.queue.pubsub.subscription import PullerStream, Subscription
+    from penstock.queue.pubsub.subscription import State as OwnerState
 
 log = logging.getLogger("penstock")
 _LOOK = 0.5
 """Seconds between looks after subscriptions and their pullers."""
 _MEND = 20.0
 """Seconds between looks whether Pub/Sub lets a subscription be pulled again that it refused."""
+_ACKS_WITHIN = 5.0
+"""Seconds for which the pullers' answers about their leases are waited for."""
+_ACKS_LIFE = 600.0
+"""Seconds for which an ack ledger can be read once it is gathered: its bytes are stored so long."""
 _END = 30.0
 """Seconds for which the end of a puller's stream waits for the answers of its last batches."""
 
@@ -52,10 +69,12 @@ class SubscriptionKind(JournalKind):
         self._owners: dict[str, Subscription] = {}
         self._attaching = threading.Lock()  # so that two first queries ask Pub/Sub once
         self._stopped = threading.Event()
+        self._log = SubscriptionLog(lambda path: path in self._owners)
         self._thread = threading.Thread(target=self._look_after, name="penstock-subscriptions", daemon=True)
         state.metrics.gauges(self._gauges)
 
     def start(self) -> None:
+        log.addHandler(self._log)
         for path in registry.all_paths(self.state.ledger.database):
             try:
                 self._open(path)
@@ -69,6 +88,7 @@ class SubscriptionKind(JournalKind):
         self._thread.join()
         for owner in self._all_owners():
             owner.close(Unavailable("the server is shutting down", retry_after=2))
+        log.removeHandler(self._log)
 
     def totals(self) -> dict[str, int]:
         with self._lock:
@@ -150,6 +170,7 @@ class SubscriptionKind(JournalKind):
                 owner = self._owners.pop(topic.path, None)
             if owner is not None:
                 owner.close(NotFound(f"{path} was detached"))
+            self._log.forget(topic.path)
         return wire.Deleted(topic.path, topic.rows, topic.bytes, topic.part_count)
 
     def quiet(self, call: Call, request: wire.AskQuiet) -> wire.Quiet:
@@ -232,6 +253,7 @@ class SubscriptionKind(JournalKind):
             answer=lambda n, places: stream.send(Answer(n), places),
             refuse=stream.refuse,
             push=lambda position: stream.send(Released(position)),
+            ask=lambda request: stream.send(AskAcks(request)),
         )
         name, last = uuid.uuid4().hex, 0
 
@@ -250,6 +272,8 @@ class SubscriptionKind(JournalKind):
                     owner.recover()
                 elif isinstance(message, Report):
                     self._report(owner, puller, message)
+                elif isinstance(message, Acks):
+                    owner.take_acks(puller, message.request, batch)
                 elif not isinstance(message, Beat):
                     raise InvalidRequest(f"{path}: a puller sends no message of type {message.type!r}")
             owner.settled(puller, _END)
@@ -257,11 +281,14 @@ class SubscriptionKind(JournalKind):
             owner.disconnect(puller)
 
     def _report(self, owner: Subscription, puller: PullerStream, report: Report) -> None:
+        if not all(type(count) is int for count in report.counters.values()):
+            raise InvalidRequest(f"{owner.path}: Report.counters: expected {{name: number}}")
         owner.report(
             puller,
             counters=report.counters,
             acked=_ranges(owner.path, report.acked),
             oldest_unacked=report.oldest_unacked,
+            name=report.puller and printable(cut(report.puller, 80)),
         )
         if report.code is not None:
             owner.fail(of_code(report.code, report.text or report.code))
@@ -314,7 +341,42 @@ class SubscriptionKind(JournalKind):
 
     # --- what is seen -----------------------------------------------------------------------
 
+    def figures(self, path: Path) -> wire.SubscriptionFigures:
+        return _figures(self._owner(str(path)).state())
+
+    def warned(self, path: Path, number: int) -> tuple[wire.LogLine, ...]:
+        return self._log.after(str(path), number)
+
+    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        subscription = registry.of_acks(path)
+        if subscription is None:
+            return super().info(path, command, descriptor)
+        selection = _select_acks(path, command)
+        expires = time.time() + _ACKS_LIFE
+        rows = self._store_acks(path, self._owner(str(subscription)).acks(_ACKS_WITHIN), expires)
+        entry = Entry(str(path), "acks", rows.rows, rows.bytes, 1, local=self.state.local)
+        return endpoints.readable(self.state, descriptor, selection, [rows], entry, expires)
+
+    def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
+        if registry.of_acks(path) is None:
+            return super().schema(path, command)
+        return _select_acks(path, command).schema
+
+    def _store_acks(self, path: Path, batches: list[pa.RecordBatch], expires: float) -> Slice:
+        """Store an ack ledger as a part that nothing but tickets name: it is filtered and sent as all parts are."""
+        ledger, store = self.state.ledger, self.state.store
+        part = store.write(f"{uuid.uuid4().hex}-000000", registry.ACKS, batches, path=str(path))
+        try:
+            ledger.change(lambda t: parts.add_held(t, part, registry.ACKS, until=expires))
+        except BaseException:
+            store.discard([part.name])
+            raise
+        return Slice(part.name, part.rows, part.bytes, registry.ACKS, part.rows)
+
     def describe(self, path: Path) -> wire.Description:
+        if (subscription := registry.of_acks(path)) is not None:
+            outstanding = self.figures(subscription).outstanding
+            return wire.Description("acks", str(path), outstanding, 0, 0, None, schemas.to_json(registry.ACKS))
         state = self._owner(str(path)).state()
         record = state.record
         return replace(
@@ -323,8 +385,8 @@ class SubscriptionKind(JournalKind):
                 registry.google_name(path), record.ack, state.released, state.unreleased_rows, state.unreleased_bytes,
                 record.max_unreleased_rows, record.max_unreleased_bytes,
                 self.state.config.pullers if record.pullers is None else record.pullers,
-                tuple(wire.PullerState(dict(each.counters), each.oldest_unacked) for each in state.pullers),
-                dict(state.duplicates), state.ids, state.parked_batches,
+                tuple(wire.PullerState(each.name, dict(each.counters), each.oldest_unacked) for each in state.pullers),
+                dict(state.duplicates), state.ids, state.parked_batches, self.figures(path),
                 None if state.error is None else str(state.error),
             ),
         )  # fmt: skip
@@ -332,13 +394,44 @@ class SubscriptionKind(JournalKind):
     def _gauges(self) -> Iterator[Gauge]:
         for owner in self._all_owners():
             state, labels = owner.state(), {"topic": owner.path}
-            yield Gauge("penstock_unreleased_rows", "Rows that aren't released.", state.unreleased_rows, labels)
-            yield Gauge("penstock_unreleased_bytes", "About their bytes.", state.unreleased_bytes, labels)
-            yield Gauge("penstock_dedup_ids", "Messages by which redeliveries are known.", state.ids, labels)
-            yield Gauge("penstock_pullers", "Pullers that are connected.", len(state.pullers), labels)
+            figures = _figures(state)
+            for name, text, value in (
+                ("penstock_unreleased_rows", "Rows that aren't released.", figures.unreleased_rows),
+                ("penstock_unreleased_bytes", "About their bytes.", figures.unreleased_bytes),
+                ("penstock_dedup_ids", "Messages by which redeliveries are known.", state.ids),
+                ("penstock_pullers", "Pullers that are connected.", figures.pullers),
+                ("penstock_outstanding_leases", "Leases of connected pullers.", figures.outstanding),
+                ("penstock_lease_extensions", "Leases extended by connected pullers.", figures.extensions),
+                ("penstock_lease_lapses", "Leases of connected pullers that have lapsed.", figures.lapses),
+                ("penstock_acks_sent", "Acks sent by connected pullers.", figures.acks_sent),
+                ("penstock_acks_confirmed", "Of these, accepted by Pub/Sub.", figures.acks_confirmed),
+                ("penstock_acks_failed", "Of these, refused by Pub/Sub.", figures.acks_failed),
+                ("penstock_oldest_unacked_seconds", "Age of the oldest lease.", figures.oldest_unacked or 0.0),
+                ("penstock_pulled_bytes_per_second", "What comes, over 10 s.", figures.bytes_per_second),
+                ("penstock_streams_needed", "Streams of 10 MB/s for what comes.", figures.streams_needed),
+            ):
+                yield Gauge(name, text, value, labels)
             for cause, count in state.duplicates.items():
                 text = "Messages that came again since the server's start, by cause."
                 yield Gauge("penstock_duplicates", text, count, {**labels, "cause": cause})
+
+
+def _figures(state: OwnerState) -> wire.SubscriptionFigures:
+    def total(name: str) -> int:
+        return sum(int(each.counters.get(name, 0)) for each in state.pullers)
+
+    return wire.SubscriptionFigures(
+        len(state.pullers), total("outstanding"), total("extensions"), total("lapses"), total("acks_sent"),
+        total("acks_confirmed"), total("acks_failed"), state.unreleased_rows, state.unreleased_bytes,
+        dict(state.duplicates), round(state.bytes_per_second), streams_needed(state.bytes_per_second),
+        max((each.oldest_unacked for each in state.pullers if each.oldest_unacked is not None), default=None),
+    )  # fmt: skip
+
+
+def _select_acks(path: Path, command: ReadCommand) -> Selection:
+    if any(each is not None for each in (command.part, command.start, command.end, command.since)):
+        raise InvalidRequest(f"{path} is what pullers know now, without offsets: expected no part, start, end or since")
+    return select(command, str(path), registry.ACKS)
 
 
 def _default_ack(source: Source) -> tuple[registry.Ack, str]:

@@ -134,17 +134,6 @@ class TopicKind(JournalKind):
 
     def _gauges(self) -> Iterator[Gauge]:
         yield Gauge("penstock_producers", "Producers that have a stream.", self.producers.live())
-        for topic in self.topics.below("topic/"):
-            labels, age = {"topic": topic.path}, self.consumers.age(self.topics.behind(topic, {}))
-            yield Gauge("penstock_topic_rows", "Rows that can be read, by topic.", topic.rows, labels)
-            yield Gauge("penstock_topic_bytes", "Bytes of these rows, by topic.", topic.bytes, labels)
-            yield Gauge("penstock_topic_oldest_seconds", "Age of the oldest of these rows, by topic.", age, labels)
-            for each in self.consumers.of(topic):
-                if each.state == "live":
-                    labels = {"topic": topic.path, "consumer": each.consumer}
-                    yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)
-                    yield Gauge("penstock_consumer_lag_bytes", "Bytes of these rows.", each.lag_bytes, labels)
-                    yield Gauge("penstock_consumer_lag_seconds", "Age of the oldest row.", each.lag_seconds, labels)
 
 
 def _check_mode(path: Path, mode: Mode | None) -> None:

@@ -7,6 +7,8 @@ reader ──▶ inbox ──▶ sender ──▶ exchange ──▶ server
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 import uuid
@@ -22,11 +24,11 @@ import pyarrow as pa
 
 from penstock import steps
 from penstock.errors import Internal, PenstockError, TimedOut, Unavailable
-from penstock.queue.pubsub import columns
+from penstock.queue.pubsub import acks, columns, history
 from penstock.queue.pubsub.leases import Leases, Outcome, Request
 from penstock.queue.pubsub.readers import PullReader, Reader, Response, StreamReader
 from penstock.queue.pubsub.transport import PubSub, failures_of, is_retried, translate
-from penstock.wire.exchange import Answer, Report, Welcome
+from penstock.wire.exchange import Acks, Answer, Report, Welcome
 from penstock.wire.position import Position
 
 _log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Exchange(Protocol):
 
     def send(self, batch: pa.RecordBatch) -> int: ...
 
-    def report(self, report: Report) -> None: ...
+    def report(self, report: Report | Acks, rows: pa.RecordBatch | None = ...) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -136,6 +138,9 @@ class Puller:
         self._error: PenstockError | None = None
         self._reported = 0.0
         self._unreported: dict[int, list[tuple[int, int]]] = {}
+        self._asked: list[str] = []
+        """Requests for all leases."""
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
         name = pubsub.subscription.rpartition("/")[2]
         self._threads = _Threads(
             self._make_readers(),
@@ -213,6 +218,7 @@ class Puller:
                     exchange.send(batch.rows)
                     steps.passed("puller.sent")
                 self._report(exchange)
+                self._report_leases(exchange)
             except Unavailable:  # why, `ended` says
                 self._abandon(exchange)
 
@@ -253,7 +259,7 @@ class Puller:
                 wake = min(until, self._inbox[0].since + _GATHERED_SECONDS)
                 if now >= self._inbox[0].since + _GATHERED_SECONDS or self._is_enough():
                     return self._pop_pieces()
-            if now >= until:
+            if now >= until or self._asked:
                 return []
             self._changed.wait(max(0.001, wake - now))
         if self.stopping.is_set():
@@ -437,7 +443,7 @@ class Puller:
     def ended(self, error: PenstockError | None) -> None:
         """Open another exchange, on which all that is unanswered is sent again; or stop, if that is of no use."""
         with self._changed:
-            self._exchange, self._lost = None, error
+            self._exchange, self._lost, self._asked = None, error, []
             self._ends += 1
             self._changed.notify_all()
         if error is not None and not isinstance(error, Unavailable | TimedOut):
@@ -456,11 +462,28 @@ class Puller:
             error = self._error if last else None
             report = Report(
                 self._count(), acked, None if oldest is None else now - oldest,
-                None if error is None else error.code, None if error is None else str(error),
+                None if error is None else error.code, None if error is None else str(error), self.name,
             )  # fmt: skip
         self._reported = now
         exchange.report(report)
         self._unreported.clear()
+
+    def asked(self, request: str) -> None:
+        """Report all leases."""
+        with self._changed:
+            self._asked.append(request)
+            self._changed.notify_all()
+
+    def _report_leases(self, exchange: Exchange) -> None:
+        """Tell the server what is known of each lease, as often as it has asked."""
+        with self._changed:
+            asked, self._asked = self._asked, []
+            leases = self._leases.history() if asked else []
+        rows = history.to_batches(leases, self.name, time.time() - time.monotonic(), acks.MOST_ROWS)
+        for request in asked:
+            for batch in rows:
+                exchange.report(Acks(request), acks.pack(batch))
+            exchange.report(Acks(request))
 
     def _count(self) -> dict[str, int]:
         unanswered = sum(each.rows.num_rows for each in self._unanswered)

@@ -31,7 +31,9 @@ from penstock.errors import InvalidRequest, Lost, NotFound, PenstockError, Store
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
 from penstock.queue.pubsub import registry
+from penstock.queue.pubsub.acks import AckLedger
 from penstock.queue.pubsub.index import UNKNOWN, Index, Integers, Keys, Mask, keys_of, offsets_of, place_of, shards_of
+from penstock.queue.pubsub.rate import Rate
 from penstock.queue.pubsub.registry import MESSAGES, Record
 from penstock.queue.pubsub.window import Arrivals, Deliveries, Mark, Ranges, Window
 from penstock.queue.topics import journal
@@ -74,7 +76,11 @@ class PullerStream:
     refuse: Callable[[Exception], None]
     """Called once: a batch was not stored, and no later one will be."""
     push: Callable[[Position], None]
-    """Called with what is released, whenever that has moved. None of the three may wait, or raise."""
+    """Called with what is released, whenever that has moved."""
+    ask: Callable[[str], None]
+    """Called with a request's id when somebody looks at the ack ledger. None of the four may wait, or raise."""
+    name: str = ""
+    """host:pid, once it has reported."""
     counters: Mapping[str, Any] = field(default_factory=dict)
     """What it has reported last."""
     oldest_unacked: float | None = None
@@ -96,6 +102,7 @@ class State:
     id_bytes: int
     duplicates: Mapping[str, int]
     """By cause, since the server began."""
+    bytes_per_second: float
     pullers: tuple[PullerStream, ...]
     error: PenstockError | None
 
@@ -186,6 +193,8 @@ class Subscription:
         """Acks that were reported and aren't in the ledger yet."""
         self._window = Window(window_seconds)
         self._spread, self._run = 0, 0
+        self._rate = Rate()
+        self._ack_ledger = AckLedger()
         self._held = journal.held(ledger.database, path)
         self._duplicates: Counter[str] = Counter()
         self._arrivals = Arrivals()
@@ -280,6 +289,7 @@ class Subscription:
             if not self._streams:
                 self._pulled_since = self._steady()
             stream.number = self._connections
+            stream.name = f"stream {stream.number}"
             self._streams.append(stream)
             welcome(self._position())
 
@@ -289,6 +299,7 @@ class Subscription:
             if stream in self._streams:
                 self._streams.remove(stream)
             self._parked = [batch for batch in self._parked if batch.stream is not stream]
+        self._ack_ledger.left(stream)
 
     def settled(self, stream: PullerStream, timeout: float) -> None:
         """Wait until the batches of a puller at the committer have their answers; not for those that are parked."""
@@ -301,6 +312,7 @@ class Subscription:
         pulled = PulledBatch(self, stream, number, batch)
         with self._lock:
             self._check_open()
+            self._rate.total += pulled.bytes
             waits = any(each.stream is stream for each in self._parked)
             full = self._fullness()
             if not waits and (full is None or (self._index.find(pulled.keys) != UNKNOWN).all()):
@@ -318,9 +330,11 @@ class Subscription:
         counters: Mapping[str, Any],
         acked: Mapping[int, list[tuple[int, int]]],
         oldest_unacked: float | None = None,
+        name: str | None = None,
     ) -> None:
         """Note what a puller says: its counters, and the offsets whose acks it has sent."""
         with self._lock:
+            stream.name = name or stream.name
             stream.counters, stream.oldest_unacked = counters, oldest_unacked
             for shard, ranges in acked.items():
                 for first, end in ranges:
@@ -569,6 +583,7 @@ class Subscription:
         if mark is not None:
             self._forget(mark)  # 2., 3.
         with self._lock:
+            self._rate.look(now)
             if self._retry_at == float("inf"):
                 self._retry_at = now + _RETRY_FULL
             elif self._retry_at and now >= self._retry_at:
@@ -658,8 +673,19 @@ class Subscription:
             return State(
                 self._record, self._position(), self._unreleased() - sum(self._in_flight.values()), self._bytes,
                 len(self._parked), len(self._index), self._index.nbytes,
-                {cause: self._duplicates[cause] for cause in CAUSES}, tuple(self._streams), self._error,
+                {cause: self._duplicates[cause] for cause in CAUSES}, self._rate.per_second(), tuple(self._streams),
+                self._error,
             )  # fmt: skip
+
+    def acks(self, within: float) -> list[pa.RecordBatch]:
+        """Return what the connected pullers know of their leases, rows of ACKS; ask them for so many seconds."""
+        with self._lock:
+            streams = [*self._streams]
+        return self._ack_ledger.gather(streams, within)
+
+    def take_acks(self, stream: PullerStream, request: str, rows: pa.RecordBatch | None) -> None:
+        """Take a puller's answer to `acks`; None: that was all."""
+        self._ack_ledger.take(stream, request, rows)
 
 
 def _check_batch(path: str, batch: pa.RecordBatch) -> None:

@@ -67,9 +67,11 @@ class Puller:
     refusals: list[Exception] = field(default_factory=list)
     pushed: list[Position] = field(default_factory=list)
     welcomed: list[Position] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    """Requests for its leases."""
 
     def __post_init__(self) -> None:
-        self.stream = PullerStream(self.answered, self.refusals.append, self.pushed.append)
+        self.stream = PullerStream(self.answered, self.refusals.append, self.pushed.append, self.asked.append)
 
     def answered(self, number: int, places: pa.RecordBatch) -> None:
         assert number not in self.answers

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.queue.pubsub.registry import MESSAGES
-from penstock.wire.exchange import Answer, Report, Welcome
+from penstock.wire.exchange import Acks, Answer, Report, Welcome
 from penstock.wire.position import Position
 
 if TYPE_CHECKING:
@@ -114,8 +114,9 @@ class StandInExchange:
         self._tasks.put((self.sent, batch))
         return self.sent
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report | Acks, rows: pa.RecordBatch | None = None) -> None:
         self._check_open()
+        assert isinstance(report, Report)
         self._server.reports.append(Report.decode(report.encode().replace(b'"type":"report",', b"")))
 
     def finish(self) -> None:

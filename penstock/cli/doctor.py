@@ -53,7 +53,7 @@ def doctor(invocation: Invocation) -> int:
         if invocation.json:
             terminal.print_json({"check": check, "state": state, "said": text})
         else:
-            click.echo(f"{click.style(state.ljust(7), fg=_COLOURS[state])}  {check.ljust(11)}  {text}")
+            click.echo(f"{click.style(state.ljust(7), fg=_COLOURS[state])}  {check.ljust(12)}  {text}")
         code = FAILED if state == "problem" else code
     return code
 
@@ -110,7 +110,7 @@ def _java() -> Finding:
 def _data_folder() -> Finding:
     from penstock.flight_server.config import default_data
 
-    folder = Path(os.environ.get("PENSTOCK_DATA") or default_data())
+    folder = Path(os.environ.get("PENSTOCK_DATA") or default_data()).expanduser()
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return Finding("problem", "data folder", f"{folder} can't be written: choose one with serve --data")

@@ -8,7 +8,7 @@ from penstock.errors import InvalidRequest
 from penstock.text import suggest
 
 FORMATS = ("arrow", "arrows", "parquet", "csv", "json")
-"""Arrow IPC file, Arrow IPC stream, Parquet, CSV with a line of heads, JSON lines."""
+"""Arrow IPC file, Arrow IPC stream, Parquet, CSV with a header line, JSON lines."""
 EXTENSIONS = {
     ".arrow": "arrow", ".feather": "arrow", ".arrows": "arrows", ".parquet": "parquet", ".csv": "csv",
     ".json": "json", ".jsonl": "json", ".ndjson": "json",

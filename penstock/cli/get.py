@@ -33,7 +33,7 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
 @click.option("--since", metavar="TIME", help="A topic's rows from this time on: 10m, or 2026-11-18T20:00.")
 @click.option("-f", "--follow", is_flag=True, help="A topic's rows as they come, until Ctrl-C.")
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
-@click.option("--format", "file_format", type=click.Choice(FORMATS), help="Instead of what FILE's extension says.")
+@click.option("--format", "file_format", type=click.Choice(FORMATS), help="The format, whatever FILE's extension says.")
 def get(
     invocation: Invocation, path: str, *, rows: int | None, columns: str | None, filter: str | None, start: str | None,
     end: str | None, since: str | None, follow: bool, output: str | None, file_format: str | None,

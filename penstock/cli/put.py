@@ -15,7 +15,7 @@ from penstock.cli.kinds import kind_at
 if TYPE_CHECKING:
     from penstock.wire.put import Mode
 
-_FORMAT = "Instead of what a file's extension, or stdin's beginning, says."
+_FORMAT = "The format, whatever a file's extension or stdin's first bytes say."
 _MODES = ("error", "append", "overwrite")
 
 
@@ -36,12 +36,12 @@ def put(
 ) -> None:
     """Write files to the dataset PATH, all or nothing; several files are one write, `-` is stdin.
 
-    It reads Parquet, Arrow files and streams, CSV with a line of heads, and JSON lines. The types of text come from
+    It reads Parquet, Arrow files and streams, CSV with a header line, and JSON lines. The types of text come from
     its first 4 MB; an empty field of CSV is null.
 
     To a topic rows are appended. Text is read as the topic's types, where nothing is lost. stdin is JSON lines unless
-    --format says otherwise: they are put as they come, 1,000 at a time or what came in 0.2 s. What was counted is
-    durable, however it ends; a line that is no row ends it.
+    --format says otherwise: they are put as they come, 1,000 at a time or what came in 0.2 s. Rows that
+    were counted are durable, however the command ends; a line that is no row ends it.
     """
     from penstock.cli import append, readers
 

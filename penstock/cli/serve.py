@@ -23,11 +23,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LISTEN = "Where Flight clients connect: grpc:// or grpc+tls://host:port.  [default: grpc://127.0.0.1:8815]"
 _HTTP = "For /healthz /readyz /metrics, or 'off'.  [default: 127.0.0.1:8816]"
 _STORE = "Where the bytes lie: disk:, disk:/a/folder, memory: or memory:?max=2GiB.  [default: disk:]"
-_DATA = "The data folder; one server has it.  [default: ~/.local/share/penstock]"
+_DATA = "The data folder; one server at a time has it.  [default: ~/.local/share/penstock]"
 _ADVERTISE = "The address that clients are told to read from, if it isn't --listen."
-_MEMORY = "Private memory of the process, or 'off'.  [default: half of the machine's]"
-_LIFE = "How long a read ticket is good, and what it names stays.  [default: 12h]"
-_DRAIN = "What running calls get when the server is told to stop.  [default: 30s]"
+_MEMORY = "The most private memory that the server may take, or 'off'.  [default: half of the machine's]"
+_LIFE = "How long a read ticket is valid; deleted rows that it names stay as long.  [default: 12h]"
+_DRAIN = "Time for running calls to end when the server is told to stop.  [default: 30s]"
 _PULLERS = "Processes that pull each subscription.  [default: 1]"
 _LEASE = "When Pub/Sub redelivers the messages of a puller that has died.  [default: 60]"
 _CREDENTIALS = "A service account's key for Pub/Sub, file or JSON (better: the variable).  [default: ADC]"
@@ -71,12 +71,12 @@ def _size(text: str) -> int:
 @click.option("--drain", type=_duration, metavar="TIME", help=_DRAIN)
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
-@click.option("--client-ca", type=_FILE, help="Only callers with a certificate of these authorities, PEM.")
+@click.option("--client-ca", type=_FILE, help="Take only callers with a certificate of these authorities, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
 @click.option("--http-tls", is_flag=True, help="Serve --http with the same certificate.")
 @click.option("--http-token-file", type=_FILE, help="File with the token that shows names in /metrics; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")
-@click.option("--accept-loss", is_flag=True, help="Start although changes or parts are gone, with what is left.")
+@click.option("--accept-loss", is_flag=True, help="Start with what is left, although changes or parts are gone.")
 @click.option("--pullers", type=click.IntRange(0), help=_PULLERS)
 @click.option("--pubsub-lease", type=click.IntRange(10, 600), metavar="SECONDS", help=_LEASE)
 @click.option("--pubsub-credentials", metavar="KEY", help=_CREDENTIALS)
@@ -86,7 +86,7 @@ def _size(text: str) -> int:
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True, help="The log goes to stderr.")
 def serve(*, log_level: str, **options: Any) -> int:
-    """Run a server until SIGTERM or Ctrl-C; it lets running calls end. The exit code is 3 if some were cut off.
+    """Run a server until SIGTERM or Ctrl-C, which let running calls end. The exit code is 3 if some were cut off.
 
     A small supervisor starts the server again, on the same ports, if it crashes or is killed. It doesn't if the server
     exits by itself, such as for a data folder that another one has.

@@ -179,7 +179,7 @@ def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Recei
                 return ledger.finished_receipt(now.id)
         raise
     steps.passed("put.recorded")
-    if attempt.parts and not ledger.names(attempt.parts[0].name):
+    if attempt.parts and not ledger.has_part(attempt.parts[0].name):
         state.store.discard(part.name for part in attempt.parts)  # the attempt came before: the first one's parts count
     return receipt
 

@@ -16,7 +16,7 @@ from penstock.store.database import copy_file, read_file
 from penstock.store.disk import DiskMedium
 
 _TRIES = 10
-"""Parts that are deleted while they are copied make it begin again, with those that it has."""
+"""Attempts: if a part is deleted before it is copied, the backup starts again, with the copies that it has."""
 
 
 def backup(

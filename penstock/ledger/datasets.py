@@ -173,7 +173,7 @@ def remove(t: Transaction, path: str) -> None:
 
 
 def disagreements(reader: Reader) -> list[str]:
-    """Describe where the rows of datasets and of their parts don't agree: no change leaves them so."""
+    """Describe datasets whose sums differ from those of their parts: only damage makes them differ."""
     unlike = reader.rows(
         "SELECT datasets.path, datasets.rows, sum(parts.rows) AS others FROM datasets LEFT JOIN parts"
         " ON parts.path = datasets.path AND state = 'visible' GROUP BY datasets.path"

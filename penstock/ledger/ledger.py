@@ -135,9 +135,9 @@ class Ledger:
         return self.change(lambda t: writes.finish(t, write_id, listed, run=run))
 
     def finish_single(self, write_id: str, attempt: Attempt) -> Receipt:
-        """`record` and `finish` in one transaction: for a put that is a write of its own.
+        """Record an attempt and finish its write in one transaction: for a put that is a write of its own.
 
-        Where the attempt was put to this path before, this write ends, and the answer is the first one's.
+        If the same attempt was put to this path before, abort this write, and return the first put's receipt.
         """
 
         def record_and_finish(t: Transaction) -> Receipt:
@@ -152,7 +152,7 @@ class Ledger:
         return self.change(record_and_finish)
 
     def abort(self, write_id: str, *, opener: str | None = None) -> Summary:
-        """End a write that shows nothing; again does nothing. With `opener`, only the last one may."""
+        """Abort a write, which then shows nothing; a second time does nothing. With `opener`, only the last one may."""
         return self.change(lambda t: writes.abort(t, write_id, opener=opener))
 
     def abort_own(self) -> None:
@@ -286,8 +286,8 @@ class Ledger:
         with self._lock:
             return max(self._unnoted.get(path, 0.0), 0.0 if row is None else row["until"])
 
-    def names(self, part: str) -> bool:
-        """Whether a row names this part."""
+    def has_part(self, part: str) -> bool:
+        """Return whether a row names this part."""
         return parts.is_known(self.database, part)
 
     def part_names(self) -> list[str]:

@@ -18,7 +18,7 @@ from penstock.store.database import read_file
 from penstock.store.disk import DiskMedium
 
 Progress = Callable[[int], None]
-"""Told of the bytes that are done."""
+"""Called with the number of bytes that are verified or copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def verify(
     is_served: bool,
     progress: Progress = lambda done: None,
 ) -> Verified:
-    """Verify a data folder and its store; `is_served` says that a server has it, whose log is no one else's to read."""
+    """Verify a data folder and its store. The log of a folder that `is_served` changes meanwhile, and isn't checked."""
     ledger = data / "ledger.db"
     damage = None if is_served else wal.damage(ledger.with_name("ledger.db-wal"))
     with read_file(ledger) as reader:

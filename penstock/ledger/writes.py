@@ -79,7 +79,7 @@ class Destination(Protocol):
         ...
 
     def disagreements(self, reader: Reader, /) -> list[str]:
-        """Describe where the rows of these paths and of their parts don't agree: no change leaves them so."""
+        """Describe paths whose rows differ from those of their parts: only damage makes them differ."""
         ...
 
 
@@ -243,7 +243,7 @@ def _take_run(t: Transaction, taking: Write, run: str) -> str | None:
 
 
 def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summary:
-    """End a write that shows nothing; again does nothing. With `opener`, only the last one may."""
+    """Abort a write, which then shows nothing; a second time does nothing. With `opener`, only the last one may."""
     aborted = by_id(t, write_id)
     if aborted.state == "finished":
         raise WriteEnded(f"write/{write_id} to {aborted.path} is finished: it can't be aborted any more")
@@ -257,7 +257,7 @@ def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summar
 
 
 def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) -> None:
-    """Make a write's last change: retire the parts that it recorded and does not show."""
+    """Put a write into its last state, and retire the parts that it recorded and does not show."""
     t.execute(
         "UPDATE parts SET state = 'retired', free_at = ? WHERE state = 'whole'"
         " AND attempt IN (SELECT id FROM attempts WHERE write = ?)",

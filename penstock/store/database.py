@@ -57,7 +57,7 @@ class Unsettled(Unavailable):
 
 
 class Reader(Protocol):
-    """What queries are asked of: a database, one view of it, or a change."""
+    """Runs queries: a database, one view of it, or a change."""
 
     def rows(self, query: str, *arguments: object) -> list[sqlite3.Row]:
         """Return all rows of a query."""

@@ -31,12 +31,12 @@ from penstock.wire.put import Receipt
 log = logging.getLogger("penstock")
 GROUP_BYTES = 8 << 20
 """About how much one group has at most; what comes meanwhile is the next one's."""
-Took = Callable[[str, float, int], None]
-"""Told of each step of a group how long it took, and for how many appends."""
+OnStep = Callable[[str, float, int], None]
+"""Called after each step of a group with the step, its seconds, and the number of appends."""
 
 
-def _untold(step: str, seconds: float, appends: int) -> None:
-    """Count nothing."""
+def _ignore_step(step: str, seconds: float, appends: int) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ class SmallPut(Append):
 class Appender:
     """One thread that commits the appends that wait, group after group."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore, took: Took = _untold) -> None:
-        self._ledger, self._store, self._took = ledger, store, took
+    def __init__(self, ledger: Ledger, store: SplitPayloadStore, on_step: OnStep = _ignore_step) -> None:
+        self._ledger, self._store, self._on_step = ledger, store, on_step
         self._waiting: queue.SimpleQueue[Append | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # _closed
         self._closed = False
@@ -260,8 +260,8 @@ class Appender:
         except BaseException:
             self._store.discard(part.name for part in stored.values())
             raise
-        self._took("fsync", durable - began, len(appends))
-        self._took("ledger", time.perf_counter() - durable, len(appends))
+        self._on_step("fsync", durable - began, len(appends))
+        self._on_step("ledger", time.perf_counter() - durable, len(appends))
         return placed
 
 

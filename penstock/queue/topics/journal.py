@@ -425,7 +425,7 @@ def remove(t: Transaction, path: str) -> None:
 
 
 def disagreements(reader: Reader) -> list[str]:
-    """Describe where the rows of shards and of their parts don't agree: no change leaves them so."""
+    """Describe shards whose offsets differ from those of their parts: only damage makes them differ."""
     gaps = reader.rows(
         "SELECT path, shard, first + rows AS first, following FROM (SELECT *, lead(first) OVER"
         " (PARTITION BY path, shard ORDER BY first) AS following FROM journal WHERE path IS NOT NULL)"

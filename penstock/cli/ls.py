@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from penstock.text import counted
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
+    from penstock.wire.read import Entry
 
 
 @command("List a folder, topics, or the open writes.", "penstock ls store/demo")
@@ -38,9 +41,9 @@ def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
                 things += [{name: value for name, value in e.to_json().items() if name != "local"} for e in listing]
                 tables.append(repr(listing))
             else:
-                described = [client.call("describe", {"path": entry.path}) for entry in listing]
-                things += described
-                tables.append(kinds.text_of(columns, described))
+                details = describe_each(client, listing)
+                things += details
+                tables.append(kinds.text_of(columns, details))
     if invocation.json:
         terminal.print_json(*things)
         return
@@ -67,6 +70,15 @@ def show(invocation: Invocation, path: str) -> None:
         click.secho(f"  {counted(len(rows), table.noun)}", dim=True)
         for line in kinds.text_of(table.columns, rows).splitlines() if rows else ():
             click.echo(f"    {line}")
+
+
+def describe_each(client: Client, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return what the server says about each entry, without those that are deleted meanwhile."""
+    things = []
+    for entry in entries:
+        with suppress(NotFound):
+            things.append(client.call("describe", {"path": entry.path}))
+    return things
 
 
 def _describe(client: Client, path: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import click
 from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command
 from penstock.cli.kinds import KINDS, text_of
+from penstock.cli.ls import describe_each
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -47,8 +48,7 @@ def _pages(client: Client, seconds: float, looks: int | None) -> Iterator[Page]:
         time.sleep(seconds if look else 0)
         page: Page = {}
         for kind in (kind for kind in KINDS if kind.top):
-            entries = client.list(kind.root, recursive=True)
-            page[kind.plural] = things = [client.call("describe", {"path": entry.path}) for entry in entries]
+            page[kind.plural] = things = describe_each(client, client.list(kind.root, recursive=True))
             for table, row in ((t, row) for t in kind.top for thing in things for row in t.rows(thing)):
                 key, now, amount = (table.noun, row[table.id]), time.monotonic(), table.amount(row)
                 then, known = before.get(key, (now, amount))

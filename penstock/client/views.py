@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.text import format_age, format_html_table, format_size, format_table
+from penstock.text import counted, format_age, format_html_table, format_size, format_table
 from penstock.wire.actions import Summary
 from penstock.wire.read import Entry
 
@@ -49,9 +49,9 @@ class Info:
         return next((place.uri.decode() for endpoint in self.endpoints for place in endpoint.locations), None)
 
     def __repr__(self) -> str:
-        amount = "some rows" if self.rows < 0 else f"{self.rows:,} rows, {format_size(self.bytes)}"
+        amount = "some rows" if self.rows < 0 else f"{counted(self.rows, 'row')}, {format_size(self.bytes)}"
         columns = (f"\n  {each.name}: {each.type}{'' if each.nullable else ' not null'}" for each in self.schema)
-        return f"{self.path}: {amount} in {self.parts:,} parts{''.join(columns)}"
+        return f"{self.path}: {amount} in {counted(self.parts, 'part')}{''.join(columns)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,7 +67,7 @@ class WriteSummary(Summary):
         return cls(**{field.name: getattr(summary, field.name) for field in fields(summary)}, seconds=seconds)
 
     def __repr__(self) -> str:
-        amount = f"{self.rows:,} rows, {format_size(self.bytes)} in {self.parts:,} parts"
+        amount = f"{counted(self.rows, 'row')}, {format_size(self.bytes)} in {counted(self.parts, 'part')}"
         if self.seconds is None:
             return f"{self.path}: {amount}, written before by run {self.run!r}"
         return f"{self.path}: {amount}, {self.seconds:.1f} s ({format_size(self.bytes / max(self.seconds, 1e-6))}/s)"

@@ -220,6 +220,23 @@ def test_top_has_topics_consumers_and_writes(here: Run, client: Client) -> None:
     assert any("store/x" in line for line in lines)
 
 
+def test_what_is_deleted_during_a_look_does_not_end_top(
+    here: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("topic/a", "topic/b"):
+        client.put(path, pa.table({"id": [1]}))
+    call = Client.call
+
+    def deleting(self: Client, action: Any, request: Any = None) -> Any:
+        if request == {"path": "topic/a"}:
+            client.connection.call_raw("delete", request)
+        return call(self, action, request)
+
+    monkeypatch.setattr(Client, "call", deleting)
+    done = here("top", "--json")
+    assert (done.code, [topic["path"] for topic in json.loads(done.out)["topics"]]) == (0, ["topic/b"]), done.err
+
+
 def test_two_looks_of_top_tell_rates(here: Run, client: Client) -> None:
     client.put("topic/orders", pa.table({"id": [1, 2, 3]}))
     journal = client.call("describe", {"path": "topic/orders"})["journal"]

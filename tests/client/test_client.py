@@ -270,7 +270,7 @@ class TestPrinting:
     def test_an_info_shows_rows_and_columns(self, client: Client) -> None:
         client.put("store/t", TABLE)
         assert repr(client.info("store/t")) == (
-            f"store/t: 3 rows, {client.info('store/t').bytes} B in 1 parts\n  id: int64\n  city: string"
+            f"store/t: 3 rows, {client.info('store/t').bytes} B in 1 part\n  id: int64\n  city: string"
         )
 
     def test_a_secret_is_never_printed(self) -> None:

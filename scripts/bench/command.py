@@ -1,4 +1,4 @@
-"""Measure penstock: `python -m scripts.bench flight|spark|topics`, which `make bench…` runs, puts figures into docs/.
+"""Measure penstock: `python -m scripts.bench PAGE`, which `make bench…` runs, puts figures into docs/.
 
 Every figure is a ratio of two neighbours in one run: absolute numbers of a shared machine say little. A new page is a
 file of cases in pages/ and one in docs/ that says how its figures are taken.
@@ -24,9 +24,9 @@ from scripts.bench.against import ROOT, ROUNDS, compare, take_turns
 from scripts.bench.bench import Bench, Page
 from scripts.bench.figures import Result, Work, nothing
 from scripts.bench.page import check_headings, filled, machine
-from scripts.bench.pages import flight, spark, topics
+from scripts.bench.pages import flight, pubsub, spark, topics
 
-PAGES = {"flight": flight.PAGE, "spark": spark.PAGE, "topics": topics.PAGE}
+PAGES = {"flight": flight.PAGE, "pubsub": pubsub.PAGE, "spark": spark.PAGE, "topics": topics.PAGE}
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Peers of the way in from Pub/Sub: Google's subscriber, and the least that building the same columns costs in Python.
 
-`python -m scripts.bench.pubsub` measures them beside the fake server of the tests, each in a process of its own;
 `python -m scripts.bench.pubsub PEER HOST:PORT COUNT SUBSCRIPTION…` is one of these, and prints its figures as JSON.
 """
 
@@ -15,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,6 @@ _SUBSCRIBER = "/google.pubsub.v1.Subscriber/"
 _CONTROL = "/penstock.tests.FakePubSub/Call"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _ROOT = Path(__file__).resolve().parents[2]
-_SHAPES = ((1_000, 100, 0), (1_000, 100, 2), (100, 100, 2), (1_000, 1_000, 2))
-"""Messages in a response, bytes of data, attributes."""
-_COUNTS = {"subscribe": 20_000, "stream": 1_000_000, "pull": 300_000}
 
 
 def subscribe(address: str, count: int, subscription: str) -> None:
@@ -177,7 +173,7 @@ def fake(*arguments: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(address, _UNLIMITED) as channel:
             call = channel.unary_unary(_CONTROL)
             yield (
                 address,
@@ -186,23 +182,45 @@ def fake(*arguments: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         process.kill()
 
 
+@contextmanager
+def publisher(address: str) -> Iterator[Callable[[Sequence[str], int], None]]:
+    """Yield what publishes messages of 100 B with two attributes to subscriptions of one topic, made at first."""
+    import grpc
+    from google.pubsub_v1 import types
+
+    attributes = {"attribute-0": "value of 0", "attribute-1": "value of 1"}
+    topics = set[str]()
+
+    with grpc.insecure_channel(address, _UNLIMITED) as channel:
+
+        def call(service: str, method: str, request: Any) -> Any:
+            path = f"/google.pubsub.v1.{service}/{method}"
+            return channel.unary_unary(path, type(request).SerializeToString).future(request, timeout=60)
+
+        def publish(subscriptions: Sequence[str], count: int) -> None:
+            topic = subscriptions[0].replace("/subscriptions/", "/topics/")
+            if topic not in topics:
+                topics.add(topic)
+                call("Publisher", "CreateTopic", types.Topic.pb()(name=topic)).result()
+                for name in subscriptions:
+                    about = types.Subscription.pb()(name=name, topic=topic, ack_deadline_seconds=60)
+                    call("Subscriber", "CreateSubscription", about).result()
+            message = types.PubsubMessage.pb()(data=b"." * 100, attributes=attributes)
+            sizes = [min(BATCH, count - first) for first in range(0, count, BATCH)]
+            requests = [types.PublishRequest.pb()(topic=topic, messages=[message] * size) for size in sizes]
+            for future in [call("Publisher", "Publish", request) for request in requests]:
+                future.result()
+
+        yield publish
+
+
 def main() -> None:
-    """Be a peer, or measure all beside the fake."""
-    if len(sys.argv) > 1:
-        peer, address, number, *subscriptions = sys.argv[1:]
-        PEERS[peer](address, 1, *subscriptions)  # what is imported and connected isn't measured
-        began, processor = time.perf_counter(), time.process_time()
-        PEERS[peer](address, int(number), *subscriptions)
-        print(json.dumps({"seconds": time.perf_counter() - began, "processor": time.process_time() - processor}))
-        return
-    with fake() as (address, control):
-        for (each, size, attributes), (peer, count) in product(_SHAPES, _COUNTS.items()):
-            subscription = f"projects/bench/subscriptions/{peer}-{each}-{size}-{attributes}"
-            control("load", subscription, 3 * count, size=size, attributes=attributes, each=each)
-            figures = run_peer(peer, address, count, subscription)
-            shape = f"{each:5,} a response, {size:5,} B, {attributes} attributes"
-            rate, processor = count / figures["seconds"], figures["processor"] / count * 1e6
-            print(f"{peer:9}  {shape}  {rate:9,.0f}/s  {processor:5.1f} CPU s per million", flush=True)
+    """Be a peer."""
+    peer, address, number, *subscriptions = sys.argv[1:]
+    PEERS[peer](address, 1, *subscriptions)  # what is imported and connected isn't measured
+    began, processor = time.perf_counter(), time.process_time()
+    PEERS[peer](address, int(number), *subscriptions)
+    print(json.dumps({"seconds": time.perf_counter() - began, "processor": time.process_time() - processor}))
 
 
 if __name__ == "__main__":

@@ -145,11 +145,11 @@ def bare_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def penstock_server(data: Path, store: str = "disk:") -> Iterator[Penstock]:
-    """Run `penstock serve` with every default but the addresses, the folder and the store."""
+def penstock_server(data: Path, store: str = "disk:", *options: str) -> Iterator[Penstock]:
+    """Run `penstock serve` with every default but the addresses, the folder, the store and these options."""
     port, http = free_ports(2)
-    url, options = f"grpc://127.0.0.1:{port}", ["--http", f"127.0.0.1:{http}", "--data", str(data), "--store", store]
-    command = [sys.executable, "-m", "penstock.cli.app", "serve", "--listen", url, *options]
+    url, where = f"grpc://127.0.0.1:{port}", ["--http", f"127.0.0.1:{http}", "--data", str(data), "--store", store]
+    command = [sys.executable, "-m", "penstock.cli.app", "serve", "--listen", url, *where, *options]
     counter = FsyncCounter(data)
     with running(command, port, data.with_suffix(".log"), counter.environment), flight.connect(url) as client:
         _wait_until_ready(f"127.0.0.1:{http}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import emulator
 from scripts.bench.command import PAGES
 from tests.kit.spark import needs_spark
 
@@ -18,10 +19,18 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "page", ["flight", pytest.param("spark", marks=pytest.mark.spark), pytest.param("topics", marks=pytest.mark.spark)]
+    "page",
+    [
+        "flight",
+        "pubsub",
+        pytest.param("spark", marks=pytest.mark.spark),
+        pytest.param("topics", marks=pytest.mark.spark),
+    ],
 )
 def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path: Path) -> None:
-    if page != "flight":
+    if page == "pubsub" and (lack := emulator.missing()):
+        pytest.skip(lack)
+    if page in ("spark", "topics"):
         needs_spark()
         needs_limits()
     output, data = tmp_path / "out" / "page.md", tmp_path / "data"

@@ -51,6 +51,9 @@ def test_a_peer_receives_so_many_messages(peer: str) -> None:
         bench.PEERS[peer](address, 5_000, *names)
     delivered = sum(fake.totals(name)["delivered"] for name in names)
     assert delivered >= 5_000
+    assert sum(at > 0 for name in names for at in fake.acked_at(name)) == sum(
+        fake.totals(name)["acked"] for name in names
+    )
     if peer != "stream":
         assert sum(fake.totals(name)["acked"] for name in names) >= 4_000
 

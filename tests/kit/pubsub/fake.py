@@ -159,6 +159,11 @@ class FakePubSub:
         with self.changed:
             return self._subscription(subscription).counts()
 
+    def acked_at(self, subscription: str, every: int = 1) -> list[float]:
+        """Return when each `every`-th message was acked (0: never), in the order of their numbers."""
+        with self.changed:
+            return self._subscription(subscription).acked_at(every)
+
     def requests(self) -> dict[str, dict[str, int]]:
         """Return for each method how often it was called, and the most bytes and ack ids of a request."""
         with self.changed:

@@ -332,6 +332,11 @@ class Subscription:
             for number in range(self._first, self._next)
         }
 
+    def acked_at(self, every: int) -> list[float]:
+        """Return when each `every`-th message was acked, 0 for never."""
+        times: list[float] = self._of["acked_at"][self._first : self._next : every].tolist()
+        return times
+
     def _grow(self, count: int) -> None:
         if count > len(self._of["state"]):
             size = max(count, 2 * len(self._of["state"]))

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest
 from penstock.wire import actions
-from penstock.wire.paths import parse
+from penstock.wire.paths import of_acks, parse
 
 log = logging.getLogger("penstock")
 _KIND = "subscription"
@@ -24,7 +24,7 @@ def attach(client: Client, values: Mapping[str, str]) -> None:
     """Attach the subscription that a query reads, by its options; a topic or a dataset has none of these."""
     path = parse(values["path"])
     named = [name for name in _OPTIONS if name in values]
-    if path.kind != _KIND:
+    if path.kind != _KIND or of_acks(path) is not None:
         if named:
             raise InvalidRequest(f"the option '{named[0]}' is for a subscription, this reads {path}: leave it out")
         return

@@ -45,6 +45,13 @@ def check_key(key: str) -> str:
     return key
 
 
+def of_acks(path: Path) -> Path | None:
+    """Return the subscription whose ack ledger is at a path, subscription/PROJECT/NAME/acks; None at any other path."""
+    project, _, name = path.key.removesuffix("/acks").partition("/")
+    is_ledger = path.kind == "subscription" and path.key == f"{project}/{name}/acks" and name and "/" not in name
+    return Path(path.kind, f"{project}/{name}") if is_ledger else None
+
+
 def parse(text: str) -> Path:
     """Return the path of one thing, such as store/demo/trips."""
     path = parse_folder(text)

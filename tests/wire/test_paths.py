@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
-from penstock.wire.paths import Path, check_key, join_descriptor, parse, parse_folder
+from penstock.wire.paths import Path, check_key, join_descriptor, of_acks, parse, parse_folder
 from tests.kit.wire import NASTY
 
 SIGNS = string.ascii_letters + string.digits + "._=~+%:-"
@@ -119,3 +119,19 @@ def test_a_descriptor_of_any_bytes_is_a_path_or_refused(parts: list[bytes]) -> N
     except InvalidRequest:
         return
     assert re.fullmatch(r"[a-z]+(/[A-Za-z0-9._=-]+)+", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "subscription"),
+    [
+        ("subscription/p/orders/acks", "subscription/p/orders"),
+        ("subscription/p/acks/acks", "subscription/p/acks"),
+        ("subscription/p/acks", None),
+        ("subscription/p/orders", None),
+        ("subscription/p/a/b/acks", None),
+        ("topic/p/orders/acks", None),
+    ],
+)
+def test_an_ack_ledger_is_below_its_subscription(text: str, subscription: str | None) -> None:
+    path = of_acks(parse(text))
+    assert (None if path is None else str(path)) == subscription

@@ -36,7 +36,7 @@ from penstock.rows import schemas
 from penstock.text import cut, printable
 from penstock.wire import actions as wire
 from penstock.wire.exchange import Acks, Answer, AskAcks, Beat, Numbered, Released, Report, Welcome
-from penstock.wire.paths import Path, parse
+from penstock.wire.paths import Path, of_acks, parse
 from penstock.wire.position import Position
 from penstock.wire.read import Entry, ReadCommand
 
@@ -348,7 +348,7 @@ class SubscriptionKind(JournalKind):
         return self._log.after(str(path), number)
 
     def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        subscription = registry.of_acks(path)
+        subscription = of_acks(path)
         if subscription is None:
             return super().info(path, command, descriptor)
         selection = _select_acks(path, command)
@@ -358,7 +358,7 @@ class SubscriptionKind(JournalKind):
         return endpoints.readable(self.state, descriptor, selection, [rows], entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
-        if registry.of_acks(path) is None:
+        if of_acks(path) is None:
             return super().schema(path, command)
         return _select_acks(path, command).schema
 
@@ -374,7 +374,7 @@ class SubscriptionKind(JournalKind):
         return Slice(part.name, part.rows, part.bytes, registry.ACKS, part.rows)
 
     def describe(self, path: Path) -> wire.Description:
-        if (subscription := registry.of_acks(path)) is not None:
+        if (subscription := of_acks(path)) is not None:
             outstanding = self.figures(subscription).outstanding
             return wire.Description("acks", str(path), outstanding, 0, 0, None, schemas.to_json(registry.ACKS))
         state = self._owner(str(path)).state()

@@ -63,8 +63,6 @@ ACKS = pa.schema(
 )
 """The columns of an ack ledger, a row for each lease. Without shard and offset until the server has answered; attempts:
 how often its ack was sent; duplicate: the message had come before; changed: since when it has its state."""
-ACKS_NAME = "acks"
-"""The name below a subscription's path that its ack ledger has."""
 SHARDS = 4
 MAX_UNRELEASED_ROWS = 1_000_000
 MAX_UNRELEASED_BYTES = 4 << 30
@@ -117,12 +115,6 @@ def google_name(path: Path) -> str:
     if path.kind != "subscription" or not (project and slash and name) or "/" in name:
         raise InvalidRequest(f"{path}: expected subscription/PROJECT/NAME, such as subscription/my-project/orders")
     return f"projects/{project}/subscriptions/{name}"
-
-
-def of_acks(path: Path) -> Path | None:
-    """Return the subscription whose ack ledger is at a path, None if it is no such path."""
-    names = path.key.split("/")
-    return Path(path.kind, "/".join(names[:2])) if len(names) == 3 and names[2] == ACKS_NAME else None
 
 
 def find(reader: Reader, path: str) -> Record | None:

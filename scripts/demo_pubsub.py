@@ -33,7 +33,10 @@ PATH = "subscription/demo/orders"
 MESSAGES = 30_000
 """The emulator brings some 2,000 a second by StreamingPull; Pub/Sub 10 MB."""
 DEADLINE = 10
-"""Seconds after which Pub/Sub delivers a message again that nobody has acknowledged."""
+"""Seconds after which Pub/Sub delivers a message again that nobody has acknowledged.
+
+The emulator goes on leasing to a stream that was killed, for several of these: with a minute each that takes minutes.
+"""
 
 
 def publish(publisher: PublisherClient, batch: pa.Table) -> None:
@@ -74,7 +77,7 @@ def main() -> None:
         with emulator.running() as (address, _):
             os.environ["PUBSUB_EMULATOR_HOST"] = address
             say(f"Google's Pub/Sub emulator answers at {address}\n")
-            os.environ["PENSTOCK_URL"] = server.start("--allow-emulator")
+            os.environ["PENSTOCK_URL"] = server.start("--allow-emulator", "--pubsub-lease", str(DEADLINE))
             with session("local[2, 4]") as spark:
                 spark.sparkContext.setLogLevel("OFF")
                 stream(spark, folder)

@@ -536,7 +536,7 @@ class _Handlers(grpc.GenericRpcHandler):
                     return self._fake.pull(request, context.is_active)
                 return self._fake.call(name, request).SerializeToString()
             except Refused as refused:
-                _abort(context, refused)
+                abort(context, refused)
 
         return grpc.unary_unary_rpc_method_handler(answer, request_deserializer=method.request.FromString)
 
@@ -544,17 +544,17 @@ class _Handlers(grpc.GenericRpcHandler):
         try:
             yield from self._fake.stream(requests, context.add_callback)
         except Refused as refused:
-            _abort(context, refused)
+            abort(context, refused)
 
     def _control(self, request: bytes, context: Any) -> bytes:
         verb, positional, named = json.loads(request)
         try:
             return json.dumps(getattr(self._fake, verb)(*positional, **named)).encode()
         except Refused as refused:
-            _abort(context, refused)
+            abort(context, refused)
 
 
-def _abort(context: Any, refused: Refused) -> NoReturn:
+def abort(context: Any, refused: Refused) -> NoReturn:
     code = grpc.StatusCode[refused.code]
     status = status_pb2.Status(code=code.value[0], message=str(refused))
     if refused.ids:

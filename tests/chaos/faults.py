@@ -30,12 +30,13 @@ def kill_at(rig: Rig, step: str) -> None:
     """Kill the server at a step that rows pass; it is not started again."""
     crash = rig.server.hooks / "crash"
     crash.write_text(step)
-    rig.allow(2_000)  # rows that pass the step
+    rig.allow(rig.rows // 100)  # rows that pass the step
     give_up = time.monotonic() + 20
     while not rig.server.is_dead():
         if time.monotonic() > give_up:  # none passes it, as the workload is starting anew
             crash.unlink(missing_ok=True)
             rig.server.process.kill()
+        rig.workload.check()
         time.sleep(0.01)
 
 

@@ -144,13 +144,18 @@ class Outcome:
         """Return the rows that the first place need not have any more."""
         return set()
 
+    def forgotten(self) -> set[int]:
+        """Return the rows that no place need have: what answered for them forgot them."""
+        return set()
+
 
 def lost(sent: SentRows, outcome: Outcome) -> Iterator[str]:
     """L1: what was answered for is at the first place, and what is at one place is at the next."""
     (first, rows), *others = outcome.places.items()
     there = {row.seq for row in rows} | outcome.removed()
+    forgotten = outcome.forgotten()
     for run in sent.runs:
-        if run.outcome == "ok" and (gone := run.rows.keys() - there):
+        if run.outcome == "ok" and (gone := run.rows.keys() - there - forgotten):
             yield from (f"row {seq} of {run.name} was answered for and isn't in the {first}" for seq in gone)
     for name, rows in others:
         reached = {row.seq for row in rows}

@@ -27,8 +27,12 @@ FAILED = (flight.FlightError, pa.ArrowException, PenstockError, AssertionError)
 Value = TypeVar("Value")
 
 
+class Unanswered(Exception):
+    """A put has failed, and a repeat would add its rows once more: they are there or not."""
+
+
 class Workload(Protocol):
-    """What runs while faults fall, with the faults and laws of its own. It is made with a rig whose server runs."""
+    """What runs while faults fall, with the faults and laws of its own. It is made before the rig's server starts."""
 
     name: str
     plan: Plan
@@ -58,6 +62,9 @@ class Workload(Protocol):
 
     def unexplained(self) -> list[str]:
         """Return those of the ends that no fault explains."""
+
+    def notes(self) -> dict[str, int]:
+        """Return counts that say how hard the run was."""
 
     def close(self) -> None:
         """End all processes and threads of its own."""
@@ -157,6 +164,8 @@ class Producer(threading.Thread):
             try:
                 self.put(name, data)
                 self.rig.sent.answer(run)
+            except Unanswered:
+                return
             except FAILED:
                 if is_given_up:
                     return

@@ -1,11 +1,13 @@
 """A run of chaos: a workload runs while faults fall, drawn from a seed; then all rows are counted.
 
-`python -m tests.chaos.run SEED …` prints a row of a table for each; with `-v` each fault, too.
+`python -m tests.chaos.run [subscription] SEED …` prints a row of a table for each; with `-v` each fault, too. Without
+the word, the workload is a topic.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 import tempfile
@@ -25,9 +27,10 @@ from tests.chaos.topic_stream import TopicStream
 from tests.kit.proxy import open_proxy
 
 log = logging.getLogger(__name__)
-ROWS, LEAST_FAULTS = 200_000, 55
-AHEAD = 8_000
-"""Rows that producers may publish beyond the next fault's moment, so that it falls while rows flow."""
+ROWS = 200_000
+AHEAD = 0.04
+"""The share of the rows that producers may publish beyond the next fault's moment, so that it falls while rows flow."""
+LONGEST_WAIT = 120.0
 HEADS = ("seed", "workload", "rows", "faults", "lost", "changed", "doubled", "seconds")
 
 
@@ -49,6 +52,7 @@ class Report:
     """Parts of the workload that ended without being killed."""
     unexplained: list[str]
     """The ends that no fault explains."""
+    notes: dict[str, int]
 
     @property
     def cells(self) -> list[str]:
@@ -63,12 +67,12 @@ class Report:
         )
         figures = ", ".join(f"{name} {cell}" for name, cell in zip(HEADS, self.cells, strict=True))
         ends = "".join(f"\nended: {end[:300]}" for end in self.ends)
-        return f"{figures} (puts sent again {self.repeated}, rows of unknown outcome {self.unknown}){ends}{wrong}"
+        notes = {"puts sent again": self.repeated, "rows of unknown outcome": self.unknown, **self.notes}
+        notes |= {law: len(rows) for law, rows in self.broken.items() if law not in HEADS}
+        return f"{figures} ({', '.join(f'{name} {count:,}' for name, count in notes.items())}){ends}{wrong}"
 
 
-def run(
-    seed: int, folder: Path, make: Callable[[Rig], Workload], *, rows: int = ROWS, faults: int = LEAST_FAULTS
-) -> Report:
+def run(seed: int, folder: Path, make: Callable[[Rig], Workload], *, rows: int = ROWS) -> Report:
     """Run a workload with one seed, from an empty folder to the checker's word."""
     began = time.monotonic()
     with ExitStack() as stack:
@@ -76,11 +80,11 @@ def run(
         stack.callback(rig.close)
         if seed & 2:  # else clients map parts, as they are on the server's host
             (rig.server.hooks / "wired").write_text("yes")
-        rig.server.start()
         workload = rig.workload = make(rig)
         stack.callback(workload.close)
+        rig.server.start()
         workload.start()
-        fallen = strike(rig, schedule(seed, rows, faults, workload.plan))
+        fallen = strike(rig, schedule(seed, rows, workload.plan))
         rig.allow(rows)
         rig.until(lambda: not any(each.is_alive() for each in rig.producers), "the producers are done")
         workload.drain()
@@ -88,16 +92,16 @@ def run(
     broken = check(rig.sent, outcome, workload.laws)
     return Report(
         seed, workload.name, rows, fallen, broken, len(rig.sent.unknown()), rig.sent.repeated,
-        time.monotonic() - began, workload.ends(), workload.unexplained(),
+        time.monotonic() - began, workload.ends(), workload.unexplained(), workload.notes(),
     )  # fmt: skip
 
 
 def strike(rig: Rig, moments: list[Moment]) -> Counter[str]:
     """Do each fault at its moment; return how many of each kind fell."""
-    fallen: Counter[str] = Counter()
+    fallen, ahead = Counter[str](), int(rig.rows * AHEAD)
     for moment in moments:
-        rig.allowed = max(moment.rows + AHEAD, rig.sent.count + AHEAD // 5)
-        rig.until(partial(is_reached, rig, moment), f"{moment.rows:,} rows {moment.counted}")
+        rig.allowed = max(moment.rows + ahead, rig.sent.count + ahead // 5)
+        rig.until(partial(is_reached, rig, moment, time.monotonic()), f"{moment.rows:,} rows {moment.counted}")
         log.info("%s, %s rows %s", moment.kind, f"{moment.rows:,}", moment.counted)
         dice = random.Random(moment.dice)
         if not rig.workload.strike(moment.kind, dice):
@@ -106,20 +110,37 @@ def strike(rig: Rig, moments: list[Moment]) -> Counter[str]:
     return fallen
 
 
-def is_reached(rig: Rig, moment: Moment) -> bool:
-    """Whether its rows are published, or have landed."""
-    return rig.workload.progress(moment.counted) >= moment.rows
+def is_reached(rig: Rig, moment: Moment, since: float) -> bool:
+    """Whether its rows are published, or have landed; or don't come, and the fault falls without them."""
+    return rig.workload.progress(moment.counted) >= moment.rows or time.monotonic() > since + LONGEST_WAIT
+
+
+def asked_rows() -> int:
+    """Return how many rows a run has: PENSTOCK_CHAOS_ROWS, or the default."""
+    return int(os.environ.get("PENSTOCK_CHAOS_ROWS") or ROWS)
+
+
+def asked_seed() -> int:
+    """Return PENSTOCK_CHAOS_SEED, or draw one."""
+    return int(os.environ.get("PENSTOCK_CHAOS_SEED") or int.from_bytes(os.urandom(2)))
 
 
 def main() -> int:
     """Run each seed; 1 if a law was broken."""
     logging.basicConfig(format="%(relativeCreated)8d ms  %(message)s", force=True)
     log.setLevel("INFO" if "-v" in sys.argv else "WARNING")
+    words = [word for word in sys.argv[1:] if word not in ("-v", "subscription")]
+    workload: Callable[..., Workload] = TopicStream
+    if "subscription" in sys.argv:
+        from tests.chaos.subscription_stream import SubscriptionStream  # it needs Google's client
+
+        workload = SubscriptionStream
     broken = False
     sys.stdout.write(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n")
-    for seed in (int(word) for word in sys.argv[1:] if word != "-v"):
+    for seed in map(int, words):
         with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-            report = run(seed, Path(folder), partial(TopicStream, python=Path(sys.executable)))
+            make = partial(workload, python=Path(sys.executable))
+            report = run(seed, Path(folder), make, rows=asked_rows())
         sys.stdout.write(f"| {' | '.join(report.cells)} |\n")
         sys.stderr.write(f"{report}\n")
         broken |= any(report.broken.values())

@@ -28,15 +28,17 @@ class Plan:
     """How often each kind falls at least."""
     more: Sequence[str]
     """The kinds that the rest is drawn from."""
+    faults: int
+    """How many there are in all."""
     early: str | None = None
     """A kind that needs enough rows behind it."""
 
 
-def schedule(seed: int, rows: int, faults: int, plan: Plan) -> list[Moment]:
-    """Draw so many faults, each kind its least, spread over the rows."""
+def schedule(seed: int, rows: int, plan: Plan) -> list[Moment]:
+    """Draw a plan's faults, each kind its least, spread over the rows."""
     dice = random.Random(seed)
     kinds = list(Counter(plan.least).elements())
-    kinds += dice.choices(plan.more, k=faults - len(kinds))
+    kinds += dice.choices(plan.more, k=plan.faults - len(kinds))
     dice.shuffle(kinds)
     middle = len(kinds) // 2
     if plan.early and (late := kinds.index(plan.early)) > middle:

@@ -23,7 +23,7 @@ class Server:
         proxy.target = free_port()
         self.url = f"grpc://127.0.0.1:{proxy.target}"
         """Its own address, past the proxy."""
-        self._settings: dict[str, Any] = {"listen": self.url, "advertise": proxy.url, "drain": 5.0}
+        self.settings: dict[str, Any] = {"listen": self.url, "advertise": proxy.url, "drain": 5.0}
         self._stack = ExitStack()
         self._process: ProcessServer | None = None
 
@@ -36,7 +36,7 @@ class Server:
         """Start it where it was before."""
         self._stack.close()
         prelude = f"import pathlib; from tests.chaos.hooks import plant; plant(pathlib.Path({str(self.hooks)!r}))"
-        self._process = self._stack.enter_context(process_server(self.data, prelude=prelude, **self._settings))
+        self._process = self._stack.enter_context(process_server(self.data, prelude=prelude, **self.settings))
 
     def usage(self) -> Usage:
         """Look at what its process uses."""

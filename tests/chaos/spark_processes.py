@@ -22,11 +22,15 @@ class Driver:
         self._sessions: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        url, sink, master = self._arguments
-        arguments = url, str(self.folder), sink, master
         with (self.folder / "log").open("ab") as log:
             process = start_driver_process(
-                "tests.chaos.driver", self.folder, self._python, *arguments, stdout=log, stderr=log
+                "tests.chaos.driver",
+                self.folder,
+                self._python,
+                str(self.folder),
+                *self._arguments,
+                stdout=log,
+                stderr=log,
             )
         self._sessions.append(process)
 

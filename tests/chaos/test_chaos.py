@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,9 +13,10 @@ import pytest
 
 from tests.chaos import faults, oracle, topic_stream
 from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
-from tests.chaos.run import ROWS, run
+from tests.chaos.run import asked_rows, asked_seed, run
 from tests.chaos.schedule import schedule
-from tests.chaos.topic_stream import Landed, Sample, StreamOutcome, TopicStream
+from tests.chaos.stream import Landed, Sample, StreamOutcome
+from tests.chaos.topic_stream import TopicStream
 from tests.kit.proxy import Proxy, open_proxy
 from tests.kit.spark import needs_spark
 
@@ -35,12 +35,11 @@ def test_rows_survive_faults_of_all_kinds(
     """Faults of all kinds fall under a stream: no row is lost, changed or doubled."""
     needs_spark()
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
-    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED") or int.from_bytes(os.urandom(2)))
+    seed = asked_seed()
     with capsys.disabled():
         print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
 
-    number = int(os.environ.get("PENSTOCK_CHAOS_ROWS") or ROWS)
-    report = run(seed, tmp_path, partial(TopicStream, python=bare_python), rows=number)
+    report = run(seed, tmp_path, partial(TopicStream, python=bare_python), rows=asked_rows())
 
     with capsys.disabled():
         print(report)  # noqa: T201  # its line is a figure of the documentation
@@ -104,13 +103,13 @@ def test_a_cut_ends_both_ends_and_the_next_connection_passes(ends: tuple[Proxy, 
 
 
 def test_a_seed_determines_the_schedule() -> None:
-    assert schedule(SEED, 200_000, 50, PLAN) == schedule(SEED, 200_000, 50, PLAN)
-    assert schedule(SEED, 200_000, 50, PLAN) != schedule(SEED + 1, 200_000, 50, PLAN)
+    assert schedule(SEED, 200_000, PLAN) == schedule(SEED, 200_000, PLAN)
+    assert schedule(SEED, 200_000, PLAN) != schedule(SEED + 1, 200_000, PLAN)
 
 
 def test_a_schedule_has_enough_of_each_kind_in_order_of_rows() -> None:
-    moments = schedule(SEED, 200_000, 50, PLAN)
-    assert len(moments) == 50
+    moments = schedule(SEED, 200_000, PLAN)
+    assert len(moments) == PLAN.faults
     assert not Counter(PLAN.least) - Counter(moment.kind for moment in moments)
     assert [moment.rows for moment in moments] == sorted(moment.rows for moment in moments)
     assert set(PLAN.least) == {*faults.FAULTS, *topic_stream.FAULTS}
@@ -143,7 +142,7 @@ def some(number: int) -> list[Row]:
 def good() -> StreamOutcome:
     """Return what three of the four runs left: all of them in the sink, and all but 5 in a shard."""
     landed = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(1), *some(2)])]
-    usage, places = Usage(20, 40, 100 << 20), {"topic": landed[5:], "sink": landed}
+    usage, places = Usage(20, 40, 100 << 20), {"journal": landed[5:], "sink": landed}
     samples = [Sample({"c": {2: offset}}, offset + 5) for offset in (0, 10, 10, 25)]
     return StreamOutcome(places, places, [usage], usage, usage, [], {2: 30}, samples, is_ordered=True)
 
@@ -173,7 +172,7 @@ def swapped(some: list[Landed]) -> list[Landed]:
 
 def absent(outcome: StreamOutcome) -> StreamOutcome:
     """Take a row out of both places."""
-    without = placed("topic", lambda rows: rows[:4] + rows[5:])(outcome)
+    without = placed("journal", lambda rows: rows[:4] + rows[5:])(outcome)
     return placed("sink", lambda rows: rows[:9] + rows[10:])(without)
 
 
@@ -181,28 +180,28 @@ STRANGER = at(Row(999, 1, None, 0.0), 2, 30)
 BREAKS: list[tuple[str, str, Change]] = [
     ("lost", "an answered row is at no place", absent),
     ("lost", "a row hasn't landed", placed("sink", lambda rows: rows[:-1])),
-    ("unpublished", "a stranger in the topic", placed("topic", lambda rows: [*rows, STRANGER])),
+    ("unpublished", "a stranger in the journal", placed("journal", lambda rows: [*rows, STRANGER])),
     ("unpublished", "a stranger in the sink", placed("sink", lambda rows: [*rows, STRANGER])),
-    ("changed", "in the topic", placed("topic", lambda rows: [other(rows[0]), *rows[1:]])),
+    ("changed", "in the journal", placed("journal", lambda rows: [other(rows[0]), *rows[1:]])),
     ("changed", "in the sink", placed("sink", lambda rows: [*rows[1:], other(rows[0])])),
     ("changed", "a key", placed("sink", lambda rows: [*rows[1:], rows[0]._replace(key=9)])),
-    ("doubled", "in the topic", placed("topic", lambda rows: [*rows, rows[4]._replace(offset=30)])),
+    ("doubled", "in the journal", placed("journal", lambda rows: [*rows, rows[4]._replace(offset=30)])),
     ("doubled", "in the sink", placed("sink", lambda rows: [*rows, rows[4]])),
-    ("misplaced", "a gap", placed("topic", lambda rows: [*rows[:5], *rows[6:]])),
-    ("misplaced", "an offset twice", placed("topic", lambda rows: [*rows[:5], *rows[4:-1]])),
+    ("misplaced", "a gap", placed("journal", lambda rows: [*rows[:5], *rows[6:]])),
+    ("misplaced", "an offset twice", placed("journal", lambda rows: [*rows[:5], *rows[4:-1]])),
     ("misplaced", "a row removed before it landed", placed("sink", lambda rows: rows[1:])),
-    ("retained", "all rows in the topic", placed("topic", lambda rows: good().places["sink"])),
+    ("retained", "all rows in the journal", placed("journal", lambda rows: good().places["sink"])),
     (
         "misplaced",
         "other rows after a restart",
-        lambda o: replace(o, before={**o.before, "topic": swapped(o.before["topic"])}),
+        lambda o: replace(o, before={**o.before, "journal": swapped(o.before["journal"])}),
     ),
     ("misplaced", "other rows when Spark read them", placed("sink", swapped)),
     ("went back", "a position", lambda o: replace(o, samples=[*o.samples, o.samples[0]])),
     ("too early", "a position before its rows", lambda o: replace(o, samples=[Sample({"c": {2: 6}}, 5)])),
-    ("disordered", "in the topic", placed("topic", swapped)),
+    ("disordered", "in the journal", placed("journal", swapped)),
     ("disordered", "in the sink", placed("sink", swapped)),
-    ("disordered", "a key in two shards", placed("topic", lambda rows: [rows[0]._replace(shard=1), *rows[1:]])),
+    ("disordered", "a key in two shards", placed("journal", lambda rows: [rows[0]._replace(shard=1), *rows[1:]])),
     ("kept", "threads", lambda o: replace(o, idle=o.idle._replace(threads=99))),
     ("kept", "descriptors", lambda o: replace(o, usage=[o.idle._replace(descriptors=9_999)])),
     ("kept", "memory", lambda o: replace(o, idle=o.idle._replace(memory=2 << 30))),
@@ -226,7 +225,7 @@ def test_each_law_is_broken_by_a_test() -> None:
 def test_rows_of_unknown_outcome_may_be_out_of_order(sent: SentRows) -> None:
     """Their sender went on before they came."""
     late = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(2), *some(1)])]
-    outcome = replace(good(), places={"topic": late[5:], "sink": late})
+    outcome = replace(good(), places={"journal": late[5:], "sink": late})
     assert check(sent, outcome, TopicStream.laws)["disordered"] == []
 
 

@@ -43,6 +43,7 @@ soak: $(STAMP) $(JAVA)  ## run the long tests, for hours: far examples, repeated
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load --hypothesis-profile=long --timeout=3600 \
 	    -m "not process and not faults and not spark"
 	@$(BIN)/python -m tests.chaos.run $(or $(SEEDS),1 2 3 4 5 6 7 8)
+	@$(BIN)/python -m tests.chaos.run subscription $(or $(SEEDS),1 2 3 4)
 	@PENSTOCK_CHAOS_ROWS=60000 $(BIN)/python scripts/planted/run.py \
 	    $$(basename -s .patch $$(grep -l '^Tests: tests/chaos/' scripts/planted/*.patch))
 	@$(BIN)/python scripts/spark_matrix.py

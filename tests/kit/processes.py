@@ -31,6 +31,11 @@ def python_workers(leader: int) -> list[int]:
     return [pid for pid in pids if parent_process(pid) in pids]
 
 
+def child_processes(parent: int) -> list[int]:
+    """Return the living children of a process."""
+    return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_process(pid) == parent]
+
+
 def parent_process(pid: int) -> int:
     """Return the process that has started this one; 0 if it has ended."""
     with contextlib.suppress(OSError):

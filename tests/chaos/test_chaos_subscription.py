@@ -1,0 +1,118 @@
+"""Chaos under a subscription: under faults of all kinds each message lands once, and is acked after that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.pubsub_v1", reason="needs the extra pubsub")
+
+from tests.chaos import faults, subscription_stream
+from tests.chaos.oracle import LAWS, Row, SentRows, Usage, check, rows
+from tests.chaos.run import asked_rows, asked_seed, run
+from tests.chaos.schedule import schedule
+from tests.chaos.stream import Landed, Sample
+from tests.chaos.subscription_stream import Committed, SubscriptionOutcome, SubscriptionStream
+from tests.kit.pubsub.recorder import Ack, Message
+from tests.kit.spark import needs_spark
+
+SEED = 7
+PLAN = SubscriptionStream.plan
+
+
+@pytest.mark.spark
+@pytest.mark.faults
+@pytest.mark.process
+@pytest.mark.timeout(1500)
+def test_messages_survive_faults_of_all_kinds(
+    tmp_path: Path, bare_python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No message is lost, changed or doubled, none is acked before its commit, and in the end all are acked."""
+    needs_spark()
+    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
+        pytest.skip("Spark before 4.2 tells that the last batch is done when the query starts again")
+    pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
+    seed = asked_seed()
+    with capsys.disabled():
+        print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
+
+    report = run(seed, tmp_path, partial(SubscriptionStream, python=bare_python), rows=asked_rows())
+
+    with capsys.disabled():
+        print(report)  # noqa: T201  # its line is a figure of the documentation
+    assert {law: rows[:20] for law, rows in report.broken.items() if rows} == {}, report
+    assert report.unexplained == []
+    assert report.faults.total() >= 60
+    assert set(report.faults) == set(PLAN.least)
+
+
+def test_a_schedule_of_messages_has_every_kind_of_fault() -> None:
+    moments = schedule(SEED, 200_000, PLAN)
+    assert not Counter(PLAN.least) - Counter(moment.kind for moment in moments)
+    assert set(PLAN.least) == {*faults.FAULTS, *subscription_stream.FAULTS} - {"run sent again"}
+
+
+# --- the checker -------------------------------------------------------------------------------
+
+
+def some(number: int) -> list[Row]:
+    """Return the rows of a run."""
+    return rows(SEED, 0, number * 10, 10)
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> Iterator[SentRows]:
+    """Three runs that were answered for, the first one before the subscription was made again."""
+    sent = SentRows(tmp_path / "sent.jsonl")
+    for number in range(3):
+        sent.answer(sent.send(f"run-{number}", some(number)))
+    yield sent
+    sent.close()
+
+
+def message(seq: int) -> Message:
+    return Message(str(seq % 20), seq)
+
+
+def good() -> SubscriptionOutcome:
+    """Return what they left: of the first run, half; the rest is there, and acked once two consumers were done."""
+    there = [*some(0)[:5], *some(1), *some(2)]
+    landed = [Landed(2, offset, row.seq, row.key, row.crc) for offset, row in enumerate(there)]
+    usage, places = Usage(20, 40, 100 << 20), {"journal": landed, "sink": landed}
+    return SubscriptionOutcome(
+        places, places, [usage], usage, usage, [], {2: 25}, [Sample({"c": {2: 5}}, 5)],
+        messages={message(row.seq): (2, row.offset) for row in landed},
+        acks=[Ack(message(row.seq), 20.0 if row.offset < 15 else 30.0) for row in landed],
+        unknown_acks=[], left=set(),
+        commits={"Spark": [Committed(10.0, {2: 20}), Committed(25.0, {2: 25})], "other": [Committed(19.0, {2: 25})]},
+        former={row.seq for row in some(0)}, unspooled=5, withheld=set(),
+    )  # fmt: skip
+
+
+Change = Callable[[SubscriptionOutcome], SubscriptionOutcome]
+BREAKS: list[tuple[str, str, Change]] = [
+    ("acked early", "before Spark was done", lambda o: replace(o, acks=[*o.acks, Ack(message(29), 24.0)])),
+    ("acked early", "before the other was done", lambda o: replace(o, acks=[*o.acks, Ack(message(0), 18.0)])),
+    ("acked early", "before anybody was done", lambda o: replace(o, acks=[*o.acks, Ack(message(0), 1.0)])),
+    ("acked early", "never stored", lambda o: replace(o, acks=[*o.acks, Ack(message(9), 40.0)])),
+    ("acked early", "an id of another time", lambda o: replace(o, acks=[*o.acks, Ack(Message("0", 99), 40.0)])),
+    ("acked early", "an ack id of nobody", lambda o: replace(o, unknown_acks=["7"])),
+    ("unacked", "still there", lambda o: replace(o, left={"3"})),
+    ("forgotten", "more than the journal lacked", lambda o: replace(o, unspooled=4)),
+    ("lost", "of this life of the subscription", lambda o: replace(o, former=set())),
+]  # fmt: skip
+
+
+def test_a_subscription_without_a_fault_breaks_no_law(sent: SentRows) -> None:
+    assert check(sent, good(), SubscriptionStream.laws) == {law: [] for law in {**LAWS, **SubscriptionStream.laws}}
+
+
+@pytest.mark.parametrize(("law", "what", "change"), BREAKS, ids=[f"{law}: {what}" for law, what, _ in BREAKS])
+def test_a_law_that_messages_break_is_found(sent: SentRows, law: str, what: str, change: Change) -> None:
+    assert check(sent, change(good()), SubscriptionStream.laws)[law] != []

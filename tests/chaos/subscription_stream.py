@@ -59,6 +59,8 @@ LATE = 2.0
 """Seconds for which the second consumer lies behind."""
 QUIET = 2.0
 """Seconds after which the messages of a seek have come again."""
+WITHHELD = 4.0 * DEADLINE
+"""Seconds without a delivery after which the emulator delivers no more."""
 SERVER_STEPS = (
     "exchange.received", "part.synced", "append.durable", "append.committed", "pull.committed", "exchange.answered",
     "release.recorded", "ack.recorded",
@@ -303,8 +305,9 @@ class SubscriptionStream(SparkStream):
         self._acks = len(acks)
         if self.recorder.delivered != self._delivered[0]:
             self._delivered = (self.recorder.delivered, time.monotonic())
-        is_quiet = time.monotonic() - self._delivered[1] > self.patience()
-        return is_quiet and not self.waiting and super().is_done()
+        quiet = time.monotonic() - self._delivered[1]
+        is_all = quiet > self.patience() and not self.waiting
+        return (is_all or quiet > WITHHELD) and super().is_done()
 
     def patience(self) -> float:
         """Return within how many seconds a message that isn't acked comes again."""

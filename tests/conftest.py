@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.kit.spark",
     "tests.kit.streams",
     "tests.kit.pubsub.emulator",
+    "tests.kit.native_calls",
     "tests.kit.pubsub.fixtures",
 ]
 

@@ -1,4 +1,10 @@
-"""Exchange: one stream of do_exchange, on which batches are appended and each is answered once it is durable."""
+"""Exchange: one stream of do_exchange, on which batches are appended and each is answered once it is durable.
+
+gRPC aborts the process at calls that it doesn't allow. One thread reads, one at a time writes (`_lock`), any may
+cancel, and the one that reads closes, once it reads no more. None half-closes: a read that comes to the end does that,
+and a `done_writing` at the same moment is one too many ("API misuse of type GRPC_CALL_ERROR_TOO_MANY_OPERATIONS"). The
+server is asked to end the stream.
+"""
 
 from __future__ import annotations
 
@@ -116,16 +122,11 @@ class Exchange:
 
     def finish(self) -> None:
         """Send no more; the stream ends once everything is answered, and its producer may come back."""
-        self._closing = True
-        with self._lock, suppress(*_PYARROW_ERRORS):
-            self._writer.done_writing()
+        self._ask_to_end(wire.End())
 
     def close(self, timeout: float = 30.0) -> None:
         """Say bye, and wait until everything is answered; the producer is forgotten."""
-        self._closing = True
-        with suppress(Unavailable), self._lock:
-            self._write(lambda: self._writer.write_metadata(pa.py_buffer(wire.Bye().encode())))
-        self.finish()
+        self._ask_to_end(wire.Bye())
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self.abandon()
@@ -134,6 +135,11 @@ class Exchange:
         """End the stream at once."""
         self._closing = True
         self._reader.cancel()
+
+    def _ask_to_end(self, message: wire.End | wire.Bye) -> None:
+        self._closing = True
+        with suppress(Unavailable), self._lock:
+            self._write(lambda: self._writer.write_metadata(pa.py_buffer(message.encode())))
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the stream; why a stream has ended comes by reading it."""

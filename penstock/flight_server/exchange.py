@@ -86,7 +86,7 @@ class Stream:
         raise InvalidRequest('an exchange begins with {"v":1,"type":"hello"} (write_metadata), before the first batch')
 
     def messages(self) -> Iterator[tuple[wire.Message, pa.RecordBatch | None]]:
-        """Read messages, and the batch beside each, until the client says bye, or its stream ends."""
+        """Read messages, and the batch beside each, until the client says bye or end, or its stream ends."""
         while (chunk := self._next_chunk()) is not None:
             if chunk.app_metadata is None:
                 raise InvalidRequest('a batch came without its number: {"v":1,"type":"batch","n":…} beside it')
@@ -98,8 +98,8 @@ class Stream:
             if chunk.data is not None:
                 self._check(chunk.data)
                 steps.passed("exchange.received")
-            if isinstance(message, wire.Bye):
-                self.said_bye = True
+            if isinstance(message, wire.Bye | wire.End):
+                self.said_bye = isinstance(message, wire.Bye)
                 return
             yield message, chunk.data
 

@@ -1,7 +1,8 @@
 """The messages of do_exchange: JSON bodies in `app_metadata`, some of them beside a record batch.
 
 The client sends Hello, then batches with Numbered beside each; the server answers Welcome, then each batch with its
-number. Beats between them say that an end is alive. Only Bye ends a producer: a stream that merely ends may come back.
+number. Beats between them say that an end is alive. Only Bye ends a producer: after End, or where a stream
+merely ends, it may come back.
 """
 
 from __future__ import annotations
@@ -87,6 +88,13 @@ class Bye(Message):
     """The client is done: the producer's id is forgotten."""
 
     type: ClassVar[str] = "bye"
+
+
+@dataclass(frozen=True, slots=True)
+class End(Message):
+    """The client sends no more on this stream; its producer may come back."""
+
+    type: ClassVar[str] = "end"
 
 
 # --- from both -----------------------------------------------------------------------------
@@ -185,7 +193,7 @@ class Refusal(Message):
 MESSAGES: dict[str, type[Message]] = {
     message.type: message
     for message in (
-        Hello, Numbered, Report, Acks, Bye, Beat, Answer, Welcome, Released, AskAcks, Drain, Refusal,
+        Hello, Numbered, Report, Acks, Bye, End, Beat, Answer, Welcome, Released, AskAcks, Drain, Refusal,
     )
 }  # fmt: skip
 

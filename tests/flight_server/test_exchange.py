@@ -79,6 +79,21 @@ def test_a_producer_comes_back_and_says_bye(bare: flight.FlightClient, server: P
     assert (ids(bare, TOPIC), remembered(server)) == ([1, 2, 3], 0)
 
 
+@pytest.mark.parametrize(("message", "kept"), [("end", 1), ("bye", 0)])
+def test_a_stream_ends_when_its_client_asks(
+    bare: flight.FlightClient, server: PenstockServer, message: str, kept: int
+) -> None:
+    """All before is answered; nothing is half-closed."""
+    with BareExchange(bare) as stream:
+        stream.hello()
+        stream.send(1, trips(1))
+        stream.say(message)
+        assert stream.read()["n"] == 1
+        with pytest.raises(StopIteration):
+            stream.read()
+    assert remembered(server) == kept
+
+
 def test_a_stream_that_merely_ends_keeps_its_producer(bare: flight.FlightClient, server: PenstockServer) -> None:
     """A client that was killed ends that way, too."""
     with BareExchange(bare) as stream:

@@ -18,6 +18,7 @@ from penstock.wire.exchange import (
     Beat,
     Bye,
     Drain,
+    End,
     Hello,
     Message,
     Numbered,
@@ -38,6 +39,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(AskAcks, st.text()),
     st.builds(Beat, st.none() | numbers),
     st.just(Bye()),
+    st.just(End()),
     answers,
     st.builds(Answer, numbers),
     st.builds(Welcome, st.text(), numbers, st.floats(1, 100), st.lists(answers).map(tuple), st.none() | st.text()),
@@ -55,7 +57,7 @@ def test_a_message_is_decoded_as_it_was_encoded(message: Message) -> None:
 
 def test_every_message_is_among_them() -> None:
     assert {message.type for message in MESSAGES.values()} == set(MESSAGES)
-    assert len(MESSAGES) == 12
+    assert len(MESSAGES) == 13
 
 
 @pytest.mark.parametrize(

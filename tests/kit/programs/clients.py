@@ -1,7 +1,8 @@
 """Clients in processes of their own: `python -m tests.kit.programs.clients VERB URL …`.
 
 `begin_puts URL COUNT` begins so many puts, says so, and waits to be killed. `produce URL` appends
-one row after the other to topic/x, each with its number as its id, until it is killed. `put_and_get URL MEBIBYTES
+one row after the other to topic/x, each with its number as its id, until it is killed. `append URL PATH SECONDS`
+appends rows by one producer after the other, and prints how many. `put_and_get URL MEBIBYTES
 LIMIT` puts so much and gets it back under a memory limit; it prints the rows and the checksum of both ways.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import resource
 import sys
 import time
@@ -48,6 +50,18 @@ def produce(url: str) -> None:
                 producer.flush()
                 sys.stdout.write("begun\n")
                 sys.stdout.flush()
+
+
+def append(url: str, path: str, seconds: float) -> None:
+    """Append batches of 100 KB, the ids of their rows one by one, by producers of 1 to 100 batches."""
+    give_up, dice, numbers = time.monotonic() + seconds, random.Random(path), itertools.count()
+    text = os.urandom(50_000).hex()
+    with penstock.connect(url, timeout=5) as client:
+        while time.monotonic() < give_up:
+            with client.producer(path, max_in_flight=16) as producer:
+                for _ in range(dice.randint(1, 100)):
+                    producer.send(pa.RecordBatch.from_pydict({"id": [next(numbers)], "city": [text]}, TRIPS))
+    sys.stdout.write(f"{next(numbers)}\n")
 
 
 @dataclass
@@ -89,5 +103,7 @@ if __name__ == "__main__":
         begin_puts(sys.argv[2], int(sys.argv[3]))
     elif sys.argv[1] == "produce":
         produce(sys.argv[2])
+    elif sys.argv[1] == "append":
+        append(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     else:
         put_and_get(sys.argv[2], *map(int, sys.argv[3:]))

@@ -26,6 +26,7 @@ SEED = 7
 PLAN = SubscriptionStream.plan
 
 
+@pytest.mark.soak  # five minutes beside other tests, two alone; the emulator may stop delivering for some of them
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.process

@@ -47,6 +47,7 @@ class Producer(Listener):
             raise InvalidRequest(f"max_in_flight={max_in_flight}: expected 1 to {MOST_UNACKED:,} batches")
         self._connection, self._path, self._most = connection, path, max_in_flight
         self._retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
+        self._opening = threading.Lock()  # one stream is opened at a time
         self._sending = threading.Lock()
         """Held while batches are written to the stream, so that they go in their order."""
         self._changed = threading.Condition()  # all that follows
@@ -192,26 +193,28 @@ class Producer(Listener):
     # --- streams ----------------------------------------------------------------------------
 
     def _open(self, retry_for: float) -> None:
-        """Open a stream, and send what the server hasn't stored."""
-        with self._sending:
-            self._draining = False
+        """Open a stream, and send what the server hasn't stored; meanwhile `send` fills the window."""
+        with self._opening:
+            with self._changed:
+                self._draining = False
             settings = self._connection.settings
             exchange = self._connection.retry(
                 lambda: Exchange(settings, self._path, self, producer=self.id, acked=self._acked),
                 retry_for=retry_for, waits_for_room=True,
             )  # fmt: skip
             self.id = exchange.welcome.producer
-            with self._changed:
-                self._exchange = exchange
-                answers = self._take_welcome(exchange.welcome)
-                unsent = list(self._unanswered)
-                self._written = self._number
-                if not unsent:
-                    self._failing_since = None
-            for waiting, answer in answers:
-                waiting.set_result(answer)
-            for sent in unsent:
-                _write(exchange, sent.batch)
+            with self._sending:
+                with self._changed:
+                    self._exchange = exchange
+                    answers = self._take_welcome(exchange.welcome)
+                    unsent = list(self._unanswered)
+                    self._written = self._number
+                    if not unsent:
+                        self._failing_since = None
+                for waiting, answer in answers:
+                    waiting.set_result(answer)
+                for sent in unsent:
+                    _write(exchange, sent.batch)
         if self._stop.is_set():  # closed meanwhile
             exchange.close(_LEAVE)
         self._end_drained()

@@ -318,6 +318,7 @@ def test_a_restarted_server_gets_what_it_lacks(tmp_path: Path) -> None:
             began = time.monotonic()
             assert server.close(20.0) == 0
             assert time.monotonic() - began < 15
+        eventually(p._opening.locked)  # it looks for the server: what is sent meanwhile fills the window
         for n in range(50, 80):
             p.send(trips(n))
         with served(data, listen=url):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +30,7 @@ from penstock.errors import (
 )  # fmt: skip
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
-from penstock.queue.topics.append import Appender
+from penstock.queue.topics.append import Append, Appender
 from penstock.wire.exchange import Answer
 from tests.kit.proxy import Proxy, open_proxy
 from tests.kit.server import free_port, process_server, served
@@ -45,14 +45,24 @@ def ids(client: Client, path: str = TOPIC) -> list[int]:
     return client.get(path).read_all()["id"].to_pylist()  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The committer of servers in this process waits until the event is set."""
-    go, commit = threading.Event(), Appender.commit
+class Hold(threading.Event):
+    """Set, it lets the committer go on."""
 
-    def held(appender: Appender, *arguments: object) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[int] = []
+        """The appends of each group that was begun."""
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
+    """The committer of servers in this process waits until the event is set."""
+    go, commit = Hold(), Appender.commit
+
+    def held(appender: Appender, appends: Sequence[Append]) -> None:
+        go.groups.append(len(appends))
         assert go.wait(60)
-        commit(appender, *arguments)  # type: ignore[arg-type]
+        commit(appender, appends)
 
     monkeypatch.setattr(Appender, "commit", held)
     yield go
@@ -91,7 +101,7 @@ def test_a_table_is_sent_as_one_batch(client: Client) -> None:
     assert ids(client) == [1, 2, 3]
 
 
-def test_only_so_many_batches_are_in_flight(client: Client, held: threading.Event) -> None:
+def test_only_so_many_batches_are_in_flight(client: Client, held: Hold) -> None:
     with client.producer(TOPIC, max_in_flight=3) as p, ThreadPoolExecutor(1) as pool:
         for n in range(3):
             p.send(trips(n))
@@ -117,13 +127,14 @@ def send_all(p: Producer, numbers: range) -> list[Future[Answer]]:
     return [p.send(trips(n)) for n in numbers]
 
 
-def test_producers_share_fsyncs(make_server: Callable[..., PenstockServer], held: threading.Event) -> None:
+def test_producers_share_fsyncs(make_server: Callable[..., PenstockServer], held: Hold) -> None:
     """Eight of them, five batches each: what waits while the first is made durable is one transaction."""
     server = make_server()
     with connect(server.url) as client, ExitStack() as stack:
         first = stack.enter_context(client.producer(TOPIC))
         others = [stack.enter_context(client.producer(TOPIC)) for _ in range(8)]
         begun = first.send(trips(0))
+        eventually(lambda: held.groups == [1])
         commits = server.state.ledger.database.commits
         answers = [p.send(trips(n)) for p in others for n in range(5)]
         eventually(lambda: server.state.journals.appender._waiting.qsize() >= 40)
@@ -133,7 +144,7 @@ def test_producers_share_fsyncs(make_server: Callable[..., PenstockServer], held
         assert server.state.ledger.database.commits - commits <= 3
 
 
-def test_leaving_by_exception_sends_nothing_more(client: Client, held: threading.Event) -> None:
+def test_leaving_by_exception_sends_nothing_more(client: Client, held: Hold) -> None:
     """What waits fails, or is answered meanwhile; the error of the block is the one that is seen."""
     with pytest.raises(ZeroDivisionError), client.producer(TOPIC) as p:
         sent = p.send(trips(1))
@@ -165,7 +176,7 @@ def test_an_error_comes_by_the_future_and_the_next_call(client: Client) -> None:
     assert ids(client) == [0]
 
 
-def test_batches_before_a_bad_one_are_answered(client: Client, held: threading.Event) -> None:
+def test_batches_before_a_bad_one_are_answered(client: Client, held: Hold) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     client.create_topic(TOPIC, schema)
     p = client.producer(TOPIC)
@@ -269,7 +280,7 @@ def test_a_connection_that_breaks_doubles_and_loses_nothing(proxy: Proxy, how: s
 
 
 @pytest.mark.faults
-def test_lost_answers_are_told_by_the_next_welcome(proxy: Proxy, held: threading.Event) -> None:
+def test_lost_answers_are_told_by_the_next_welcome(proxy: Proxy, held: Hold) -> None:
     """The server stored what it answered into nothing."""
     with connect(proxy.url, timeout=5) as client, client.producer(TOPIC) as p:
         sent = [p.send(trips(n)) for n in range(5)]

@@ -14,7 +14,6 @@ import click
 
 from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command, complete_path
-from penstock.client.exchange import Exchange, Listener
 from penstock.errors import InvalidRequest
 from penstock.flight_server.supervisor import end_with
 from penstock.wire.paths import parse
@@ -63,6 +62,8 @@ def pull(
         end_with(parent)
         _lift_limits()
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
+    from penstock.client.exchange import Exchange, Listener  # and pyarrow, which --help doesn't need
+
     try:
         from penstock.queue.pubsub.pull import Puller, PullOptions
         from penstock.queue.pubsub.registry import google_name

@@ -88,10 +88,11 @@ class Line:
             for side in (self.side, self.beside)
         )
         figure, beside = (
-            self._statistic([value for values in rounds for value in values]) if rounds else None
-            for rounds in (own, other)
+            self._statistic([value for values in samples_of for value in values]) if samples_of else None
+            for samples_of in (own, other)
         )
-        speeds = [self._statistic(b) / self._statistic(a) for a, b in zip(own, other, strict=False) if self.ratio]
+        rounds = [(self._statistic(a), self._statistic(b)) for a, b in zip(own, other, strict=False) if self.ratio]
+        speeds = [b / a for a, b in rounds if a and b]  # in a smoke run a process may have used no measurable CPU
         ratios = [1 / speed for speed in speeds] if self.ratio == "time" else speeds
         ratio, worst = (statistics.median(ratios), (max if self.ratio == "time" else min)(ratios)) if ratios else (0, 0)
         words, kept = "", None

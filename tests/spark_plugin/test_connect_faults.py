@@ -75,7 +75,7 @@ def stored(client: Client) -> None:
 
 @dataclass
 class SlowWire:
-    """A proxy before the server, which passes 4 MB a second until the stack is closed."""
+    """A proxy before the server, which passes 1 MB a second until the stack is closed."""
 
     url: str
     stack: ExitStack
@@ -86,7 +86,7 @@ def wire(served: Served) -> Iterator[SlowWire]:
     """On a wire of full speed gRPC and Spark take in a whole ticket while its first rows are held."""
     with open_proxy() as proxy, ExitStack() as stack:
         proxy.target = int(served.url.rpartition(":")[2])
-        stack.enter_context(proxy.slow(rate=4e6))
+        stack.enter_context(proxy.slow(rate=1e6))
         yield SlowWire(proxy.url, stack)
 
 

@@ -240,6 +240,7 @@ def test_a_query_logs_what_the_server_warns_of(client: Client, path: str, caplog
 
 @pytest.mark.spark
 def test_spark_reads_the_ack_ledger(spark: SparkSession, client: Client, path: str) -> None:
+    pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
     import penstock
 
     spark.dataSource.register(penstock.DataSource)

@@ -83,6 +83,7 @@ def test_generated_keys_take_turns_and_keep_their_order(fake_pubsub: FakePubSub,
         assert numbers == list(range(key, 700, 7))
 
 
+@pytest.mark.soak  # of the fake alone; it failed and passed on one machine within an hour
 def test_a_rate_publishes_messages_as_time_passes(clock: Clock) -> None:
     fake = FakePubSub(clock=clock.now)
     with served(fake) as address, connected(address) as client:
@@ -219,6 +220,7 @@ def test_streams_are_reset_with_any_code(fake_pubsub: FakePubSub, faked: PubSub,
         assert stream.code == code
 
 
+@pytest.mark.soak  # of the fake alone; it failed and passed on one machine within an hour
 def test_a_stalled_stream_is_open_and_silent(fake_pubsub: FakePubSub, faked: PubSub) -> None:
     fake_pubsub.load(LOAD, 10)
     fake_pubsub.stall(LOAD)

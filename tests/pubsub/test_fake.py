@@ -83,16 +83,17 @@ def test_generated_keys_take_turns_and_keep_their_order(fake_pubsub: FakePubSub,
         assert numbers == list(range(key, 700, 7))
 
 
-@pytest.mark.soak  # of the fake alone; it failed and passed on one machine within an hour
 def test_a_rate_publishes_messages_as_time_passes(clock: Clock) -> None:
     fake = FakePubSub(clock=clock.now)
     with served(fake) as address, connected(address) as client:
         fake.load(LOAD, 1_000, rate=100.0)
         assert client.pull(LOAD, within=0.2) == []
+        eventually(lambda: fake.totals(LOAD)["pulls"] == 0)
         clock.advance(2.0)
         received = client.pull_all(LOAD, 200)
         assert received[-1].message.publish_time.ToNanoseconds() / 1e9 == pytest.approx(1_000_001.99)
         assert client.pull(LOAD, within=0.2) == []
+        eventually(lambda: fake.totals(LOAD)["pulls"] == 0)
         clock.advance(20.0)
         assert len(client.pull_all(LOAD, 800)) == 800
 
@@ -220,13 +221,13 @@ def test_streams_are_reset_with_any_code(fake_pubsub: FakePubSub, faked: PubSub,
         assert stream.code == code
 
 
-@pytest.mark.soak  # of the fake alone; it failed and passed on one machine within an hour
 def test_a_stalled_stream_is_open_and_silent(fake_pubsub: FakePubSub, faked: PubSub) -> None:
     fake_pubsub.load(LOAD, 10)
     fake_pubsub.stall(LOAD)
     with faked.stream(LOAD) as stream:
         assert not stream.ended.wait(0.2)
         assert (stream.received, faked.pull(LOAD, within=0.1)) == ([], [])
+        eventually(lambda: fake_pubsub.totals(LOAD)["pulls"] == 0)
         fake_pubsub.resume(LOAD)
         stream.wait_for(10)
 

@@ -22,6 +22,7 @@ from google.oauth2 import service_account
 from penstock.errors import Denied, InvalidRequest, PenstockError, Unavailable
 from penstock.queue.pubsub import transport
 from penstock.queue.pubsub.transport import Access, open_channel
+from tests.kit.pubsub.client import connected
 from tests.kit.pubsub.fake import FakePubSub, served
 
 NAME = "projects/p/subscriptions/s"
@@ -164,8 +165,11 @@ def test_a_stray_emulator_is_ignored_loudly(
 def test_the_emulator_is_called_if_allowed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_pubsub: FakePubSub
 ) -> None:
-    fake_pubsub.load(NAME, 3)
     with served(fake_pubsub) as address, caplog.at_level(logging.WARNING):
+        with connected(address) as client:
+            client.create_topic("projects/p/topics/t")
+            client.create_subscription(NAME, "projects/p/topics/t")
+            client.publish("projects/p/topics/t", [b"one", b"two", b"three"])
         monkeypatch.setenv("PUBSUB_EMULATOR_HOST", address)
         pubsub = transport.PubSub(Access(allow_emulator=True), NAME)
         response, size = pubsub.pull(10, 10.0).result()

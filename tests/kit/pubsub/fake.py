@@ -108,6 +108,7 @@ class FakePubSub:
         self._faults: dict[tuple[str, str], deque[_Fault]] = defaultdict(deque)
         self._delays: dict[str, float] = {}
         self._requests: dict[str, dict[str, int]] = {}
+        self._pulls: defaultdict[str, int] = defaultdict(int)  # by subscription: those that wait
 
     # --- controls: arguments and results are JSON ---
 
@@ -150,9 +151,12 @@ class FakePubSub:
             self.changed.notify_all()
 
     def totals(self, subscription: str) -> dict[str, int]:
-        """Count messages by state, and deliveries, acks, modacks, nacks, expired leases and ids without effect."""
+        """Count messages by state, deliveries, acks, modacks, nacks, expired leases, stale ids, streams and pulls.
+
+        A pull whose client has given up is counted until the server has heard of it: till then it takes messages.
+        """
         with self.changed:
-            return self._subscription(subscription).totals()
+            return {**self._subscription(subscription).totals(), "pulls": self._pulls[subscription]}
 
     def counts(self, subscription: str) -> dict[str, dict[str, float]]:
         """Return deliveries, acks, modacks, nacks and the time of the ack by message id."""
@@ -270,14 +274,18 @@ class FakePubSub:
             if request.max_messages <= 0:
                 raise Refused("INVALID_ARGUMENT", "No max_messages specified")
             give_up = time.monotonic() + (0 if request.return_immediately else _LONGEST_PULL)
-            while is_active():
-                subscription = self._subscription(request.subscription)
-                most, seconds = min(1_000, request.max_messages), subscription.about.ack_deadline_seconds
-                if (response := subscription.take(PULL, seconds, most)) is not None:
-                    return response
-                if time.monotonic() >= give_up:
-                    break
-                self.changed.wait(_WAIT)
+            self._pulls[request.subscription] += 1
+            try:
+                while is_active():
+                    subscription = self._subscription(request.subscription)
+                    most, seconds = min(1_000, request.max_messages), subscription.about.ack_deadline_seconds
+                    if (response := subscription.take(PULL, seconds, most)) is not None:
+                        return response
+                    if time.monotonic() >= give_up:
+                        break
+                    self.changed.wait(_WAIT)
+            finally:
+                self._pulls[request.subscription] -= 1
         return b""
 
     def stream(self, requests: Iterator[Any], on_end: Callable[[Callable[[], None]], bool]) -> Iterator[bytes]:

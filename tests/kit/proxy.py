@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, resets, slows or swallows what goes through it."""
+"""A TCP proxy that cuts, resets, slows, holds or swallows what goes through it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: closing sends RST, and drops what wasn't sent."""
+_TAKEN_AHEAD = 256 << 10
+"""Bytes that the kernel takes from the server for the proxy: by itself it takes up to 32 MiB."""
 
 
 class Link:
@@ -63,6 +65,9 @@ class Proxy:
         self._deaf = False
         self._delay = 0.0
         self._rate = float("inf")
+        self._held_after = 0
+        self._flows = threading.Event()
+        self._flows.set()
 
     def cut_after(self, size: int | None) -> None:
         """Cut all connections once so many more bytes have passed."""
@@ -98,7 +103,18 @@ class Proxy:
         finally:
             self._delay, self._rate = 0.0, float("inf")
 
+    @contextmanager
+    def held(self, after: int) -> Iterator[None]:
+        """Take no more than so many bytes of a connection from the server; the others wait there until the end."""
+        self._flows.clear()
+        self._held_after = after
+        try:
+            yield
+        finally:
+            self._flows.set()
+
     def close(self) -> None:
+        self._flows.set()
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # wakes accept, which close alone doesn't
         self._door.close()
@@ -111,10 +127,13 @@ class Proxy:
                 near, _ = self._door.accept()
             except OSError:
                 return
+            far = socket.socket()
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _TAKEN_AHEAD)
             try:
-                far = socket.create_connection(("127.0.0.1", self.target))
+                far.connect(("127.0.0.1", self.target))
             except OSError:  # the server is down
                 near.close()
+                far.close()
                 continue
             link = Link(near, far)
             with self._lock:
@@ -123,8 +142,12 @@ class Proxy:
                 threading.Thread(target=self._pass_on, args=(link, one, other), daemon=True).start()
 
     def _pass_on(self, link: Link, one: socket.socket, other: socket.socket) -> None:
+        taken = 0
         with contextlib.suppress(OSError):
             while data := one.recv(65_536):
+                taken += len(data)
+                if one is link.ends[1] and taken >= self._held_after:
+                    self._flows.wait()
                 if wait := self._delay + len(data) / self._rate:
                     time.sleep(wait)
                 if self._is_cut(len(data)):

@@ -8,14 +8,13 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.errors import Lost, StoreFull
+from penstock.rows.payload import SplitPayload
 from penstock.rows.slices import PART_BYTES, size_of
 from penstock.store.database import Database, Tables, Unsettled
 from penstock.store.medium import Medium, OpenPart, Part, Room
@@ -34,20 +33,6 @@ CREATE TABLE IF NOT EXISTS payloads(
 ORPHAN_GRACE = 24 * 3600.0
 """Seconds for which parts stay that no row names: another process may be writing one, or the ledger may be the wrong
 one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPayload:
-    """What one split carries: a table, the split's id, and its metadata."""
-
-    data: pa.Table
-    split_id: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_arrow(cls, table: pa.Table, split_id: str) -> SplitPayload:
-        """Make the payload of a bare table."""
-        return cls(table, split_id)
 
 
 class SplitPayloadStore:
@@ -98,8 +83,9 @@ class SplitPayloadStore:
         A crash after 1 or 2 leaves bytes that no key points at: `orphans` finds them at the next start.
         """
         check_key(key)
-        whole = _as_payload(key, payload)
-        noted = _as_json(key, whole)
+        whole = SplitPayload.from_any(payload, key)
+        whole.schema()  # rejects metadata before a byte is written
+        noted = json.dumps(dict(whole.metadata))
         part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches(), path=key)  # 1.
         now = self._now()
         expires = None if ttl is None else now + ttl
@@ -276,42 +262,3 @@ class SplitPayloadStore:
         """Whether the key was replaced or deleted meanwhile."""
         rows = self._database.rows("SELECT name FROM payloads WHERE key = ?", key)
         return not rows or rows[0]["name"] != name
-
-
-def _as_payload(key: str, data: SplitPayload | bytes | pa.Buffer | pa.Table) -> SplitPayload:
-    """Return a payload of what Python, the JVM or Arrow's own writers make; validated before anything uses it."""
-    if isinstance(data, SplitPayload):
-        whole = data
-    elif isinstance(data, pa.Table):
-        whole = SplitPayload.from_arrow(data, split_id=key)
-    elif isinstance(data, bytes | bytearray | memoryview | pa.Buffer):
-        whole = SplitPayload.from_arrow(_read_ipc(data), split_id=key)
-    else:
-        raise InvalidRequest(
-            f"a payload is a SplitPayload, Arrow IPC bytes or a pyarrow.Table, got {type(data).__name__}"
-        )
-    try:
-        whole.data.validate(full=True)
-    except (pa.ArrowException, ValueError) as broken:
-        raise InvalidRequest(f"the payload {key} isn't a valid table: {broken}") from broken
-    return whole
-
-
-def _as_json(key: str, whole: SplitPayload) -> str:
-    """Return the metadata as JSON; InvalidRequest before any byte is written if it has none."""
-    try:
-        whole.split_id.encode()
-        return json.dumps(dict(whole.metadata))
-    except (AttributeError, TypeError, ValueError, RecursionError) as broken:
-        raise InvalidRequest(
-            f"the payload {key} has a split_id that is no text, or metadata that JSON can't hold: {broken}"
-        ) from broken
-
-
-def _read_ipc(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
-    buffer = pa.py_buffer(data)
-    is_file = bytes(memoryview(buffer)[:6]) == b"ARROW1"
-    try:
-        return pa.ipc.open_file(buffer).read_all() if is_file else pa.ipc.open_stream(buffer).read_all()
-    except (pa.ArrowException, OSError, ValueError) as broken:
-        raise InvalidRequest(f"expected bytes of an Arrow IPC stream or file: {broken}") from broken

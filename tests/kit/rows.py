@@ -133,6 +133,9 @@ SHAPES: dict[str, pa.Table] = {
     "large": pa.table({"blob": [bytes([n % 251]) * 100_000 for n in range(30)]}),
 }  # fmt: skip
 
+PAYLOADS = {name: table for name, table in SHAPES.items() if name != "one name twice"}
+"""Those whose columns can be told apart by their names."""
+
 
 def as_stream(table: pa.Table) -> bytes:
     """Return a table as an Arrow IPC stream, made by Arrow alone."""

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.rows.payload import SplitPayload
 from penstock.store.database import Database
 from penstock.store.medium import Medium, OpenPart
-from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
+from penstock.store.payloads import TABLES, SplitPayloadStore
 from tests.kit.clock import Clock
-from tests.kit.rows import SHAPES, as_file, as_stream, assert_same, numbers
+from tests.kit.rows import PAYLOADS, SHAPES, as_file, as_stream, assert_same, numbers
 from tests.kit.wire import NASTY
 
 Make = Callable[..., SplitPayloadStore]
@@ -61,27 +62,27 @@ class StoreContract:
 
     # --- store and get ----------------------------------------------------------------------
 
-    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shape", PAYLOADS)
     def test_a_table_comes_back_as_it_was(self, store: SplitPayloadStore, shape: str) -> None:
         metadata = {"job": "j", "n": 1, "tags": ["ü", None], "deep": {"x": 0.5}}
-        assert store.store("k", SHAPES[shape]) == "k"
-        store.store("own", SplitPayload(SHAPES[shape], "split-7", metadata))
+        assert store.store("k", PAYLOADS[shape]) == "k"
+        store.store("own", SplitPayload(PAYLOADS[shape], "split-7", metadata))
         for key, split_id, kept in (("k", "k", {}), ("own", "split-7", metadata)):
             stored = payload(store, key)
-            assert_same(stored.data, SHAPES[shape])
+            assert_same(stored.data, PAYLOADS[shape])
             assert (stored.split_id, stored.metadata) == (split_id, kept)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
-    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shape", PAYLOADS)
     def test_stream_bytes_come_back_as_a_payload(
         self, store: SplitPayloadStore, shape: str, kind: Callable[[bytes], bytes]
     ) -> None:
-        store.store("k", kind(as_stream(SHAPES[shape])))
-        assert_same(payload(store, "k").data, SHAPES[shape])
+        store.store("k", kind(as_stream(PAYLOADS[shape])))
+        assert_same(payload(store, "k").data, PAYLOADS[shape])
 
-    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shape", PAYLOADS)
     def test_file_bytes_come_back_as_a_payload(self, store: SplitPayloadStore, shape: str) -> None:
-        table = SHAPES[shape].unify_dictionaries()  # a file has one dictionary for a column
+        table = PAYLOADS[shape].unify_dictionaries()  # a file has one dictionary for a column
         store.store("k", as_file(table))
         assert_same(payload(store, "k").data, table)
 

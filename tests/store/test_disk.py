@@ -17,12 +17,13 @@ import pytest
 from penstock import steps
 from penstock import store as stores
 from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
+from penstock.rows.payload import SplitPayload
 from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
-from penstock.store.payloads import ORPHAN_GRACE, SplitPayload, SplitPayloadStore
+from penstock.store.payloads import ORPHAN_GRACE, SplitPayloadStore
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
-from tests.kit.rows import SHAPES, assert_same, numbers
+from tests.kit.rows import PAYLOADS, SHAPES, assert_same, numbers
 from tests.kit.store_contract import Make, StoreContract
 
 
@@ -51,15 +52,15 @@ class TestDiskStore(StoreContract):
         assert isinstance(store.medium, DiskMedium)
         return pa.ipc.open_stream(store.medium._path_of(name).read_bytes()).read_all()
 
-    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shape", PAYLOADS)
     def test_payloads_outlive_the_process(self, make: Make, shape: str) -> None:
         first = make()
-        first.store("a/b", SplitPayload(SHAPES[shape], "split-7", {"n": 1}), ttl=60)
+        first.store("a/b", SplitPayload(PAYLOADS[shape], "split-7", {"n": 1}), ttl=60)
         first.close()
         second = make()
         payload = second.get("a/b")
         assert payload is not None
-        assert_same(payload.data, SHAPES[shape])
+        assert_same(payload.data, PAYLOADS[shape])
         assert (payload.split_id, payload.metadata, second.keys()) == ("split-7", {"n": 1}, ["a/b"])
         assert second.used > 0
         assert second.orphans() == []

@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock import steps
 from penstock.errors import StoreFull
+from penstock.rows.payload import SplitPayload
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
-from penstock.store.payloads import TABLES, SplitPayload, SplitPayloadStore
+from penstock.store.payloads import TABLES, SplitPayloadStore
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.profiles import examples

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidRequest
 from penstock.flight_server import tickets
 from penstock.wire import actions as action_bodies
-from penstock.wire import put, read
+from penstock.wire import payloads, put, read
 from penstock.wire.actions import OpenWrite, Summary, Target
 from penstock.wire.body import Body
 from penstock.wire.position import Position
@@ -26,7 +26,7 @@ KINDS = [
     kind
     for kind in dict.fromkeys(
         kind
-        for module in (put, read, action_bodies, tickets)
+        for module in (put, read, payloads, action_bodies, tickets)
         for kind in vars(module).values()
         if isinstance(kind, type)
     )

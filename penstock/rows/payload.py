@@ -41,7 +41,9 @@ class SplitPayload:
             raise _bad_metadata(split_id) from broken
         if not isinstance(metadata, dict):
             raise _bad_metadata(split_id)
-        return cls(data.replace_schema_metadata(kept or None), split_id, metadata)
+        bare = data.schema.with_metadata(kept or None)
+        # Not by replace_schema_metadata, which loses the rows of a table without columns
+        return cls(pa.Table.from_batches(data.to_batches(), bare), split_id, metadata)
 
     @classmethod
     def from_ipc(cls, data: bytes | bytearray | memoryview | pa.Buffer, split_id: str) -> SplitPayload:

@@ -9,6 +9,7 @@
     ├── WriteEnded            the write is finished, aborted or expired: open a new one
     ├── Expired               the ticket or what it names is past its time: read again
     ├── Fenced                another session goes on in this one's place: stop this one
+    ├── LeaseLost             the lease is over, and the message may be another worker's: drop what was made of it
     ├── Lost                  the bytes are gone or corrupt; named, never served as fewer rows
     ├── Denied                no token, a wrong one, or a ticket that isn't ours
     ├── Unavailable           not now (draining, too many streams, unreachable): try again, after `retry_after` seconds
@@ -95,6 +96,12 @@ class Fenced(PenstockError):
     code = "fenced"
 
 
+class LeaseLost(PenstockError):
+    """The lease is over; what was made of its message doesn't count."""
+
+    code = "lease-lost"
+
+
 class Lost(PenstockError):
     """The bytes are gone or corrupt."""
 
@@ -133,7 +140,7 @@ class Internal(PenstockError):
 
 _KINDS: tuple[type[PenstockError], ...] = (
     InvalidRequest, SchemaMismatch, LimitExceeded, NotFound, AlreadyExists, WriteEnded, Expired,
-    Fenced, Lost, Denied, Unavailable, StoreFull, TimedOut, Internal,
+    Fenced, LeaseLost, Lost, Denied, Unavailable, StoreFull, TimedOut, Internal,
 )  # fmt: skip
 _BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in _KINDS}
 

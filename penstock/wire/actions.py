@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from penstock.wire import queue
 from penstock.wire.body import Body, field_names
 from penstock.wire.position import Position
 from penstock.wire.put import Mode, Run, State
@@ -455,6 +456,21 @@ DELETE = Action("delete", "Delete the thing at a path; a write is aborted", Dele
 ATTACH_SUBSCRIPTION = Action(
     "subscription.attach", "Pull a subscription of Pub/Sub, or change how", AttachSubscription, AttachedSubscription
 )
+CLAIM_MESSAGES = Action(
+    "queue.claim", "Lease messages of a queue to a worker", queue.ClaimMessages, queue.ClaimedMessages
+)
+ACK_LEASES = Action("queue.ack", "The messages of these leases are done", queue.AckLeases, queue.LeaseOutcomes)
+RELEASE_LEASES = Action(
+    "queue.release", "Give leased messages back, to be claimed after a delay", queue.ReleaseLeases, queue.LeaseOutcomes
+)
+EXTEND_LEASES = Action(
+    "queue.extend", "Let leases last for their full time from now on", queue.ExtendLeases, queue.LeaseOutcomes
+)
+DROP_LEASES = Action("queue.drop", "Set leased messages aside as dead", queue.DropLeases, queue.LeaseOutcomes)
+REDRIVE_MESSAGES = Action(
+    "queue.redrive", "Make dead messages pending again", queue.RedriveMessages, queue.RedrivenMessages
+)
+FINISH_QUEUE = Action("queue.finish", "Clients push no more messages", queue.FinishQueue, queue.QueueCounts)
 HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
 
 ACTIONS: dict[str, Action[Any, Any]] = {

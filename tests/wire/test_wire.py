@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidRequest
 from penstock.flight_server import tickets
 from penstock.wire import actions as action_bodies
-from penstock.wire import payloads, put, read
+from penstock.wire import payloads, put, queue, read
 from penstock.wire.actions import OpenWrite, Summary, Target
 from penstock.wire.body import Body
+from penstock.wire.message import QueueMessage
 from penstock.wire.position import Position
 from penstock.wire.put import PutCommand, Trailer
 from penstock.wire.read import ListCommand, ReadCommand
@@ -26,11 +27,11 @@ KINDS = [
     kind
     for kind in dict.fromkeys(
         kind
-        for module in (put, read, payloads, action_bodies, tickets)
+        for module in (put, read, payloads, queue, action_bodies, tickets)
         for kind in vars(module).values()
         if isinstance(kind, type)
     )
-    if issubclass(kind, Body) and kind is not Body
+    if issubclass(kind, Body) and kind not in (Body, QueueMessage)  # a message has its own format
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 JSON = st.recursive(

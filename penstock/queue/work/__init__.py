@@ -1,0 +1,1 @@
+"""Queues of work: messages that workers claim in leases."""

@@ -38,6 +38,8 @@ class _Slot:
     began: float = 0.0
     ends: int = 0
     start_at: float = 0.0
+    is_mended: bool = False
+    """Whether what its process may be refused for has been mended since: such an end says nothing."""
 
 
 @dataclass
@@ -57,11 +59,12 @@ class Pullers:
             if code is None:
                 continue
             slot.process = None
+            is_refused, slot.is_mended = code in REFUSED and not slot.is_mended, False
             slot.ends = 1 if now - slot.began > _CALM else slot.ends + 1
-            pause = _LONGEST_PAUSE if code in REFUSED else min(_PAUSE * 2 ** (slot.ends - 1), _LONGEST_PAUSE)
+            pause = _LONGEST_PAUSE if is_refused else min(_PAUSE * 2 ** (slot.ends - 1), _LONGEST_PAUSE)
             slot.start_at = now + pause
             log.warning("%s: a puller has ended (%d), it starts again in %g s", self.path, code, pause)
-            refused = code if code in REFUSED else refused
+            refused = code if is_refused else refused
         while len(self._slots) < wanted:
             self._slots.append(_Slot())
         for slot in self._slots[wanted:]:
@@ -82,7 +85,7 @@ class Pullers:
     def start_again(self) -> None:
         """Start those that wait, at the next look."""
         for slot in self._slots:
-            slot.ends, slot.start_at = 0, 0.0
+            slot.ends, slot.start_at, slot.is_mended = 0, 0.0, slot.process is not None
 
     def processes(self) -> tuple[int, ...]:
         """Return the ids of the processes that run."""

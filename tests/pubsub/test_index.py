@@ -53,6 +53,10 @@ def test_finds_what_a_dict_finds(batches: list[tuple[list[tuple[str, int]], int]
         place += len(new)
         assert index.find(batch).tolist() == [oracle[message] for message in messages]
         assert len(index) == len(oracle)
+        low = {message: at for message, at in oracle.items() if at < below}
+        chosen, places = index.select(lambda times, places, below=below: places < below)  # type: ignore[misc]
+        assert sorted(places.tolist()) == sorted(low.values())
+        assert index.find(chosen).tolist() == places.tolist()
         gone = index.forget(lambda times, places, below=below: places < below)  # type: ignore[misc]
         left = {message: at for message, at in oracle.items() if at >= below}
         assert gone == len(oracle) - len(left)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound, StoreFull, Unavailable
-from penstock.queue.pubsub import registry
+from penstock.queue.pubsub import dedup, registry
 from penstock.queue.topics.retention import retain
 from tests.kit.clock import Clock
 from tests.kit.pubsub.owner import PATH, Key, Owned
@@ -311,13 +311,73 @@ def test_an_id_whose_ack_was_not_reported_stays_known(owned: Owned) -> None:
     places = [place for place, _ in owned.pull(puller, *some(0, 5))]
     release_all(owned)
     owned.acked(puller, places[:2])
-    for _ in range(24 * 6):
-        owned.tick(600)
-    assert retain(owned.reach.ledger) == 0, "the rows are in one part with some that aren't acked"
+    for hours in range(6 * 24):
+        owned.tick(3600)
+        if hours % 24 == 0:
+            owned.restart()
+            puller = owned.puller()
+        again = owned.pull(puller, *some(2, 3))
+        assert again == [(place, True) for place in places[2:]]
+
+
+def test_rows_of_acks_not_reported_are_left_to_retention(owned: Owned) -> None:
+    """A killed puller never reports some acks that it has sent: nothing is kept for them but their ids."""
+    puller = owned.puller()
+    places = [place for place, _ in owned.pull(puller, *some(0, 5), ("text", NOW * 10**6))]
+    release_all(owned)
+    owned.acked(puller, places[2:5])
+    for _ in range(23):
+        owned.tick(3600)
+        assert retain(owned.reach.ledger) == 0, "released rows are kept for 24 h"
+    owned.tick(3600)
+    owned.tick(3600)
+    assert retain(owned.reach.ledger) == 6
+    assert owned.owner.state().ids == 3
     owned.restart()
     puller = owned.puller()
-    again = owned.pull(puller, *some(2, 3))
-    assert again == [(place, True) for place in places[2:]]
+    again = owned.pull(puller, *some(0, 2), ("text", NOW * 10**6))
+    assert again == [(place, True) for place in (*places[:2], places[5])]
+    assert owned.owner.state().duplicates["released"] == 3
+
+
+def test_a_straggler_is_forgotten_after_its_ack(owned: Owned) -> None:
+    puller = owned.puller()
+    places = [place for place, _ in owned.pull(puller, *some(0, 5))]
+    release_all(owned)
+    owned.acked(puller, places[1:])
+    for _ in range(30):
+        owned.tick(3600)
+    assert retain(owned.reach.ledger) == 5
+    assert registry.stragglers(owned.reach.database, PATH) == [registry.Straggler(*places[0], *some(0)[0])]
+    owned.restart()
+    puller = owned.puller()
+    owned.acked(puller, places[:1])
+    for _ in range(59):
+        owned.tick(60)
+    assert owned.pull(puller, *some(0)) == [(places[0], True)]
+    for _ in range(4):
+        owned.tick(60)
+    assert registry.stragglers(owned.reach.database, PATH) == []
+    assert registry.acked(owned.reach.database, PATH) == []
+    assert owned.pull(puller, *some(0))[0][1] is False
+
+
+def test_no_more_stragglers_are_kept_than_their_bound(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it rows are kept for them."""
+    monkeypatch.setattr(dedup, "MOST_STRAGGLERS", 3)
+    owned.attach(keep_seconds=0)
+    puller = owned.puller()
+    for first in (0, 2, 4):
+        owned.pull(puller, *some(first, 2))
+    release_all(owned)
+    for _ in range(10):
+        owned.tick(3600)
+    retain(owned.reach.ledger)
+    assert sorted(owned.rows().values()) == some(2, 4)
+    for _ in range(2):
+        assert all(duplicate for _, duplicate in owned.pull(puller, *some(0, 6)))
+        owned.restart()
+        puller = owned.puller()
 
 
 def test_an_id_older_than_its_retention_is_forgotten(owned: Owned) -> None:
@@ -327,6 +387,7 @@ def test_an_id_older_than_its_retention_is_forgotten(owned: Owned) -> None:
     for _ in range(8 * 24):
         owned.tick(3600)
     assert owned.owner.state().ids == 0
+    assert registry.stragglers(owned.reach.database, PATH) == []
     assert retain(owned.reach.ledger) == 5
 
 

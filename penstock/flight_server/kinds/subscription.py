@@ -41,9 +41,10 @@ from penstock.wire.position import Position
 from penstock.wire.read import Entry, ReadCommand
 
 if TYPE_CHECKING:
+    from penstock.queue.pubsub.pulled import PullerStream
     from penstock.queue.pubsub.source import Source, Subscriptions
-    from penstock.queue.pubsub.subscription import PullerStream, Subscription
     from penstock.queue.pubsub.subscription import State as OwnerState
+    from penstock.queue.pubsub.subscription import Subscription
 
 log = logging.getLogger("penstock")
 _LOOK = 0.5
@@ -196,7 +197,7 @@ class SubscriptionKind(JournalKind):
                 name = f"penstock-index-{path[-40:]}"
                 threading.Thread(target=self._rebuild, args=(owner,), name=name, daemon=True).start()
             for each in self._owners.values():
-                each.window_ids = self.state.limits.dedup_ids // len(self._owners)
+                each.known.window_ids = self.state.limits.dedup_ids // len(self._owners)
         return owner
 
     def _rebuild(self, owner: Subscription) -> None:
@@ -243,7 +244,7 @@ class SubscriptionKind(JournalKind):
 
     def exchange(self, path: Path, stream: Stream) -> None:
         """Serve a puller: append what is new, answer with the place of each row, push what is released."""
-        from penstock.queue.pubsub.subscription import PullerStream
+        from penstock.queue.pubsub.pulled import PullerStream
 
         hello = stream.hello()
         if hello.producer is not None:

@@ -116,6 +116,10 @@ class _Run:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def chosen(self, mask: Mask) -> _Run:
+        """Return the run of some ids."""
+        return _Run(self.ids[mask], self.times[mask], self.places[mask])
+
 
 class Index:
     """Where the messages are that aren't forgotten."""
@@ -162,6 +166,24 @@ class Index:
             self._runs.append(_in_order(run, kind="quicksort"))
             self._merge()
 
+    def select(self, is_chosen: Callable[[Integers, Integers], Mask]) -> tuple[Keys, Integers]:
+        """Return the messages of which `is_chosen(times, places)` says so, and their places."""
+        runs = [run.chosen(is_chosen(run.times, run.places)) for run in self._runs]
+        texts = [
+            (key, place)
+            for (key, place), is_one in zip(self._texts.items(), self._judge_texts(is_chosen), strict=True)
+            if is_one
+        ]
+        ids = np.concatenate([*(run.ids for run in runs), np.zeros(len(texts), dtype=np.int64)])
+        times = np.array([time for (_, time), _ in texts], dtype=np.int64)
+        places = np.array([place for _, place in texts], dtype=np.int64)
+        keys = Keys(
+            ids,
+            np.concatenate([*(run.times for run in runs), times]),
+            {len(ids) - len(texts) + row: text for row, ((text, _), _) in enumerate(texts)},
+        )
+        return keys, np.concatenate([*(run.places for run in runs), places])
+
     def forget(self, is_past: Callable[[Integers, Integers], Mask]) -> int:
         """Drop the messages of which `is_past(times, places)` says so; return how many."""
         before = len(self)
@@ -171,17 +193,20 @@ class Index:
             if kept.all():
                 runs.append(run)
             elif kept.any():
-                runs.append(_Run(run.ids[kept], run.times[kept], run.places[kept]))
+                runs.append(run.chosen(kept))
         self._runs = sorted(runs, key=len, reverse=True)
         self._merge()
-        if self._texts:
-            times = np.array([time for _, time in self._texts], dtype=np.int64)
-            past = is_past(times, np.array(list(self._texts.values()), dtype=np.int64)).tolist()
-            for key, gone in zip(list(self._texts), past, strict=True):
-                if gone:
-                    del self._texts[key]
-                    self._text_bytes -= _TEXT_BYTES + len(key[0])
+        for key, gone in zip(list(self._texts), self._judge_texts(is_past), strict=True):
+            if gone:
+                del self._texts[key]
+                self._text_bytes -= _TEXT_BYTES + len(key[0])
         return before - len(self)
+
+    def _judge_texts(self, judge: Callable[[Integers, Integers], Mask]) -> list[bool]:
+        """Return what `judge` says of each message whose id is no number."""
+        times = np.array([time for _, time in self._texts], dtype=np.int64)
+        said: list[bool] = judge(times, np.array(list(self._texts.values()), dtype=np.int64)).tolist()
+        return said
 
     def lowest(self) -> dict[int, int]:
         """Return the lowest offset of each shard that has a message here."""

@@ -34,10 +34,16 @@ CREATE TABLE acked(
     path TEXT NOT NULL REFERENCES subscriptions ON DELETE CASCADE, shard INTEGER NOT NULL, first INTEGER NOT NULL,
     end INTEGER NOT NULL, PRIMARY KEY (path, shard, first)
 ) WITHOUT ROWID;
+CREATE TABLE stragglers(
+    path TEXT NOT NULL REFERENCES subscriptions ON DELETE CASCADE, shard INTEGER NOT NULL, offset INTEGER NOT NULL,
+    message_id TEXT NOT NULL, publish_time INTEGER NOT NULL, PRIMARY KEY (path, shard, offset)
+) WITHOUT ROWID;
 """
 }
 """`subscriptions.retention`: seconds for which Pub/Sub keeps a message. `released`: under `ack=commit`; under `journal`
-every durable row is. `acked`: the offsets whose acks a puller has sent, as far as their ids are still in the index."""
+every durable row is. `acked`: the offsets whose acks a puller has sent, as far as their ids are still known.
+`stragglers`: messages without such an ack a window after their release, whose rows may be gone; times in
+microseconds."""
 MESSAGES = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
@@ -107,6 +113,17 @@ class Record:
     retention: float
     released: Position
     """Under `ack=commit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A message that is known though its row may be gone."""
+
+    shard: int
+    offset: int
+    message_id: str
+    publish_time: int
+    """In microseconds."""
 
 
 def google_name(path: Path) -> str:
@@ -209,11 +226,31 @@ def note_acked(t: Transaction, path: str, ranges: Iterable[tuple[int, int, int]]
         t.insert("acked", path=path, shard=shard, first=low, end=high)
 
 
-def forget_acked(t: Transaction, path: str, held: Mapping[int, int]) -> None:
-    """Forget the acks below a position, and let retention have the rows there."""
-    for shard, offset in held.items():
+def forget_acked(t: Transaction, path: str, position: Mapping[int, int]) -> None:
+    """Forget the acks below a position."""
+    for shard, offset in position.items():
         t.execute("DELETE FROM acked WHERE path = ? AND shard = ? AND end <= ?", path, shard, offset)
-    journal.hold(t, path, held)
+
+
+def stragglers(reader: Reader, path: str) -> list[Straggler]:
+    """Return the stragglers of a subscription."""
+    columns = "shard, offset, message_id, publish_time"
+    return [Straggler(*row) for row in reader.rows(f"SELECT {columns} FROM stragglers WHERE path = ?", path)]  # noqa: S608  # our own names
+
+
+def add_stragglers(t: Transaction, path: str, messages: Iterable[Straggler]) -> None:
+    """Keep messages without their rows."""
+    for each in messages:
+        t.execute(
+            "INSERT OR REPLACE INTO stragglers VALUES (?, ?, ?, ?, ?)",
+            path, each.shard, each.offset, each.message_id, each.publish_time,
+        )  # fmt: skip
+
+
+def drop_stragglers(t: Transaction, path: str, places: Iterable[tuple[int, int]]) -> None:
+    """Forget the stragglers of these shards and offsets."""
+    for shard, offset in places:
+        t.execute("DELETE FROM stragglers WHERE path = ? AND shard = ? AND offset = ?", path, shard, offset)
 
 
 def _record(row: sqlite3.Row) -> Record:

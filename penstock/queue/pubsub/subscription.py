@@ -1,16 +1,9 @@
-"""The one owner of a subscription: what is new, what is released, what may be forgotten.
+"""The one owner of a subscription: what is new, what is released, which batches wait.
 
-A puller's batch is judged in the committer: rows that the index knows are duplicates, and get the place that they have;
+A puller's batch is judged in the committer: messages that are known are duplicates, and get the place that they have;
 the others are appended, and the batch is answered once they are durable. Which rows are released is decided by the
 consumers' commits (or, under `ack=journal`, by the journal's end); pullers are told after COMMIT has returned, and
-ack what lies below. An id leaves the index when all of this is true:
-
-1. its row is released,
-2. a puller has reported that its ack was sent, which the ledger keeps,
-3. since then a window has passed: an hour in which a puller was connected, or as many ids as the window has.
-
-Or when the message is older than Pub/Sub keeps it: it is never redelivered then. (Its puller died before it reported.)
-Retention takes no row whose id is in the index, so that a start reads the index back from the journal.
+ack what lies below.
 """
 
 from __future__ import annotations
@@ -18,75 +11,36 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock import steps
-from penstock.errors import InvalidRequest, Lost, NotFound, PenstockError, StoreFull, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, StoreFull, Unavailable
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.tables import Transaction
 from penstock.queue.pubsub import registry
 from penstock.queue.pubsub.acks import AckLedger
-from penstock.queue.pubsub.index import UNKNOWN, Index, Integers, Keys, Mask, keys_of, offsets_of, place_of, shards_of
+from penstock.queue.pubsub.dedup import KnownMessages
+from penstock.queue.pubsub.index import UNKNOWN, Index
+from penstock.queue.pubsub.pulled import PulledBatch, PullerStream, check_messages
 from penstock.queue.pubsub.rate import Rate
-from penstock.queue.pubsub.registry import MESSAGES, Record
-from penstock.queue.pubsub.window import Arrivals, Deliveries, Mark, Ranges, Window
-from penstock.queue.topics import journal
-from penstock.queue.topics.append import Append, Appender, Placed
+from penstock.queue.pubsub.redeliveries import Redeliveries
+from penstock.queue.pubsub.registry import Record
+from penstock.queue.pubsub.window import Arrivals
+from penstock.queue.topics.append import Appender, Placed
 from penstock.queue.topics.consumers import floors
 from penstock.queue.topics.topics import Topics
-from penstock.rows import slices
-from penstock.store.database import Reader
 from penstock.store.payloads import SplitPayloadStore
 from penstock.text import format_size
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
-WINDOW_SECONDS = 3600.0
-WINDOW_IDS = 10_000_000
 _RUN_ROWS = 4_096
 """Rows without a key that go to one shard before the next one gets some: a group of batches is one part, one fsync."""
 _RETRY_FULL = 5.0
-_REBUILD = 3600.0
-"""Seconds for which parts stay that are being read back, whatever compaction does."""
-_REBUILT_AT_ONCE = 1 << 20
-"""Ids that are read from the journal before they are added to the index."""
-PLACES = pa.schema(
-    [
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("duplicate", pa.bool_(), nullable=False),
-    ]
-)
-Cause = Literal["released", "lease lapsed", "other puller", "restart of puller", "restart of server"]
-CAUSES: tuple[Cause, ...] = ("released", "lease lapsed", "other puller", "restart of puller", "restart of server")
-
-
-@dataclass(eq=False, slots=True)
-class PullerStream:
-    """One puller's connection, from its hello to its end."""
-
-    answer: Callable[[int, pa.RecordBatch], None]
-    """Called with a batch's number and the place of each of its rows, in the order of the numbers."""
-    refuse: Callable[[Exception], None]
-    """Called once: a batch was not stored, and no later one will be."""
-    push: Callable[[Position], None]
-    """Called with what is released, whenever that has moved."""
-    ask: Callable[[str], None]
-    """Called with a request's id when somebody looks at the ack ledger. None of the four may wait, or raise."""
-    name: str = ""
-    """host:pid, once it has reported."""
-    counters: Mapping[str, Any] = field(default_factory=dict)
-    """What it has reported last."""
-    oldest_unacked: float | None = None
-    failed: bool = False
-    number: int = 0
-    """Tells it from the others since the server's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,46 +61,6 @@ class State:
     error: PenstockError | None
 
 
-class PulledBatch(Append):
-    """A puller's batch, from its arrival to its answer."""
-
-    unkeyed = ""  # Pub/Sub's word for no ordering key
-
-    def __init__(self, owner: Subscription, stream: PullerStream, number: int, batch: pa.RecordBatch) -> None:
-        self.path, self.schema = owner.path, MESSAGES
-        self.stream, self.number, self.whole = stream, number, batch
-        self.keys = keys_of(batch.column("message_id"), batch.column("publish_time"))
-        self.bytes = slices.size_of(batch)
-        self.batches = [batch]
-        self.first_rows = self.keys.first_rows()
-        self.places: Integers = np.full(len(self.keys), UNKNOWN, dtype=np.int64)
-        """Of duplicates, as far as they were known when the batch was judged."""
-        self.is_new: Mask = np.ones(len(self.keys), dtype=np.bool_)
-        self._owner = owner
-
-    def judge(self, database: Reader) -> bool:
-        """Tell duplicates from what is new; answer a batch that has nothing new."""
-        return self._owner.judge(self)
-
-    def undo(self) -> None:
-        """Forget that these messages are being appended."""
-        self._owner.withdraw(self)
-
-    def record(self, t: Transaction, placed: Placed) -> None:
-        """Reject rows of a subscription that was detached meanwhile, and perhaps attached again."""
-        layout = journal.layout(t, self.path)
-        if registry.find(t, self.path) is None or layout is None or layout.journal != self._owner.journal:
-            raise NotFound(f"{self.path} was detached")
-
-    def settle(self, placed: Placed) -> None:
-        """Answer with the place of each row."""
-        self._owner.settle(self, placed)
-
-    def fail(self, error: BaseException) -> None:
-        """Try again later where the disk is full; otherwise end the puller's stream."""
-        self._owner.failed(self, error)
-
-
 class Subscription:
     """The owner. Its methods are called by many threads; `judge`, `settle` and `failed` by the committer's alone."""
 
@@ -158,13 +72,12 @@ class Subscription:
         store: SplitPayloadStore,
         appender: Appender,
         *,
-        window_ids: int = WINDOW_IDS,
-        window_seconds: float = WINDOW_SECONDS,
         steady: Callable[[], float] = time.monotonic,
+        **window: Any,
     ) -> None:
         self.path = path
-        self._ledger, self._topics, self._store, self._appender = ledger, topics, store, appender
-        self.window_ids, self._steady = window_ids, steady
+        self.known = KnownMessages(path, ledger, topics, store, **window)
+        self._ledger, self._topics, self._appender, self._steady = ledger, topics, appender, steady
         self._lock = threading.RLock()  # everything below
         self._changed = threading.Condition(self._lock)
         """Notified when a batch has left the committer."""
@@ -173,7 +86,6 @@ class Subscription:
         self.journal = topic.journal
         self._ends = topic.latest()
         self._released = dict(self._record.released)
-        self._index = Index()
         self._is_ready = threading.Event()
         self._pending: dict[PulledBatch, Index] = {}
         """What is being appended; the places are row numbers of the batch."""
@@ -187,16 +99,10 @@ class Subscription:
         """About the bytes that aren't released."""
         self._streams: list[PullerStream] = []
         self._connections = 0
-        self._deliveries: dict[int, Deliveries] = {shard: Deliveries() for shard in self._ends}
-        self._acked = Ranges(registry.acked(ledger.database, path))
-        self._reported: list[tuple[int, int, int]] = []
-        """Acks that were reported and aren't in the ledger yet."""
-        self._window = Window(window_seconds)
+        self._redeliveries = Redeliveries()
         self._spread, self._run = 0, 0
         self._rate = Rate()
         self._ack_ledger = AckLedger()
-        self._held = journal.held(ledger.database, path)
-        self._duplicates: Counter[str] = Counter()
         self._arrivals = Arrivals()
         self._pulled_since = 0.0
         """When the first of the pullers connected that are there, by the steady clock."""
@@ -207,62 +113,10 @@ class Subscription:
     # --- its life ---------------------------------------------------------------------------
 
     def rebuild(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read the index back from the journal; until then no puller is served."""
-        waiting: list[tuple[Keys, Integers]] = []
-        ids = 0
-        for keys, places in self._messages():
-            if stop():
-                return
-            waiting.append((keys, places))
-            ids += len(keys)
-            if ids >= _REBUILT_AT_ONCE:
-                self._add(waiting)
-                waiting, ids = [], 0
-        self._add(waiting)
-        self._measure()
-        self._is_ready.set()
-
-    def _messages(self) -> Iterator[tuple[Keys, Integers]]:
-        """Give the ids of the journal's rows that may not be forgotten, with their places."""
-        topic = self._topics.topic(self.path)
-        start = {shard.number: max(shard.first, self._held.get(shard.number, 0)) for shard in topic.shards}
-        for part in self._topics.range(topic, start, topic.latest(), ticketed_until=self._ledger.now() + _REBUILD):
-            assert part.shard is not None
-            try:
-                rows = self._store.open(part.part).reader(["message_id", "publish_time"])
-            except Lost as lost:
-                log.warning(
-                    "%s: the ids of lost rows aren't known: if they come again they are new rows: %s", self.path, lost
-                )
-                continue
-            offset, skip, left = part.first + part.skip, part.skip, part.rows
-            for batch in slices.first_rows(rows, left, skip=skip):
-                first = place_of(part.shard, offset)
-                places = np.arange(first, first + batch.num_rows, dtype=np.int64)
-                yield keys_of(batch.column(0), batch.column(1)), places
-                offset += batch.num_rows
-
-    def _add(self, messages: list[tuple[Keys, Integers]]) -> None:
-        """Add what isn't known: a journal never has a message twice, unless its id was forgotten in between."""
-        if not messages:
-            return
-        texts, rows = {}, 0
-        for keys, _ in messages:
-            texts.update({rows + row: text for row, text in keys.texts.items()})
-            rows += len(keys)
-        together = Keys(
-            np.concatenate([keys.ids for keys, _ in messages]),
-            np.concatenate([keys.times for keys, _ in messages]),
-            texts,
-        )
-        places = np.concatenate([places for _, places in messages])
-        with self._lock:
-            new = (self._index.find(together) == UNKNOWN) & (together.first_rows() == np.arange(rows))
-            if new.all():
-                self._index.add(together, places)
-            else:
-                chosen = np.flatnonzero(new)
-                self._index.add(together.take(chosen), places[chosen])
+        """Read back which messages are known; until then no puller is served."""
+        if self.known.read_back(stop):
+            self._measure()
+            self._is_ready.set()
 
     def close(self, error: PenstockError) -> None:
         """Serve no puller any more, and tell each why."""
@@ -308,14 +162,14 @@ class Subscription:
 
     def submit(self, stream: PullerStream, number: int, batch: pa.RecordBatch) -> None:
         """Take a puller's batch; it is answered once its rows are durable, or ends the stream."""
-        _check_batch(self.path, batch)
+        check_messages(self.path, batch)
         pulled = PulledBatch(self, stream, number, batch)
         with self._lock:
             self._check_open()
             self._rate.total += pulled.bytes
             waits = any(each.stream is stream for each in self._parked)
             full = self._fullness()
-            if not waits and (full is None or (self._index.find(pulled.keys) != UNKNOWN).all()):
+            if not waits and (full is None or (self.known.find(pulled.keys) != UNKNOWN).all()):
                 self._in_flight[pulled] = len(pulled.keys)
             else:
                 self._parked.append(pulled)
@@ -343,7 +197,7 @@ class Subscription:
                             f"{self.path}: the puller has acknowledged shard {shard}, offsets {first} to {end}: "
                             f"released is up to {self._released_of(shard)}"
                         )
-                    self._reported.append((shard, first, end))
+                self.known.report((shard, first, end) for first, end in ranges)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -367,7 +221,7 @@ class Subscription:
             if any(each.stream is batch.stream and each.number < batch.number for each in self._parked):
                 self._park(batch)
                 return False
-            places = self._index.find(batch.keys)
+            places = self.known.find(batch.keys)
             is_new = (places == UNKNOWN) & (batch.first_rows == np.arange(len(places)))
             in_group = np.zeros(len(places), dtype=np.bool_)
             for pending in self._pending.values():
@@ -396,16 +250,15 @@ class Subscription:
         steps.passed("pull.committed")
         with self._lock:
             self._pending.pop(batch, None)
-            rows = np.flatnonzero(batch.is_new)
-            new = _places(placed, len(rows))
-            self._index.add(batch.keys.take(rows), new)
-            batch.places[rows] = new
+            batch.place(placed)
+            new = batch.is_new
+            self.known.add(batch.keys.take(np.flatnonzero(new)), batch.places[new])
             for shard, (first, end) in placed.shards.items():
                 self._ends[shard] = max(end, self._ends.get(shard, 0))
-                self._deliveries.setdefault(shard, Deliveries()).note(first, batch.stream.number)
-            self._bytes += batch.bytes * len(rows) // max(1, len(batch.keys))
+                self._redeliveries.begin(shard, first, batch.stream.number)
+            self._bytes += batch.bytes * int(np.count_nonzero(new)) // max(1, len(new))
             self._answer(batch)
-            if self._record.ack == "journal" and len(rows):
+            if self._record.ack == "journal" and new.any():
                 for stream in self._streams:
                     stream.push(self._position())
 
@@ -442,34 +295,12 @@ class Subscription:
         self._changed.notify_all()
         missing = batch.places == UNKNOWN
         if missing.any():  # duplicates of this batch, and of others that were appended with it
-            batch.places[missing] = self._index.find(batch.keys.take(np.flatnonzero(missing)))
-        for place in batch.places[~batch.is_new].tolist():
-            self._duplicates[self._cause(place, batch.stream)] += 1
-        columns = [
-            pa.array(shards_of(batch.places).astype(np.int32)),
-            pa.array(offsets_of(batch.places)),
-            pa.array(~batch.is_new),
-        ]
+            batch.places[missing] = self.known.find(batch.keys.take(np.flatnonzero(missing)))
+        connected = {stream.number for stream in self._streams}
+        self._redeliveries.count(batch.places[~batch.is_new], batch.stream.number, connected, self._position())
         if len(batch.keys):
             self._arrivals.note(int(batch.keys.times.min()), self._steady())
-        batch.stream.answer(batch.number, pa.RecordBatch.from_arrays(columns, schema=PLACES))
-
-    def _cause(self, place: int, stream: PullerStream) -> Cause:
-        """Infer why a message came again, from where its row is and which puller brought it first.
-
-        `released`: its row was released already, so its ack was late, lost, or undone by a seek. Otherwise it was
-        leased, and the first puller that brought it says why it is no longer: this one, whose lease lapsed; another one
-        that is still connected; one that has ended; or one from before the server's start.
-        """
-        shard, offset = place >> 48, place & ((1 << 48) - 1)
-        if offset < self._released_of(shard):
-            return "released"
-        first = self._deliveries[shard].at(offset)
-        if not first:
-            return "restart of server"
-        if first == stream.number:
-            return "lease lapsed"
-        return "other puller" if any(each.number == first for each in self._streams) else "restart of puller"
+        batch.answer()
 
     def _next_spread(self, rows: int) -> int:
         """Return the number of the shard for rows without a key: the next one after each run of rows."""
@@ -500,8 +331,7 @@ class Subscription:
                 return
             steps.passed("release.recorded")
             self._measure()
-            for shard, offset in position.items():
-                self._deliveries[shard].drop_below(offset)
+            self._redeliveries.drop_below(position)
             for stream in self._streams:
                 stream.push(position)
         self._unpark()
@@ -565,74 +395,22 @@ class Subscription:
         if topic is not None:
             self._bytes = self._topics.behind(topic, self._position()).bytes
 
-    # --- what is forgotten ------------------------------------------------------------------
-
     def tick(self, now: float) -> None:
-        """Do the regular work, about once a second: `now` is a clock that never jumps.
-
-        1. Reported acks are in the ledger. 2. Ids whose window has passed are forgotten. 3. Retention may have their
-        rows, once the ledger knows. 4. Batches that wait are tried again.
+        """Forget what may be forgotten, and try again batches that wait, about once a second: `now` is a clock that
+        never jumps.
         """
         if not self._is_ready.is_set():
             return
-        self._note_acked()  # 1.
         with self._lock:
-            mark = self._window.passed(
-                now, self._acked, self._position(), is_connected=bool(self._streams), ids=self.window_ids
-            )
-        if mark is not None:
-            self._forget(mark)  # 2., 3.
+            released, is_connected, retention = self._position(), bool(self._streams), self._record.retention
+        self.known.tick(now, released, is_connected=is_connected, retention=retention)
         with self._lock:
             self._rate.look(now)
             if self._retry_at == float("inf"):
                 self._retry_at = now + _RETRY_FULL
             elif self._retry_at and now >= self._retry_at:
                 self._retry_at = 0.0
-        self._unpark()  # 4.
-
-    def _note_acked(self) -> None:
-        with self._lock:
-            reported, self._reported = self._reported, []
-        if not reported:
-            return
-        merged = Ranges(reported)
-        try:
-            self._ledger.change(lambda t: registry.note_acked(t, self.path, list(merged)))
-        except BaseException:
-            with self._lock:
-                self._reported = [*reported, *self._reported]
-            raise
-        steps.passed("ack.recorded")
-        with self._lock:
-            for shard, first, end in merged:
-                self._acked.add(shard, first, end)
-
-    def _forget(self, mark: Mark) -> None:
-        """Forget the ids that were acked at a mark, and those released then that are too old to come again.
-
-        The ledger knows last that retention may have their rows: what is read back after a crash is in the index again.
-        """
-        oldest = round((self._ledger.now() - self._record.retention) * 1e6)
-        released = np.zeros(max(mark.released, default=0) + 1, dtype=np.int64)
-        for shard, offset in mark.released.items():
-            released[shard] = offset
-
-        def is_past(times: Integers, places: Integers) -> Mask:
-            is_acked: Mask = np.searchsorted(mark.acked, places, side="right") % 2 == 1
-            is_released: Mask = offsets_of(places) < released[shards_of(places)]
-            return is_released & (is_acked | (times < oldest))
-
-        with self._lock:
-            self._index.forget(is_past)
-            lowest = self._index.lowest()
-            held = {shard: lowest.get(shard, self._released_of(shard)) for shard in self._ends}
-            if held == self._held:
-                return
-        self._ledger.change(lambda t: registry.forget_acked(t, self.path, held))
-        with self._lock:
-            self._held = held
-            for shard, offset in held.items():
-                self._acked.drop_below(shard, offset)
+        self._unpark()
 
     # --- what is seen -----------------------------------------------------------------------
 
@@ -672,8 +450,8 @@ class Subscription:
         with self._lock:
             return State(
                 self._record, self._position(), self._unreleased() - sum(self._in_flight.values()), self._bytes,
-                len(self._parked), len(self._index), self._index.nbytes,
-                {cause: self._duplicates[cause] for cause in CAUSES}, self._rate.per_second(), tuple(self._streams),
+                len(self._parked), len(self.known), self.known.nbytes,
+                self._redeliveries.counts(), self._rate.per_second(), tuple(self._streams),
                 self._error,
             )  # fmt: skip
 
@@ -686,27 +464,3 @@ class Subscription:
     def take_acks(self, stream: PullerStream, request: str, rows: pa.RecordBatch | None) -> None:
         """Take a puller's answer to `acks`; None: that was all."""
         self._ack_ledger.take(stream, request, rows)
-
-
-def _check_batch(path: str, batch: pa.RecordBatch) -> None:
-    """Reject rows that aren't messages."""
-    if not batch.schema.equals(MESSAGES):
-        raise InvalidRequest(
-            f"{path}: expected the columns {MESSAGES.to_string()}, got {batch.schema.to_string()}"[:900]
-        )
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count and not batch.schema.field(name).nullable:
-            raise InvalidRequest(f"{path}: {column.null_count:,} rows have no {name}, which every message has")
-
-
-def _places(placed: Placed, rows: int) -> Integers:
-    """Return the place of each appended row."""
-    if placed.shard_of_row is None:
-        for shard, (first, _) in placed.shards.items():
-            return np.arange(place_of(shard, first), place_of(shard, first) + rows, dtype=np.int64)
-        return np.empty(0, dtype=np.int64)
-    shard_of_row = np.asarray(placed.shard_of_row)
-    places = np.empty(rows, dtype=np.int64)
-    for shard, (first, end) in placed.shards.items():
-        places[shard_of_row == shard] = np.arange(place_of(shard, first), place_of(shard, end), dtype=np.int64)
-    return places

@@ -1,4 +1,4 @@
-"""What a subscription remembers of offsets: who brought them, whose acks were sent, and how long ago that was."""
+"""What a subscription remembers of time: when messages came, whose acks were sent, and how long ago that was."""
 
 from __future__ import annotations
 
@@ -16,30 +16,6 @@ _ARRIVALS = 4_096
 _MARK_SECONDS = 60.0
 _MARKS_OF_IDS = 16
 """A mark is set after so much connected time, and so often within the window's ids."""
-
-
-class Deliveries:
-    """Which stream brought the rows of a shard first: the one of the last beginning at or below an offset."""
-
-    def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._streams: list[int] = []
-
-    def note(self, first: int, stream: int) -> None:
-        """Note that a stream has brought the rows from an offset on."""
-        if not self._streams or self._streams[-1] != stream:
-            self._firsts.append(first)
-            self._streams.append(stream)
-
-    def at(self, offset: int) -> int:
-        """Return the number of the stream that brought a row; 0 for one from before the server's start."""
-        at = bisect_right(self._firsts, offset)
-        return self._streams[at - 1] if at else 0
-
-    def drop_below(self, offset: int) -> None:
-        """Forget who brought the rows below an offset."""
-        at = max(0, bisect_right(self._firsts, offset) - 1)
-        del self._firsts[:at], self._streams[:at]
 
 
 class Arrivals:

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from penstock.ledger.sweep import recover
 from penstock.queue.pubsub import registry
+from penstock.queue.pubsub.pulled import PullerStream
 from penstock.queue.pubsub.registry import MESSAGES, Options
-from penstock.queue.pubsub.subscription import PullerStream, Subscription
+from penstock.queue.pubsub.subscription import Subscription
 from penstock.queue.topics.append import Append, Appender
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import drop_lost

@@ -18,6 +18,7 @@ from penstock.client.exchange import Exchange, Listener
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, LimitExceeded, Lost, PenstockError, SchemaMismatch, TimedOut, Unavailable
 from penstock.rows import slices
+from penstock.rows.fitting import fit_batches
 from penstock.wire.exchange import MOST_BYTES, MOST_UNACKED, Answer, Welcome
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0
@@ -33,6 +34,9 @@ class _Sent:
     n: int
     batch: pa.RecordBatch
     answer: Future[Answer] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.answer.set_running_or_notify_cancel()  # it can't be cancelled: the batch is on its way
 
 
 class Producer(Listener):
@@ -69,17 +73,17 @@ class Producer(Listener):
     def send(self, rows: pa.RecordBatch | pa.Table) -> Future[Answer]:
         """Send rows as one batch; the future has its answer, `shards`: the first offset and the end in each shard.
 
+        Rows go in the types of the first batch; rows with other columns, or that lose something by that, are refused.
         Waits while `max_in_flight` batches are without an answer. Raises the error of an earlier batch: nothing behind
         that one is stored.
         """
-        batch = _one_batch(rows)
+        batch = self._fitted(_one_batch(rows))
         self._reserve()
         try:
             with self._sending:
                 with self._changed:
                     self._reserved -= 1
                     self._check_open()
-                    self._check_schema(batch.schema)
                     self._number += 1
                     sent = _Sent(self._number, batch)
                     self._unanswered.append(sent)
@@ -140,13 +144,19 @@ class Producer(Listener):
                 self._check_open()
             self._reserved += 1
 
-    def _check_schema(self, schema: pa.Schema) -> None:
-        """Reject rows that the stream can't carry: it has the schema of the first batch."""
-        self._schema = self._schema or schema
-        if not self._schema.equals(schema, check_metadata=True):
+    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows in the schema of the first batch, as a stream has one alone."""
+        with self._changed:
+            schema = self._schema = self._schema or batch.schema
+        try:
+            [fitted] = fit_batches([batch], schema)
+        except SchemaMismatch as other:
+            difference = str(other).partition(". ")[0]
             raise SchemaMismatch(
-                f"the producer of {self._path} has sent rows with other columns: cast these, or open another producer"
-            )
+                f"the producer of {self._path} has sent rows with other columns: {difference}. Cast these, or open "
+                "another producer"
+            ) from other
+        return fitted
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -265,16 +275,14 @@ def _write(exchange: Exchange, batch: pa.RecordBatch) -> None:
 
 
 def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
-    """Return rows as one batch."""
+    """Return rows as one batch, without metadata: topics keep none, and pandas notes another index in each."""
     if isinstance(rows, pa.Table):
-        [batch] = rows.unify_dictionaries().combine_chunks().to_batches() or [_empty(rows.schema)]
-    elif isinstance(rows, pa.RecordBatch):
-        batch = rows
-    else:
+        [rows] = rows.unify_dictionaries().combine_chunks().to_batches() or [_empty(rows.schema)]
+    if not isinstance(rows, pa.RecordBatch):
         raise InvalidRequest(f"{type(rows).__name__} can't be sent: expected a pyarrow.RecordBatch or Table")
-    if (size := slices.size_of(batch)) > MOST_BYTES:
+    if (size := slices.size_of(rows)) > MOST_BYTES:
         raise LimitExceeded(f"a batch of {size:,} bytes can't be sent: at most {MOST_BYTES:,}, so slice it, or put it")
-    return batch
+    return rows.replace_schema_metadata()
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -24,7 +24,9 @@ class ServerLimits:
     """The defaults suit one machine; `serve --limit streams=32 --limit put_idle=10m` changes them."""
 
     streams: int = 128
-    """Open calls of do_get, do_put and list_flights. Each has a thread of 1 MB stack; pyarrow itself has no limit."""
+    """Open calls of do_get, do_put, do_exchange and list_flights. Each has a thread of 1 MB stack; pyarrow has no
+    limit.
+    """
     batch_rows: int = 1 << 26
     """Rows of one batch: 224 bytes can claim 2^31 rows of null."""
     batch_bytes: int = 1 << 30

@@ -103,15 +103,44 @@ class Dictionaries:
 
 
 def _dictionaries(array: Any) -> Iterator[pa.Array]:
+    return (each.dictionary for each in _coded(array))
+
+
+def _coded(array: Any) -> Iterator[pa.DictionaryArray]:
+    """Yield an array that has a dictionary, or those within it."""
     if isinstance(array, pa.DictionaryArray):
-        yield array.dictionary
+        yield array
     elif isinstance(array, pa.StructArray):
         for at in range(array.type.num_fields):
-            yield from _dictionaries(array.field(at))
+            yield from _coded(array.field(at))
     elif isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray | pa.MapArray):
-        yield from _dictionaries(array.values)
+        yield from _coded(array.values)
     elif isinstance(array, pa.ExtensionArray):
-        yield from _dictionaries(array.storage)
+        yield from _coded(array.storage)
+
+
+def trimmed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose columns have dictionaries of only the values that its rows have."""
+    return pa.RecordBatch.from_arrays([_trimmed(column) for column in batch.columns], schema=batch.schema)
+
+
+def _trimmed(column: pa.Array) -> pa.Array:
+    if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) <= len(column):
+        return column
+    import pyarrow.compute as pc
+
+    used = column.indices.unique().drop_null().sort()
+    indices = pc.index_in(column.indices, used).cast(column.type.index_type)
+    try:
+        return pa.DictionaryArray.from_arrays(indices, column.dictionary.take(used), ordered=column.type.ordered)
+    except pa.ArrowNotImplementedError:  # of values that Arrow can't choose
+        return column
+
+
+def spare_bytes(batch: pa.RecordBatch) -> int:
+    """Return the bytes of dictionaries, also within nested columns, that have more values than indices."""
+    arrays = chain.from_iterable(map(_coded, batch.columns))
+    return sum(_size_of_array(each.dictionary) for each in arrays if len(each.dictionary) > len(each))
 
 
 def together(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

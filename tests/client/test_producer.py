@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -205,12 +207,35 @@ def test_what_cannot_be_sent_is_refused_by_name(client: Client) -> None:
         with pytest.raises(LimitExceeded, match="bytes can't be sent: at most 33,554,432"):
             p.send(pa.record_batch({"id": [b"x" * (33 << 20)]}))
         p.send(trips(1))
-        with pytest.raises(SchemaMismatch, match="has sent rows with other columns: cast these"):
+        with pytest.raises(SchemaMismatch, match=r"has sent rows with other columns: the rows lack city: .*Cast these"):
             p.send(pa.record_batch({"id": [2]}))
         p.send(trips(3))
     assert ids(client) == [1, 3]
     with pytest.raises(InvalidRequest, match="max_in_flight=0: expected 1 to 1,024"):
         client.producer(TOPIC, max_in_flight=0)
+
+
+def test_batches_that_mean_the_same_share_a_stream(client: Client) -> None:
+    """In the types of the first one: pandas notes its index in each, polars has views, and columns any order."""
+    with client.producer(TOPIC) as p:
+        p.send(pa.table({"id": [0], "city": ["a"]}))
+        p.send(pa.RecordBatch.from_pandas(pd.DataFrame({"id": [1], "city": ["b"]})))
+        p.send(pa.RecordBatch.from_pandas(pd.DataFrame({"id": [2, 3], "city": ["c", "d"]})))
+        p.send(pl.DataFrame({"city": ["e"], "id": [4]}, schema_overrides={"id": pl.Int8}).to_arrow())
+        with pytest.raises(SchemaMismatch, match=r"column id is double, and can't be cast to int64.*Cast these"):
+            p.send(pa.table({"id": [0.5], "city": ["lost"]}))
+    table = client.get(TOPIC).read_all()
+    assert table.to_pydict() == {"id": [0, 1, 2, 3, 4], "city": ["a", "b", "c", "d", "e"]}
+
+
+def test_a_future_of_a_sent_batch_cannot_be_cancelled(client: Client, held: Hold) -> None:
+    """asyncio cancels what it has waited for too long; the stream broke at the answer to that."""
+    with client.producer(TOPIC) as p:
+        first, second = p.send(trips(1)), p.send(trips(2))
+        assert not first.cancel()
+        held.set()
+        assert (first.result(20).n, second.result(20).n) == (1, 2)
+    assert ids(client) == [1, 2]
 
 
 def test_a_second_session_fences_a_producer(client: Client) -> None:

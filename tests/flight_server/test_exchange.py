@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.client.client import connect
+from penstock.client.client import Client, connect
+from penstock.errors import LimitExceeded
 from penstock.flight_server.kinds.topic import TopicKind
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
@@ -212,6 +213,22 @@ def test_the_limits_of_puts_hold_for_each_batch(
         stream.send(1, batch)
         with refused("limit", words):
             stream.read()
+
+
+def test_a_dictionary_is_not_stored_with_each_batch(client: Client, server: PenstockServer) -> None:
+    """A client sends it once: 8 MB of words and 100 batches of one row were 800 MB on disk."""
+    words = pa.array([f"{number:0100}" for number in range(80_000)])
+    columns = [pa.DictionaryArray.from_arrays(pa.array([number], pa.int32()), words) for number in range(20)]
+    with client.producer(TOPIC) as producer:
+        for column in columns:
+            producer.send(pa.record_batch({"x": column})).result(20)
+    assert client.get(TOPIC).read_all()["x"].to_pylist() == words[:20].to_pylist()
+    assert server.state.store.used < 1 << 20
+    with (
+        pytest.raises(LimitExceeded, match="Send plain columns, or put the rows"),
+        client.producer("topic/y") as nested,
+    ):
+        nested.send(pa.record_batch({"x": pa.StructArray.from_arrays([columns[0]], ["word"])})).result(20)
 
 
 def test_a_stranger_is_refused_before_its_first_message(

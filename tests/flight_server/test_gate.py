@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +57,23 @@ def bearer(token: str) -> flight.FlightCallOptions:
     return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
 
 
+def exchange_hello(client: flight.FlightClient, options: flight.FlightCallOptions | None) -> None:
+    """Open a producer's stream, and end it."""
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_path("topic", "x"), options)
+    try:
+        writer.write_metadata(b'{"v":1,"type":"hello"}')
+        assert b"welcome" in reader.read_chunk().app_metadata.to_pybytes()
+    finally:
+        reader.cancel()
+        with suppress(flight.FlightError, pa.ArrowException):
+            writer.close()
+
+
 Verb = Callable[[flight.FlightClient, flight.FlightCallOptions | None], object]
 VERBS: dict[str, Verb] = {
     "get_flight_info": lambda c, o: c.get_flight_info(at("store/x"), o),
     "list_flights": lambda c, o: list(c.list_flights(b"", o)),
+    "do_exchange": lambda c, o: exchange_hello(c, o),
     "do_put to a path": lambda c, o: put(c, at("store/y"), [trips(1)], options=o),
     "write.open": lambda c, o: call(c, "write.open", o, path="store/z"),
     "describe": lambda c, o: call(c, "describe", o, path="store/x"),
@@ -121,8 +135,16 @@ def test_what_strangers_send_is_not_parsed(there: flight.FlightClient, monkeypat
         for name in (action.type for action in there.list_actions() if action.type != "health"):
             with refused("denied"):
                 list(there.do_action(flight.Action(name, raw)))
-        with refused("denied"):
-            put(there, flight.FlightDescriptor.for_command(raw), [trips(1)])
+        command = flight.FlightDescriptor.for_command(raw)
+        for send in (
+            lambda: put(there, command, [trips(1)]),  # noqa: B023
+            lambda: there.do_exchange(command)[1].read_chunk(),  # noqa: B023
+            lambda: there.get_flight_info(command),  # noqa: B023
+            lambda: there.do_get(flight.Ticket(raw)).read_all(),  # noqa: B023
+            lambda: list(there.list_flights(raw)),  # noqa: B023
+        ):
+            with refused("denied"):
+                send()
 
 
 def test_health_tells_strangers_the_state_whatever_they_send(there: flight.FlightClient) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from penstock.rows.slices import size_of, sliced
+from penstock.rows.slices import size_of, sliced, spare_bytes, trimmed
 from tests.kit.wire import at, put, read
 
 EMPTY = pa.py_buffer(bytes(8))
@@ -50,3 +52,35 @@ def test_the_size_of_a_slice_is_that_of_its_rows() -> None:
     batch = pa.record_batch({"n": range(1_000), "lists": [[n] * 10 for n in range(1_000)]})
     assert size_of(batch.slice(10, 100)) < size_of(batch) / 8
     assert size_of(batch.slice(0, 0)) == 0
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("indices", [[3, None, 1], [None], [2], []], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["d", "c", None, "a"],
+        [4, 3, None, 1],
+        [b"d", b"c", None, b"a"],
+        [[4], [], None, [1]],
+        [{"a": 4}, None, {}, None],
+    ],
+    ids=lambda values: type(values[0]).__name__,
+)
+def test_a_trimmed_batch_has_the_same_rows(values: list[Any], indices: list[int | None], ordered: bool) -> None:
+    """And no values that it doesn't need."""
+    column = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int8()), pa.array(values), ordered=ordered)
+    for batch in (pa.record_batch({"x": column, "y": indices}), pa.record_batch({"x": column, "y": indices}).slice(1)):
+        small = trimmed(batch)
+        small.validate(full=True)
+        assert small.to_pylist() == batch.to_pylist()
+        assert small.schema.equals(batch.schema)
+        assert len(small.column(0).dictionary) <= batch.num_rows
+        assert spare_bytes(small) == 0
+
+
+def test_values_that_arrow_cannot_choose_stay_in_a_dictionary() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([1], pa.int8()), pa.array(["a", "b"], pa.string_view()))
+    batch = pa.record_batch({"x": column})
+    assert trimmed(batch).to_pylist() == batch.to_pylist()
+    assert spare_bytes(batch) > 0

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, SchemaMismatch, Unavailable
+from penstock.errors import InvalidRequest, LimitExceeded, SchemaMismatch, Unavailable
 from penstock.flight_server.consumer_actions import ConsumerActions
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.kinds.journal import JournalKind
@@ -26,6 +26,9 @@ from penstock.wire.actions import Deleted
 from penstock.wire.exchange import Answer, Beat, Numbered
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
+
+_MOST_SPARE = 64 << 10
+"""Bytes of the values that a producer's batch may have in nested dictionaries, and not in its rows."""
 
 
 class TopicKind(JournalKind):
@@ -101,7 +104,7 @@ class TopicKind(JournalKind):
                     raise InvalidRequest(f"{path}: a producer sends no message of type {message.type!r}")
                 if fit is None:
                     fit = Fit.of(batch.schema, self.state.ledger.fit_schema(str(path), batch.schema.remove_metadata()))
-                rows = list(fit.pieces(batch))
+                rows = [_trimmed(path, piece) for piece in fit.pieces(batch)]
                 session.append(message.n, message.acked, fit.target, rows, sum(map(slices.size_of, rows)))
         if stream.said_bye:
             session.forget()
@@ -134,6 +137,17 @@ class TopicKind(JournalKind):
 
     def _gauges(self) -> Iterator[Gauge]:
         yield Gauge("penstock_producers", "Producers that have a stream.", self.producers.live())
+
+
+def _trimmed(path: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows without what else is in their dictionaries: a client sends these once, each batch stores them."""
+    batch = slices.trimmed(batch)
+    if (spare := slices.spare_bytes(batch)) > _MOST_SPARE:
+        raise LimitExceeded(
+            f"{path}: dictionaries within nested columns have more values than the batch has, and {spare:,} bytes: "
+            f"each batch is stored with its own, of at most {_MOST_SPARE:,}. Send plain columns, or put the rows"
+        )
+    return batch
 
 
 def _check_mode(path: Path, mode: Mode | None) -> None:

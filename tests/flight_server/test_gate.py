@@ -73,7 +73,7 @@ Verb = Callable[[flight.FlightClient, flight.FlightCallOptions | None], object]
 VERBS: dict[str, Verb] = {
     "get_flight_info": lambda c, o: c.get_flight_info(at("store/x"), o),
     "list_flights": lambda c, o: list(c.list_flights(b"", o)),
-    "do_exchange": lambda c, o: exchange_hello(c, o),
+    "do_exchange": exchange_hello,
     "do_put to a path": lambda c, o: put(c, at("store/y"), [trips(1)], options=o),
     "write.open": lambda c, o: call(c, "write.open", o, path="store/z"),
     "describe": lambda c, o: call(c, "describe", o, path="store/x"),
@@ -138,7 +138,7 @@ def test_what_strangers_send_is_not_parsed(there: flight.FlightClient, monkeypat
         command = flight.FlightDescriptor.for_command(raw)
         for send in (
             lambda: put(there, command, [trips(1)]),  # noqa: B023
-            lambda: there.do_exchange(command)[1].read_chunk(),  # noqa: B023
+            there.do_exchange(command)[1].read_chunk,
             lambda: there.get_flight_info(command),  # noqa: B023
             lambda: there.do_get(flight.Ticket(raw)).read_all(),  # noqa: B023
             lambda: list(there.list_flights(raw)),  # noqa: B023

@@ -144,6 +144,16 @@ class Reading:
     bare: flight.FlightClient
     clock: Clock = field(default_factory=Clock)
     """The clock of the queries."""
+    desk: Consumers = field(init=False)
+    """The server's consumers, by a clock that `later` sets."""
+
+    def __post_init__(self) -> None:
+        ledger = self.server.state.ledger
+        self.desk = Consumers(ledger, Topics(ledger), steady=self._now)
+        self.desk.expire()  # the first time after a start nobody does
+
+    def _now(self) -> float:
+        return self.server.state.ledger.now()
 
     def create(self, shards: int = 2, **options: Any) -> None:
         create_topic(self.bare, X, TRIPS, shards=shards, **options)
@@ -172,13 +182,8 @@ class Reading:
         (consumer,) = self.consumers()
         return consumer.position
 
-    @property
-    def desk(self) -> Consumers:
-        ledger = self.server.state.ledger
-        return Consumers(ledger, Topics(ledger))
-
     def later(self, seconds: float) -> None:
-        """Set the server's time ahead."""
+        """Let so much time pass at the server."""
         self.server.state.ledger.now = lambda: time.time() + seconds
 
     def purge(self) -> None:

@@ -27,8 +27,9 @@ def consumers(reach: Reach) -> Consumers:
     """Return the consumers of a topic with ten rows, of which `c` has committed four."""
     for number in range(10):
         reach.put(number)
-    consumers = Consumers(reach.ledger, reach.topics)
+    consumers = Consumers(reach.ledger, reach.topics, steady=reach.clock.now)
     consumers.attach(reach.topic(), "c", "one", initial={0: 0}, position={0: 4})
+    assert consumers.expire() == []
     return consumers
 
 
@@ -176,6 +177,19 @@ def test_a_jump_of_the_clock_expires_nobody(consumers: Consumers, reach: Reach) 
     for clock in (steady, reach.clock):
         clock.advance(UNSEEN + 1)
     assert consumers.expire() == ["c"]
+
+
+def test_a_start_expires_nobody(consumers: Consumers, reach: Reach) -> None:
+    """Server and query were away for a month, or the clock was wrong: who isn't back within an hour expires."""
+    reach.clock.advance(30 * DAY)
+    started = Consumers(reach.ledger, reach.topics, steady=reach.clock.now)
+    assert started.expire() == []
+    retain(reach.ledger)
+    assert reach.ids() == list(range(4, 10))
+    reach.clock.advance(3600)
+    assert started.expire() == []
+    reach.clock.advance(1)
+    assert started.expire() == ["c"]
 
 
 def test_a_consumer_unseen_for_twice_as_long_is_forgotten(consumers: Consumers, reach: Reach) -> None:

@@ -424,6 +424,7 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.positions)
     @rule()
     def a_week_passes(self) -> None:
+        self.consumers.expire()  # the first time after a start nobody expires
         self.clock.advance(3 * UNSEEN)  # long enough to be forgotten, too
         self.consumers.expire()
         self.consumers.expire()

@@ -517,7 +517,10 @@ def test_a_sweep_of_the_server_tends_its_topics(server: PenstockServer, client: 
     client.put(TOPIC, trips(0))
     journal = client.call("describe", {"path": TOPIC})["journal"]
     client.call("consumer.attach", {"path": TOPIC, "journal": journal, "consumer": "c", "session": "s"})
+    consumers = server.state.journals.consumers
+    consumers.expire()
     server.state.ledger.now = lambda: time.time() + UNSEEN + 1
+    consumers._steady = lambda: time.monotonic() + UNSEEN + 1
     for number in range(1, 21):
         client.put(TOPIC, trips(number))
 

@@ -29,6 +29,8 @@ MOST = 1_000
 """Live consumers of one topic."""
 _SEEN = 60.0
 """Seconds between notes that a consumer which only asks is alive, as each note is an fsync."""
+_RETURN = 3600.0
+"""Seconds that consumers have after a start to be seen again, as nobody could be while the server was away."""
 _JUMP = 60.0
 """Seconds by which the wall clock may run ahead of the steady one in between before it counts as a jump."""
 
@@ -180,13 +182,16 @@ class Consumers:
         """Expire the consumers that nobody has seen for UNSEEN seconds, and forget them after as long again.
 
         Where the wall clock has jumped ahead since the last time, those that were seen before jump with it: they had
-        no time to be seen again.
+        no time to be seen again. At the first time nobody expires: the server may have been away, or the clock wrong.
         """
         before, self._expired_at = self._expired_at, (self._ledger.now(), self._steady())
         wall, steady = before or self._expired_at
         jump = (self._expired_at[0] - wall) - (self._expired_at[1] - steady)
 
         def expire(t: Transaction) -> list[sqlite3.Row]:
+            if before is None:
+                latest = t.now - UNSEEN + _RETURN
+                t.execute("UPDATE consumers SET seen = ?1 WHERE state = 'live' AND seen < ?1", latest)
             if jump > _JUMP:
                 t.execute("UPDATE consumers SET seen = seen + ? WHERE state = 'live' AND seen <= ?", jump, wall)
             t.execute("DELETE FROM consumers WHERE journal NOT IN (SELECT journal FROM topics)")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from penstock.errors import InvalidRequest
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.supervisor import MALLOC
 from penstock.text import printable
@@ -119,6 +120,15 @@ def log_lines(path: str, process: subprocess.Popen[bytes]) -> None:
                 level = logging.ERROR
             if text:
                 log.log(level, "%s: puller %d: %s", path, process.pid, printable(text))
+
+
+def check_admitted(config: ServerConfig) -> None:
+    """Reject a server whose own TLS handshake would refuse its pullers, ten minutes long."""
+    if config.client_ca is not None and not (os.environ.get("PENSTOCK_CERT") and os.environ.get("PENSTOCK_KEY")):
+        raise InvalidRequest(
+            "this server asks for certificates (--client-ca), and its pullers have none: set PENSTOCK_CERT and "
+            "PENSTOCK_KEY where it is started"
+        )
 
 
 def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:

@@ -182,6 +182,17 @@ def test_a_server_on_every_interface_tells_no_address(make_server: Callable[...,
         assert endpoint.locations == []
 
 
+def overwrite(client: flight.FlightClient, number: int) -> None:
+    """Replace store/x by 20 + number rows: by one put, or by an attempt and a finish, as Spark does."""
+    rows = [trips(number)] * (20 + number)
+    if number % 2:
+        put(client, at("store/x", attempt=new_attempt(), mode="overwrite"), rows)
+    else:
+        ticket = call(client, "write.open", path="store/x", mode="overwrite")["ticket"]
+        put(client, attempt_of(ticket, attempt := new_attempt()), rows)
+        call(client, "write.finish", ticket=ticket, attempts=[attempt])
+
+
 def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(server: PenstockServer, bare: flight.FlightClient) -> None:
     """They read while it happens: rows of one put, all of them, and never an older put's after a newer one's."""
     put(bare, at("store/x"), [trips(0)] * 20)
@@ -201,7 +212,7 @@ def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(server: PenstockSer
         readers = [pool.submit(read_until_over) for _ in range(3)]
         try:
             for number in range(1, 50):
-                put(bare, at("store/x", attempt=new_attempt(), mode="overwrite"), [trips(number)] * (20 + number))
+                overwrite(bare, number)
         finally:
             is_over.set()
         assert all(reader.result(30) > 10 for reader in readers)

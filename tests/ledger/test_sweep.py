@@ -330,3 +330,15 @@ def test_a_sweep_that_fails_is_retried(
 
 def test_a_sweeper_that_was_never_started_may_be_closed(folder: DataFolder) -> None:
     Sweeper(folder.ledger, folder.store).close()
+
+
+def test_few_long_schemas_are_kept_in_memory() -> None:
+    """A schema may have 4 MiB: of long ones the last four are kept, of short ones a thousand."""
+    short, *others = (pa.schema([(f"x{number}", pa.int8())]).serialize().to_pybytes() for number in range(500))
+    long, *more = (pa.schema([("x" * 20_000, pa.int8())], {"n": str(n)}).serialize().to_pybytes() for n in range(5))
+    kept, dropped = to_schema(short), to_schema(long)
+    for ipc in (*others, *more):
+        to_schema(ipc)
+    assert to_schema(short) is kept
+    assert to_schema(long) is not dropped
+    assert to_schema(long).equals(dropped, check_metadata=True)

@@ -21,7 +21,7 @@ from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind
 from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.metrics import Gauge
-from penstock.flight_server.pullers import Pullers, pullers_of
+from penstock.flight_server.pullers import Pullers, check_admitted, pullers_of
 from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.flight_server.subscription_log import SubscriptionLog
@@ -116,10 +116,13 @@ class SubscriptionKind(JournalKind):
     def _attach(self, path: Path, options: Options, create: str | None = None) -> wire.AttachedSubscription:
         """Attach a subscription.
 
-        1. Pub/Sub says that it is there, and may be pulled. 2. The ledger has it. 3. Its owner, and then its pullers.
+        1. Pullers get into this server; Pub/Sub says that it is there, and may be pulled. 2. The ledger has it. 3. Its
+        owner, and then its pullers.
         """
         name = registry.google_name(path)
         options.check(str(path))
+        if (self.state.config.pullers if options.pullers is None else options.pullers) > 0:
+            check_admitted(self.state.config)
         source = self._look(name, create)  # 1.
         default, reason = _default_ack(source)
         record, is_new = self.state.ledger.change(  # 2.

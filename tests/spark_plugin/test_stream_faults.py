@@ -85,7 +85,13 @@ def test_killed_python_workers_cost_a_stream_no_rows(streams: Streams, marks: Ma
 
 
 @pytest.mark.parametrize(
-    "seconds", [40, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(1_200)])], ids="{}s".format
+    "seconds",
+    [
+        5,
+        pytest.param(40, marks=pytest.mark.soak),
+        pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(1_200)]),
+    ],
+    ids="{}s".format,
 )
 def test_a_query_outlives_its_server_and_goes_on_at_once(streams: Streams, tmp_path: Path, seconds: int) -> None:
     """40 s are more than a call is retried for, and gRPC's own backoff would be 13 by then."""
@@ -99,5 +105,6 @@ def test_a_query_outlives_its_server_and_goes_on_at_once(streams: Streams, tmp_p
     assert query.isActive, query.exception()
     with process_server(tmp_path / "d", listen=server.url):
         away.put(10, 10)
-        eventually(lambda: away.landed(OUT) == Counter(range(20)), within=10, what="all rows land")
+        within = 10 if seconds >= 40 else 60
+        eventually(lambda: away.landed(OUT) == Counter(range(20)), within=within, what="all rows land")
         query.stop()

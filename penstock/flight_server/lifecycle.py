@@ -30,6 +30,7 @@ from penstock.ledger.loss import check_whole
 from penstock.ledger.sweep import recover
 from penstock.queue.destinations import DESTINATIONS, TABLES
 from penstock.queue.topics.retention import drop_lost
+from penstock.queue.work import work_queues
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.open import open_medium
@@ -57,7 +58,9 @@ def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStor
         if isinstance(medium, DiskMedium) and medium.folder != folder:
             locks.enter_context(_locked(medium.folder, config.patience))
         database = Database(folder / "ledger.db", *TABLES, accept_loss=config.accept_loss)  # 2.
-        ledger = Ledger(database, DESTINATIONS, incarnation=medium.incarnation, most_paths=config.limits.datasets)
+        ledger = Ledger(
+            database, DESTINATIONS, work_queues, incarnation=medium.incarnation, most_paths=config.limits.datasets
+        )
         store = SplitPayloadStore(medium, database, url=config.store, quota=config.quota)
         try:
             key = _ticket_key(folder)

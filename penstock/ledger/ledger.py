@@ -17,13 +17,13 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from penstock.errors import StoreFull
+from penstock.errors import InvalidRequest, StoreFull
 from penstock.ledger import attempts, datasets, parts, runs, tables, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
-from penstock.ledger.writes import Destination, Write
+from penstock.ledger.writes import Destination, WorkQueues, Write
 from penstock.store.database import Database, Reader, View
 from penstock.wire.actions import LandedEpoch, Summary
 from penstock.wire.put import Mode, Receipt
@@ -31,6 +31,8 @@ from penstock.wire.put import Mode, Receipt
 log = logging.getLogger("penstock")
 IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody puts to expires."""
+SILENT = 600.0
+"""The same for one with a queue, whose workers wait for it."""
 REMEMBERED = 30 * 24 * 3600.0
 """Seconds for which a finished write is known, and with it its run: a repeat after that writes anew."""
 REMEMBERED_BRIEFLY = 3600.0
@@ -46,6 +48,7 @@ class Ledger:
         self,
         database: Database,
         destinations: Mapping[str, Destination] | None = None,
+        queues: WorkQueues | None = None,
         *,
         incarnation: str = "",
         most_paths: int = 1_000_000,
@@ -54,6 +57,7 @@ class Ledger:
         self.database = database
         self.destinations: Mapping[str, Destination] = {"store": datasets, **(destinations or {})}
         """By the first name of a path."""
+        self._queues = queues
         self.incarnation = incarnation
         self.most_paths = most_paths
         """The datasets and topics that there may be."""
@@ -65,6 +69,13 @@ class Ledger:
         self._lock = threading.Lock()  # _unnoted
         self._unnoted: dict[str, float] = {}
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
+
+    @property
+    def queues(self) -> WorkQueues:
+        """What writes with a queue tell it."""
+        if self._queues is None:
+            raise InvalidRequest("this ledger has no queues: write without one")
+        return self._queues
 
     def change(self, function: Callable[[Transaction], _T]) -> _T:
         """Carry out a function in one transaction, and return its value once that is durable. Not to be nested."""
@@ -88,9 +99,11 @@ class Ledger:
         run: str | None = None,
         schema: pa.Schema | None = None,
         own: bool = False,
+        queue: str | None = None,
     ) -> Write:
         """Begin a write; with a `run`, join the open write of that run or get its finished one, unless it is lost.
 
+        With a `queue`, finish pushes a message for each part to it; if the write ends otherwise, the queue fails.
         Nothing is seen of it before `finish`. Joining makes the caller its last opener. An `own` write is one put's,
         and ends with the process that serves it; puts of one run that share it leave its end to the one that finishes.
         """
@@ -98,8 +111,8 @@ class Ledger:
         def open_or_join(t: Transaction) -> Write:
             known = runs.write_of(t, path, run)
             if known is not None:
-                return writes.join(t, known, mode=mode, own=own)
-            new = Write(uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None)
+                return writes.join(t, known, mode=mode, own=own, queue=queue)
+            new = Write(uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue)
             return writes.begin(t, new, own=own)
 
         return self.change(open_or_join)
@@ -179,6 +192,7 @@ class Ledger:
         def expire(t: Transaction) -> list[str]:
             self._abort_cut(t)
             idle = writes.end_where(t, "touched < ?", t.now - IDLE, state="expired")
+            idle += writes.end_where(t, "queue IS NOT NULL AND touched < ?", t.now - SILENT, state="expired")
             t.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", t.now - REMEMBERED)
             t.execute(
                 "DELETE FROM writes WHERE id IN (SELECT id FROM writes INDEXED BY brief_writes WHERE brief"

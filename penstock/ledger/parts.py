@@ -126,9 +126,35 @@ def accept_missing(t: Transaction, missing: Sequence[str]) -> None:
     t.sql.executemany("UPDATE parts SET missed = 1 WHERE name = ?", [(name,) for name in missing])
 
 
+def of_dataset(reader: Reader, path: str, attempt: str, number: int) -> str | None:
+    """Return the part of a dataset by its attempt and number there; None without one."""
+    row = reader.row(
+        "SELECT name FROM parts WHERE attempt = ? AND number = ? AND state = 'visible' AND path = ?",
+        attempt, number, path,
+    )  # fmt: skip
+    return None if row is None else row["name"]
+
+
+def of_attempt(reader: Reader, attempt: str) -> list[tuple[int, int, int]]:
+    """Return the parts of an attempt in order: number, rows and bytes of each."""
+    rows = reader.rows("SELECT number, rows, bytes FROM parts WHERE attempt = ? ORDER BY number", attempt)
+    return [(row["number"], row["rows"], row["bytes"]) for row in rows]
+
+
+def hold(t: Transaction, names: Iterable[str]) -> None:
+    """Keep the bytes of parts that messages name, whatever becomes of their dataset."""
+    t.sql.executemany("UPDATE parts SET held = 1 WHERE name = ?", [(name,) for name in names])
+
+
+def let_go(t: Transaction, name: str) -> None:
+    """Note that no message names a part any more."""
+    t.execute("UPDATE parts SET held = 0 WHERE name = ?", name)
+
+
 def freeable(reader: Reader, now: float) -> list[str]:
-    """Return the retired parts that no ticket names any more."""
-    return [row["name"] for row in reader.rows("SELECT name FROM parts WHERE state = 'retired' AND free_at <= ?", now)]
+    """Return the retired parts that neither a ticket nor a message names any more."""
+    rows = reader.rows("SELECT name FROM parts WHERE state = 'retired' AND free_at <= ? AND NOT held", now)
+    return [row["name"] for row in rows]
 
 
 def held_by_tickets(reader: Reader, now: float) -> tuple[int, float]:

@@ -36,6 +36,8 @@ class Write:
     touched: float
     chosen: str | None
     """The digest of the finished list of attempts: finish with that list again is the same finish."""
+    queue: str | None = None
+    """The path of the queue that gets a message for each part at finish."""
 
     def check_is_open(self, verb: str) -> None:
         """Reject a verb that only an open write takes."""
@@ -83,6 +85,26 @@ class Destination(Protocol):
         ...
 
 
+class WorkQueues(Protocol):
+    """What writes with a queue tell it; each verb runs within the write's transaction."""
+
+    def open_write(self, t: Transaction, write: Write, /) -> None:
+        """Note the write as one that fills its queue."""
+        ...
+
+    def push_parts(self, t: Transaction, write: Write, attempts: Sequence[str], /) -> None:
+        """Push a message for each part of a write that is being finished, and note that it has ended."""
+        ...
+
+    def fail_write(self, t: Transaction, write: Write, cause: str, /) -> None:
+        """Note that the write will push nothing, and that its queue isn't what it should be."""
+        ...
+
+    def forget_write(self, t: Transaction, write: Write, /) -> None:
+        """Note that the write will push nothing, as another one of its run has done it."""
+        ...
+
+
 # --- what is known -------------------------------------------------------------------------
 
 
@@ -96,6 +118,7 @@ def by_id(reader: Reader, write_id: str) -> Write:
     return Write(
         row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
         to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
+        row["queue"],
     )  # fmt: skip
 
 
@@ -132,6 +155,10 @@ def begin(t: Transaction, new: Write, *, own: bool) -> Write:
         kept = current if new.mode == "append" else None
         new = replace(new, schema=destination.growth.fit(kept, new.schema, new.path))
     add(t, new, own=own)
+    if new.queue is not None:
+        if not new.path.startswith("store/"):
+            raise InvalidRequest(f"{new.path} can't be written with a queue: only a dataset's parts are splits")
+        t.ledger.queues.open_write(t, new)
     return new
 
 
@@ -148,16 +175,21 @@ def add(
     t.insert(
         "writes", id=new.id, path=new.path, mode=new.mode, run=new.run, state=new.state, opener=new.opener,
         schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
-        rows=rows, bytes=bytes,
+        rows=rows, bytes=bytes, queue=new.queue,
     )  # fmt: skip
 
 
-def join(t: Transaction, known: sqlite3.Row, *, mode: Mode, own: bool) -> Write:
+def join(t: Transaction, known: sqlite3.Row, *, mode: Mode, own: bool, queue: str | None = None) -> Write:
     """Continue the write of a run as its last opener; a finished one stays as it is."""
     if known["mode"] != mode:
         raise InvalidRequest(
             f"run {known['run']!r} of {known['path']} was opened with mode {known['mode']!r}, now with {mode!r}: "
             "use that mode, or another run"
+        )
+    if known["queue"] != queue:
+        raise InvalidRequest(
+            f"run {known['run']!r} of {known['path']} was opened with {known['queue'] or 'no queue'}, now with "
+            f"{queue or 'none'}: use the same queue, or another run"
         )
     if known["state"] == "open" and bool(known["own"]) != own:
         kind = ("a write of many attempts", "one put")[known["own"]]
@@ -222,6 +254,9 @@ def finish(t: Transaction, write_id: str, listed: Sequence[str], *, run: str | N
     destination.show(t, finished.path, listed, schema)  # 3.
     t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
     steps.passed("finish.shown")
+    if finished.queue is not None:
+        t.ledger.queues.push_parts(t, finished, listed)
+        steps.passed("finish.pushed")
     end(t, write_id, "finished", chosen)  # 4.
     return summary(t, write_id)
 
@@ -238,6 +273,8 @@ def _take_run(t: Transaction, taking: Write, run: str) -> str | None:
             f"run {run!r} of {taking.path} is open as write/{known['id']}: finish that one, or abort it"
         )
     if taking.state == "open":
+        if taking.queue is not None:
+            t.ledger.queues.forget_write(t, taking)
         end(t, taking.id, "aborted")
     return str(known["id"])
 
@@ -252,6 +289,7 @@ def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summar
             raise WriteEnded(
                 f"write/{write_id} to {aborted.path} was joined by a later opener: only that one may abort it"
             )
+        _fail_queue(t, aborted, "was aborted")
         end(t, write_id, "aborted")
     return summary(t, write_id)
 
@@ -276,8 +314,15 @@ def end_where(t: Transaction, condition: str, *arguments: object, state: State) 
     """End the open writes of a condition, and return their ids."""
     rows = t.rows(f"SELECT id FROM writes WHERE state = 'open' AND {condition}", *arguments)  # noqa: S608  # our own text
     for row in rows:
+        _fail_queue(t, by_id(t, row["id"]), f"was {state}: nobody has put to it or finished it for too long")
         end(t, row["id"], state)
     return [row["id"] for row in rows]
+
+
+def _fail_queue(t: Transaction, ended: Write, cause: str) -> None:
+    """Tell the queue of a write that ends without its rows."""
+    if ended.queue is not None:
+        t.ledger.queues.fail_write(t, ended, cause)
 
 
 # --- the rules -----------------------------------------------------------------------------

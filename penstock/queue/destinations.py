@@ -8,8 +8,17 @@ from penstock.ledger import datasets, tables
 from penstock.ledger.writes import Destination
 from penstock.queue.pubsub import registry
 from penstock.queue.topics import journal, producers
+from penstock.queue.work import messages, queues
 from penstock.store import payloads
 from penstock.store.database import Tables
 
 DESTINATIONS: Mapping[str, Destination] = {"store": datasets, "topic": journal}
-TABLES: tuple[Tables, ...] = (tables.TABLES, journal.TABLES, producers.TABLES, registry.TABLES, payloads.TABLES)
+TABLES: tuple[Tables, ...] = (
+    tables.TABLES,
+    journal.TABLES,
+    producers.TABLES,
+    registry.TABLES,
+    payloads.TABLES,
+    queues.TABLES,
+    messages.TABLES,
+)

@@ -1,0 +1,245 @@
+"""LedgerQueue: queues of work as rows of the ledger, whose changes share transactions with all others'."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock import steps
+from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.tables import Transaction
+from penstock.queue.work import messages, queues
+from penstock.queue.work.lease_queue import LEASE, MOST_MESSAGES, Claim, Forward, NewMessage
+from penstock.queue.work.leases import Leases
+from penstock.queue.work.messages import Bind, DeadMessage, Row, Settling
+from penstock.wire.message import QueueMessage
+from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts
+
+_MOST_DELAY = 24 * 3600.0
+_SOME_OVER = 1_000  # leases that one transaction ends
+
+
+def _bind_nothing(index: int, t: Transaction) -> None:
+    """Store no payload: those that the messages name are there."""
+
+
+class LedgerQueue:
+    """The queues of a ledger: a LeaseQueue. One object of a process, as deadlines are in its memory.
+
+    `bind` of push and forward stores payloads in the same transaction; it is given the index of the Forward, or 0.
+    """
+
+    def __init__(self, ledger: Ledger, *, lease: float = LEASE, now: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._leases = Leases(lease, now)
+        self._numbers = itertools.count(1)
+        self._recover()
+
+    @property
+    def lease(self) -> float:
+        """Seconds that a lease lasts."""
+        return self._leases.lease
+
+    def _recover(self) -> None:
+        """Give each claimed message a full lease, as nobody could extend it while there was no server; end delays."""
+        rows = self._ledger.database.rows(
+            "SELECT path, claim, token, messages.state AS state FROM messages JOIN queues ON queues.id = queue"
+            " WHERE messages.state IN ('claimed', 'delayed') AND path IS NOT NULL ORDER BY messages.id"
+        )
+        claims: dict[tuple[str, str], list[str]] = {}
+        for row in rows:
+            if row["state"] == "claimed":
+                claims.setdefault((row["path"], row["claim"]), []).append(row["token"])
+            else:
+                self._leases.delay(row["path"], row["token"], 0)
+        for (path, claim), tokens in claims.items():
+            self._leases.begin(path, claim, tokens, is_durable=True)
+
+    # --- verbs ------------------------------------------------------------------------------
+
+    def push(self, new: Sequence[NewMessage], *, bind: Bind = _bind_nothing) -> int:
+        """Make messages pending, and return how many of them are new."""
+        _check_number(new)
+        rows = [Row.of(each) for each in new]
+        if not rows:
+            return 0
+
+        def push(t: Transaction) -> int:
+            bind(0, t)
+            number = messages.push(t, rows, queues.CLIENTS)
+            steps.passed("push.pushed")
+            return number
+
+        number = self._ledger.change(push)
+        steps.passed("push.done")
+        return number
+
+    def claim(self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = ()) -> Claim:
+        """Lease the oldest pending messages, after those whose time is over were given back."""
+        if not 1 <= most <= MOST_MESSAGES:
+            raise InvalidRequest(f"{path}: expected a claim of 1 to {MOST_MESSAGES:,} messages, got {most}")
+        prefix = f"{self._ledger.life}.{next(self._numbers)}."
+        over: list[str] = []
+
+        def claim_some(t: Transaction) -> Claim:
+            over[:] = self._end_over(path, t)
+            for below in to:
+                queues.add_upstream(t, below, path)
+            queue = queues.by_path(t, path)
+            known = self._leases.tokens_of(claim)
+            rows = [] if known is None else messages.claimed(t, queue["id"], filter(self._leases.is_live, known[0]))
+            if not rows and (known is None or not known[1]) and queue["state"] != "failed":
+                rows = messages.claim(t, queue, claim, worker, most, prefix)
+                if rows:
+                    self._leases.begin(path, claim, [row["token"] for row in rows], is_durable=False)
+            steps.passed("claim.claimed")
+            return Claim(queue["state"], tuple(messages.to_lease(path, row) for row in rows), queue["cause"])
+
+        answer = self._ledger.change(claim_some)
+        self._leases.end(over)
+        self._leases.confirm(claim)
+        steps.passed("claim.done")
+        return answer
+
+    def ack(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        """Note messages as done."""
+        return self._settle(leases, "ack", lambda settling: [settling.ack(key) for key in leases])
+
+    def forward(self, forwards: Sequence[Forward], *, bind: Bind = _bind_nothing) -> list[LeaseOutcome]:
+        """Push what was made of leased messages, and note these as done.
+
+        In one transaction, for each Forward: 1. Its leases last. 2. The outputs' payloads are stored. 3. The outputs
+        are pending. 4. The leased messages are done, and hold their payloads no more.
+        """
+        rows = [[Row.of(output) for output in forward.outputs] for forward in forwards]
+        _check_number([row for some in rows for row in some])
+        leases = [key for forward in forwards for key in forward.leases]
+        if any(not forward.leases or len(set(forward.leases)) < len(forward.leases) for forward in forwards):
+            raise InvalidRequest("expected one or more leases in a forward, each once: a push needs none")
+
+        def forward_all(settling: Settling) -> list[LeaseOutcome]:
+            both = enumerate(zip(forwards, rows, strict=True))
+            return [settling.forward(forward, some, partial(bind, index)) for index, (forward, some) in both]
+
+        return self._settle(leases, "forward", forward_all)
+
+    def release(
+        self, leases: Sequence[LeaseKey], *, delay: float = 0.0, failure: Failure | None = None
+    ) -> list[LeaseOutcome]:
+        """Give messages back; the delay is at most a day."""
+        if not 0 <= delay <= _MOST_DELAY:
+            raise InvalidRequest(f"expected a delay of 0 to {_MOST_DELAY:g} s, got {delay:g}")
+
+        def release(settling: Settling) -> list[LeaseOutcome]:
+            return [settling.release(key, failure, delayed=delay > 0) for key in leases]
+
+        return self._settle(leases, "release", release, delay=delay)
+
+    def extend(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
+        """Let leases last for their full time from now on; nothing is written, as deadlines are in memory."""
+        _check_number(leases)
+        return [LeaseOutcome("claimed") if self._leases.extend(key.token) else messages.lost(key) for key in leases]
+
+    def drop(self, leases: Sequence[LeaseKey], failure: Failure) -> list[LeaseOutcome]:
+        """Set messages aside as dead."""
+        return self._settle(leases, "drop", lambda settling: [settling.drop(key, failure) for key in leases])
+
+    def _settle(
+        self,
+        leases: Sequence[LeaseKey],
+        verb: str,
+        settle: Callable[[Settling], list[LeaseOutcome]],
+        *,
+        delay: float = 0.0,
+    ) -> list[LeaseOutcome]:
+        """Carry out what ends leases: rows first, then memory."""
+        _check_number(leases)
+        if not leases:
+            return []
+
+        def change(t: Transaction) -> tuple[list[LeaseOutcome], Settling]:
+            settling = Settling(t, self._leases.is_live)
+            outcomes = settle(settling)
+            settling.finish()
+            steps.passed(f"{verb}.settled")
+            return outcomes, settling
+
+        outcomes, settling = self._ledger.change(change)
+        self._leases.end(settling.ended)
+        for key in settling.delayed:
+            self._leases.delay(key.queue, key.token, delay)
+        steps.passed(f"{verb}.done")
+        return outcomes
+
+    def redrive(self, path: str, message_ids: Sequence[str] = ()) -> int:
+        """Make dead messages pending with no tries; without names all, in steps that others needn't wait for."""
+        _check_number(message_ids)
+        total = 0
+        while True:
+            number = self._ledger.change(lambda t: messages.redrive(t, path, message_ids, MOST_MESSAGES))
+            total += number
+            if message_ids or number < MOST_MESSAGES:
+                return total
+
+    def finish(self, path: str) -> QueueCounts:
+        """Note that clients push no more."""
+
+        def finish(t: Transaction) -> QueueCounts:
+            queues.finish(t, path)
+            return queues.counts(t, path)
+
+        return self._ledger.change(finish)
+
+    def counts(self, path: str) -> QueueCounts:
+        """Return a queue's state and counts."""
+        with self._ledger.reading() as reader:
+            return queues.counts(reader, path)
+
+    # --- what the ledger's queues have besides ----------------------------------------------
+
+    def below(self, folder: str) -> list[QueueCounts]:
+        """Return the queues below a folder's path."""
+        with self._ledger.reading() as reader:
+            return [queues.counts(reader, path) for path in queues.below(reader, folder)]
+
+    def upstreams(self, path: str) -> list[tuple[str, str]]:
+        """Return what fills a queue: each upstream and its state."""
+        return queues.upstreams(self._ledger.database, path)
+
+    def pending(self, path: str, *, most: int = 1_000) -> list[QueueMessage]:
+        """Return the next pending messages, without a lease."""
+        return messages.pending(self._ledger.database, path, most=most)
+
+    def dead(self, path: str, *, after: str = "", most: int = 1_000) -> list[DeadMessage]:
+        """Return dead messages in the order of their push, those behind the message `after`."""
+        return messages.dead(self._ledger.database, path, after=after, most=most)
+
+    def remove(self, path: str) -> None:
+        """Remove a queue: its leases are over, and `tend` drops its messages."""
+        self._ledger.change(lambda t: queues.remove(t, path))
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """End leases past their deadlines where nobody claims, forget what is done for long, drop what was removed."""
+        for path in self._leases.queues_with_some_over():
+            while not stop() and (over := self._ledger.change(partial(self._end_over, path))):
+                self._leases.end(over)
+        for drop in (messages.prune, messages.drop_removed):
+            while not stop() and self._ledger.change(drop):
+                pass
+
+    def _end_over(self, path: str, t: Transaction) -> list[str]:
+        """Give back messages whose leases are over, and those whose delays are; return the tokens."""
+        over = self._leases.over(path, _SOME_OVER)
+        if over:
+            settling = Settling(t, self._leases.is_live)
+            settling.end_over(over)
+            settling.finish()
+        return over
+
+
+def _check_number(given: Sequence[object]) -> None:
+    if len(given) > MOST_MESSAGES:
+        raise LimitExceeded(f"expected at most {MOST_MESSAGES:,} messages in one call, got {len(given):,}")

@@ -1,0 +1,454 @@
+"""The rows of messages, from push to done or dead; each function is a part of one transaction.
+
+A message that isn't done names its payload: the part of a dataset stays for as long as one does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from penstock import steps
+from penstock.errors import InvalidRequest, LeaseLost, PenstockError
+from penstock.ledger import parts
+from penstock.ledger.tables import Transaction
+from penstock.queue.work import queues
+from penstock.queue.work.lease_queue import MOST_TRIES, Forward, Lease, NewMessage
+from penstock.store.database import Reader, Tables
+from penstock.wire.message import QueueMessage
+from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome
+
+TABLES: Tables = {
+    6: """
+CREATE TABLE messages(
+    id INTEGER PRIMARY KEY, queue INTEGER NOT NULL, message_id TEXT NOT NULL, split_id TEXT NOT NULL,
+    payload_key TEXT NOT NULL, metadata TEXT NOT NULL, timestamp REAL NOT NULL, bytes INTEGER NOT NULL, part TEXT,
+    pushed REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'delayed', 'claimed', 'done', 'dead')),
+    tries INTEGER NOT NULL DEFAULT 0, token TEXT, claim TEXT, worker TEXT, forwarded INTEGER NOT NULL DEFAULT 0,
+    failure TEXT, ended REAL,
+    UNIQUE(queue, message_id)
+);
+CREATE INDEX messages_to_claim ON messages(queue, id) WHERE state = 'pending';
+CREATE INDEX messages_in_memory ON messages(id) WHERE state IN ('claimed', 'delayed');
+CREATE INDEX messages_dead ON messages(queue, id) WHERE state = 'dead';
+CREATE INDEX messages_to_prune ON messages(ended) WHERE state = 'done';
+CREATE INDEX messages_of_payload ON messages(payload_key) WHERE state <> 'done' AND payload_key <> '';
+"""
+}
+"""`delayed`: pending, and not to be claimed before a time that is in memory. `token`: of the last claim, and of the
+lease that ended it. `part`: has the payload's bytes, where the payload is a part of a dataset. `failure`: the last."""
+
+GRACE = 3600.0
+"""Seconds for which a done message is known: so long a repeated ack gets its answer, and a repeated push adds none."""
+_SPLIT = re.compile(r"(?P<key>.+)@(?P<attempt>[0-9a-f]{32})-(?P<number>[0-9]{1,9})")
+_SOME = 10_000  # messages of one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A message that was set aside, and why."""
+
+    message: QueueMessage
+    tries: int
+    worker: str
+    failure: Failure
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message on its way into the table, with what needs no transaction done."""
+
+    queue: str
+    message_id: str
+    columns: tuple[object, ...]
+    payload_key: str
+    bytes: int
+
+    @classmethod
+    def of(cls, new: NewMessage) -> Row:
+        """Return the row of a message."""
+        message = new.message
+        if not message.message_id:
+            raise InvalidRequest(f"a message for {new.queue} has no message_id: expected a name unique in its queue")
+        try:
+            metadata = json.dumps(message.metadata, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as broken:
+            raise InvalidRequest(
+                f"message {message.message_id} has metadata that JSON can't hold: {broken}"
+            ) from broken
+        columns = (message.message_id, message.split_id, message.payload_key, metadata, message.timestamp, new.bytes)
+        return cls(new.queue, message.message_id, columns, message.payload_key, new.bytes)
+
+
+# --- push ----------------------------------------------------------------------------------
+
+
+def push(t: Transaction, rows: Sequence[Row], upstream: str) -> int:
+    """Make messages pending, and return how many of them are new."""
+    by_queue = groupby(sorted(rows, key=_queue_of), _queue_of) if len(rows) > 1 else [(rows[0].queue, rows)]
+    return sum(_push_to(t, path, list(some), upstream) for path, some in by_queue)
+
+
+def _queue_of(row: Row) -> str:
+    return row.queue
+
+
+def _push_to(t: Transaction, path: str, rows: list[Row], upstream: str) -> int:
+    queue = t.row(
+        "SELECT id, queues.state, (SELECT state FROM upstreams WHERE queue = id AND upstream = ?) AS upstream"
+        " FROM queues WHERE path = ?",
+        upstream, path,
+    )  # fmt: skip
+    if queue is None or queue["upstream"] is None:
+        queues.add_upstream(t, path, upstream)
+        queue = queues.by_path(t, path)
+        is_ended = False
+    else:
+        is_ended = upstream == queues.CLIENTS and queue["upstream"] != "open"
+    last = t.rows("SELECT max(id) AS id FROM messages")[0]["id"] or 0
+    number = t.sql.executemany(
+        "INSERT INTO messages(queue, pushed, message_id, split_id, payload_key, metadata, timestamp, bytes)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(queue, message_id) DO NOTHING",
+        [(queue["id"], t.now, *row.columns) for row in rows],
+    ).rowcount
+    if number:
+        if is_ended:
+            raise InvalidRequest(f"{path} is finished, so clients push no more to it: use another queue")
+        if any(map(_may_be_part, rows)):
+            _hold_parts(t, queue["id"], last)
+        if number == len(rows):
+            size = sum(row.bytes for row in rows)
+        else:
+            query = "SELECT sum(bytes) AS bytes FROM messages WHERE id > ? AND queue = ?"
+            size = t.rows(query, last, queue["id"])[0]["bytes"]
+        queues.count(t, queue["id"], pushed=number, bytes=size)
+    return number
+
+
+def _may_be_part(row: Row) -> bool:
+    return "@" in row.payload_key
+
+
+def _hold_parts(t: Transaction, queue: int, last: int) -> None:
+    """Let new messages hold the parts that they name."""
+    rows = t.rows("SELECT id, payload_key FROM messages WHERE id > ? AND queue = ?", last, queue)
+    held = []
+    for row in rows:
+        split = _SPLIT.fullmatch(row["payload_key"])
+        part = split and parts.of_dataset(t, f"store/{split['key']}", split["attempt"], int(split["number"]))
+        if part:
+            t.execute("UPDATE messages SET part = ? WHERE id = ?", part, row["id"])
+            held.append(part)
+    parts.hold(t, held)
+
+
+# --- claim ---------------------------------------------------------------------------------
+
+_OF_LEASE = "id, message_id, split_id, payload_key, metadata, timestamp, bytes, part, tries, token"
+_CLAIM = (
+    "UPDATE messages SET state = 'claimed', tries = tries + 1, token = ?1 || id, claim = ?2, worker = ?3 WHERE id IN"  # noqa: S608  # our own names
+    " (SELECT id FROM messages WHERE queue = ?4 AND state = 'pending' ORDER BY id LIMIT ?5)"
+    f" RETURNING {_OF_LEASE}"
+)
+
+
+def claim(t: Transaction, queue: sqlite3.Row, claim_id: str, worker: str, most: int, prefix: str) -> list[sqlite3.Row]:
+    """Lease the oldest pending messages: each gets a token of its own, the prefix and its id."""
+    rows = t.rows(_CLAIM, prefix, claim_id, worker, queue["id"], most)
+    if rows:
+        queues.count(t, queue["id"], claimed=len(rows))
+    return sorted(rows, key=lambda row: int(row["id"]))
+
+
+def claimed(t: Transaction, queue: int, tokens: Iterable[str]) -> list[sqlite3.Row]:
+    """Return the messages of an earlier claim that still have its tokens."""
+    query = f"SELECT {_OF_LEASE} FROM messages WHERE id = ? AND token = ? AND queue = ? AND state = 'claimed'"  # noqa: S608  # our own names
+    rows = (t.row(query, id_of(token), token, queue) for token in tokens)
+    return [row for row in rows if row is not None]
+
+
+def id_of(token: str) -> int:
+    """Return the id of the row that a token of ours belongs to."""
+    return int(token.rpartition(".")[2])
+
+
+def to_lease(path: str, row: sqlite3.Row) -> Lease:
+    """Return a claimed row as a lease."""
+    return Lease(
+        LeaseKey(path, row["message_id"], row["token"]), _to_message(row), row["tries"], row["bytes"], row["part"]
+    )
+
+
+def _to_message(row: sqlite3.Row) -> QueueMessage:
+    return QueueMessage(
+        row["message_id"], row["split_id"], row["payload_key"], json.loads(row["metadata"]), row["timestamp"]
+    )
+
+
+# --- the ends of leases --------------------------------------------------------------------
+
+_DONE = LeaseOutcome("done")
+
+
+Bind = Callable[[int, Transaction], None]
+"""Stores the payloads of the outputs of one Forward, by its index, in the transaction that pushes them."""
+
+
+class Settling:
+    """What one transaction does to leased messages; `finish` adds it up in their queues' counts."""
+
+    def __init__(self, t: Transaction, is_live: Callable[[str], bool]) -> None:
+        self.ended: list[str] = []
+        """The tokens of leases that are over once the transaction is durable."""
+        self.delayed: list[LeaseKey] = []
+        """Those of them whose messages are to be pending later."""
+        self._t = t
+        self._is_live = is_live
+        self._ids: dict[str, int | None] = {}
+        self._counts: dict[int, dict[str, int]] = {}
+        self._freed: list[tuple[str, str | None]] = []
+
+    def find(self, key: LeaseKey) -> sqlite3.Row | None:
+        """Return the row of a lease's message, whatever its state."""
+        if key.queue not in self._ids:
+            row = self._t.row("SELECT id FROM queues WHERE path = ?", key.queue)
+            self._ids[key.queue] = None if row is None else row["id"]
+        return self._t.row(
+            "SELECT id, queue, state, token, tries, worker, payload_key, part, bytes, forwarded FROM messages"
+            " WHERE queue = ? AND message_id = ?",
+            self._ids[key.queue], key.message_id,
+        )  # fmt: skip
+
+    def is_held(self, row: sqlite3.Row | None, key: LeaseKey) -> bool:
+        """Whether the lease lasts: it has the message's token, and its deadline hasn't come."""
+        return row is not None and row["state"] == "claimed" and row["token"] == key.token and self._is_live(key.token)
+
+    def ack(self, key: LeaseKey) -> LeaseOutcome:
+        """Note a message as done."""
+        row = self.find(key)
+        if row is not None and self.is_held(row, key):
+            self.end(row, forwarded=False)
+            return _DONE
+        return _DONE if _was_ended_by(row, key, "done") else lost(key, row)
+
+    def forward(self, forward: Forward, rows: Sequence[Row], bind: Callable[[Transaction], None]) -> LeaseOutcome:
+        """Push what was made of messages, then note these as done."""
+        held = [(key, self.find(key)) for key in forward.leases]
+        for key, row in held:
+            if not self.is_held(row, key):
+                return self._forwarded_before(forward, held) or lost(key, row)
+        bind(self._t)
+        for path in dict.fromkeys(key.queue for key in forward.leases):
+            if rows:
+                push(self._t, rows, path)
+        steps.passed("forward.pushed")
+        for _, row in held:
+            if row is not None:
+                self.end(row, forwarded=True)
+        return _DONE
+
+    def _forwarded_before(
+        self, forward: Forward, held: Sequence[tuple[LeaseKey, sqlite3.Row | None]]
+    ) -> LeaseOutcome | None:
+        """Return the first outcome of a repeated forward; None for one that brings something else."""
+        are_same = all(row is not None and row["forwarded"] and _was_ended_by(row, key, "done") for key, row in held)
+        if not are_same:
+            return None
+        for output in forward.outputs:
+            if self.find(LeaseKey(output.queue, output.message.message_id, "")) is None:
+                return None
+        return _DONE
+
+    def end(self, row: sqlite3.Row, *, forwarded: bool) -> None:
+        """Note a claimed message as done: it holds its payload no more."""
+        self._t.execute(
+            "UPDATE messages SET state = 'done', forwarded = ?, ended = ? WHERE id = ?",
+            forwarded, self._t.now, row["id"],
+        )  # fmt: skip
+        self.ended.append(row["token"])
+        self._count(row["queue"], claimed=-1, done=1, bytes=-row["bytes"])
+        if row["payload_key"]:
+            self._freed.append((row["payload_key"], row["part"]))
+
+    def release(self, key: LeaseKey, failure: Failure | None, *, delayed: bool) -> LeaseOutcome:
+        """Give a message back, or set it aside after too many tries."""
+        row = self.find(key)
+        if row is not None and self.is_held(row, key):
+            outcome = self._give_back(row, failure, "delayed" if delayed else "pending")
+            if delayed and outcome.state == "pending":
+                self.delayed.append(key)
+            return outcome
+        if row is not None and row["token"] == key.token and row["state"] in ("pending", "delayed", "dead"):
+            return LeaseOutcome("dead" if row["state"] == "dead" else "pending")
+        return lost(key, row)
+
+    def _give_back(self, row: sqlite3.Row, failure: Failure | None, state: str) -> LeaseOutcome:
+        """Make a claimed message pending, or dead after too many tries."""
+        if row["tries"] >= MOST_TRIES:
+            return self._set_aside(row, failure or Failure("TooManyTries", f"released {row['tries']} times"))
+        kept = None if failure is None else json.dumps(failure.to_json())
+        self._t.execute(
+            "UPDATE messages SET state = ?, failure = coalesce(?, failure) WHERE id = ?", state, kept, row["id"]
+        )
+        self.ended.append(row["token"])
+        self._count(row["queue"], claimed=-1)
+        return LeaseOutcome("pending")
+
+    def drop(self, key: LeaseKey, failure: Failure) -> LeaseOutcome:
+        """Set a message aside."""
+        row = self.find(key)
+        if row is not None and self.is_held(row, key):
+            return self._set_aside(row, failure)
+        return LeaseOutcome("dead") if _was_ended_by(row, key, "dead") else lost(key, row)
+
+    def _set_aside(self, row: sqlite3.Row, failure: Failure) -> LeaseOutcome:
+        """Make a claimed message dead; it goes on holding its payload."""
+        self._t.execute(
+            "UPDATE messages SET state = 'dead', failure = ?, ended = ? WHERE id = ?",
+            json.dumps(failure.to_json()), self._t.now, row["id"],
+        )  # fmt: skip
+        self.ended.append(row["token"])
+        self._count(row["queue"], claimed=-1, dead=1)
+        return LeaseOutcome("dead")
+
+    def end_over(self, tokens: Iterable[str]) -> None:
+        """Give back what workers have held past their deadlines, and end delays."""
+        for token in tokens:
+            self.ended.append(token)
+            row = self._t.row(
+                "SELECT id, queue, state, token, tries, failure FROM messages WHERE id = ? AND token = ?"
+                " AND state IN ('claimed', 'delayed')",
+                id_of(token), token,
+            )  # fmt: skip
+            if row is None:
+                continue
+            if row["state"] == "claimed":
+                text = f"its lease ended without an answer; it was claimed {row['tries']} times"
+                known = Failure.from_json(json.loads(row["failure"])) if row["failure"] else None
+                self._give_back(row, known or Failure("LeaseExpired", text), "pending")
+                self._t.execute("UPDATE messages SET token = NULL WHERE id = ?", row["id"])
+            else:
+                self._t.execute("UPDATE messages SET state = 'pending' WHERE id = ?", row["id"])
+
+    def finish(self) -> None:
+        """Bring the queues' counts up to date, and let go of payloads that no message names any more."""
+        release_payloads(self._t, self._freed)
+        for queue, changes in self._counts.items():
+            queues.count(self._t, queue, **changes)
+
+    def _count(self, queue: int, **changes: int) -> None:
+        counts = self._counts.setdefault(queue, {"claimed": 0, "done": 0, "dead": 0, "bytes": 0})
+        for name, change in changes.items():
+            counts[name] += change
+
+
+def _was_ended_by(row: sqlite3.Row | None, key: LeaseKey, state: str) -> bool:
+    return row is not None and row["state"] == state and row["token"] == key.token
+
+
+def lost(key: LeaseKey, row: sqlite3.Row | None = None) -> LeaseOutcome:
+    """Return the outcome of a lease that is over."""
+    return refused(
+        LeaseLost(
+            f"{key.queue}: the lease of message {key.message_id} is over"
+            + ("" if row is None or row["state"] == "claimed" else f", the message is {_public(row['state'])}")
+            + ": what was made of it is not counted; claim again"
+        )
+    )
+
+
+def _public(state: str) -> str:
+    return "pending" if state == "delayed" else state
+
+
+def refused(error: PenstockError) -> LeaseOutcome:
+    """Return an error as an outcome."""
+    return LeaseOutcome(code=error.code, text=str(error))
+
+
+def release_payloads(t: Transaction, ended: Iterable[tuple[str, str | None]]) -> None:
+    """Let go of the payloads of messages that are done, unless another message names them."""
+    for key, part in ended:
+        if part is not None and not is_named(t, key):
+            parts.let_go(t, part)
+
+
+def is_named(reader: Reader, key: str) -> bool:
+    """Whether a message that isn't done names a payload."""
+    query = "SELECT 1 FROM messages WHERE payload_key = ? AND state <> 'done' AND payload_key <> '' LIMIT 1"
+    return reader.row(query, key) is not None
+
+
+# --- dead and old ones ---------------------------------------------------------------------
+
+
+def redrive(t: Transaction, path: str, message_ids: Sequence[str], most: int) -> int:
+    """Make dead messages pending with no tries; without ids all, so many at most."""
+    queue = queues.by_path(t, path)["id"]
+    change = "UPDATE messages SET state = 'pending', tries = 0, token = NULL, failure = NULL, ended = NULL"
+    if message_ids:
+        number = sum(
+            t.execute(f"{change} WHERE queue = ? AND message_id = ? AND state = 'dead'", queue, each)
+            for each in message_ids
+        )
+    else:
+        number = t.execute(
+            f"{change} WHERE id IN (SELECT id FROM messages WHERE queue = ? AND state = 'dead' LIMIT ?)",  # noqa: S608  # our own text
+            queue, most,
+        )  # fmt: skip
+    if number:
+        queues.count(t, queue, dead=-number)
+    return number
+
+
+def dead(reader: Reader, path: str, *, after: str = "", most: int = 1_000) -> list[DeadMessage]:
+    """Return dead messages of a queue in the order of their push, those behind the message `after`."""
+    queue = queues.by_path(reader, path)["id"]
+    rows = reader.rows(
+        "SELECT * FROM messages WHERE queue = ?1 AND state = 'dead' AND id > coalesce("
+        "(SELECT id FROM messages WHERE queue = ?1 AND message_id = ?2), 0) ORDER BY id LIMIT ?3",
+        queue, after, most,
+    )  # fmt: skip
+    return [
+        DeadMessage(
+            _to_message(row), row["tries"], row["worker"], Failure.from_json(json.loads(row["failure"])), row["ended"]
+        )
+        for row in rows
+    ]
+
+
+def pending(reader: Reader, path: str, *, most: int = 1_000) -> list[QueueMessage]:
+    """Return the next pending messages of a queue, without a lease."""
+    queue = queues.by_path(reader, path)["id"]
+    rows = reader.rows("SELECT * FROM messages WHERE queue = ? AND state = 'pending' ORDER BY id LIMIT ?", queue, most)
+    return [_to_message(row) for row in rows]
+
+
+def prune(t: Transaction) -> int:
+    """Forget messages that are done for longer than GRACE, so many at once; return how many."""
+    return t.execute(
+        "DELETE FROM messages WHERE id IN (SELECT id FROM messages WHERE state = 'done' AND ended < ? LIMIT ?)",
+        t.now - GRACE, _SOME,
+    )  # fmt: skip
+
+
+def drop_removed(t: Transaction) -> int:
+    """Drop messages of removed queues, so many at once, and let go of their payloads; return how many."""
+    queue = t.row("SELECT id FROM queues WHERE path IS NULL LIMIT 1")
+    if queue is None:
+        return 0
+    rows = t.rows(
+        "DELETE FROM messages WHERE id IN (SELECT id FROM messages WHERE queue = ? LIMIT ?)"
+        " RETURNING payload_key, part, state",
+        queue["id"], _SOME,
+    )  # fmt: skip
+    release_payloads(t, [(row["payload_key"], row["part"]) for row in rows if row["state"] != "done"])
+    if len(rows) < _SOME:
+        t.execute("DELETE FROM queues WHERE id = ?", queue["id"])
+    return max(1, len(rows))

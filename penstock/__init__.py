@@ -15,6 +15,8 @@ TYPE_CHECKING = False  # type checkers know the name; importing typing costs 7 m
 if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.client.client import connect as connect
+    from penstock.client.payload_store import SplitPayloadStore as SplitPayloadStore
+    from penstock.rows.payload import SplitPayload as SplitPayload
     from penstock.spark_plugin.read import do_get as do_get
     from penstock.spark_plugin.read import read as read
     from penstock.spark_plugin.source import DataSource as DataSource
@@ -23,10 +25,15 @@ if TYPE_CHECKING:
     from penstock.spark_plugin.write import write as write
 
 __version__ = "0.1.0"
-__all__ = ["DataSource", "connect", "do_get", "do_put", "errors", "foreach_batch", "read", "write"]
+__all__ = [
+    "DataSource", "SplitPayload", "SplitPayloadStore", "connect", "do_get", "do_put", "errors", "foreach_batch", "read",
+    "write",
+]  # fmt: skip
 
 _HOMES = {
     "DataSource": ("penstock.spark_plugin.source", "DataSource"),
+    "SplitPayload": ("penstock.rows.payload", "SplitPayload"),
+    "SplitPayloadStore": ("penstock.client.payload_store", "SplitPayloadStore"),
     "connect": ("penstock.client.client", "connect"),
     "do_get": ("penstock.spark_plugin.read", "do_get"),
     "do_put": ("penstock.spark_plugin.write", "do_put"),

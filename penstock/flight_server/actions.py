@@ -49,7 +49,7 @@ class Actions:
 
     def describe(self, call: Call, request: Target) -> Description:
         """Return all that is known of the thing at a path."""
-        kind, path = self._state.locate(request.path)
+        kind, path = self._state.locate(request.path, splits=True)
         return kind.describe(path)
 
     def delete(self, call: Call, request: DeleteTarget) -> Deleted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -57,7 +58,7 @@ def _endpoint(state: State, run: list[Slice], selection: Selection, expires: flo
     start = None if first.shard is None else first.first + first.skip
     meta = selection.meta
     ticket = ReadTicket(
-        tuple(each.part for each in run),
+        tuple(each.part for each in run if each.inline is None),
         selection.path,
         round(expires, 3),
         selection.columns,
@@ -69,6 +70,7 @@ def _endpoint(state: State, run: list[Slice], selection: Selection, expires: flo
         shard=first.shard if meta & {"_shard", "_offset"} else None,
         offset=start if "_offset" in meta else None,
         since=tuple(each.since for each in run) if "_time" in meta else None,
+        inline=None if first.inline is None else base64.b64encode(first.inline).decode(),
     )
     return flight.FlightEndpoint(
         state.signer.sign(ticket),

@@ -19,14 +19,14 @@ _ROOT = "store/"
 def info(state: State, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
     """Return schema, size and endpoints of the rows that a descriptor names."""
     command = _read_command(descriptor)
-    kind, path = state.locate(command.path)
+    kind, path = state.locate(command.path, splits=True)
     return kind.info(path, command, descriptor)
 
 
 def schema(state: State, descriptor: flight.FlightDescriptor) -> pa.Schema:
     """Return the schema that `info` would have."""
     command = _read_command(descriptor)
-    kind, path = state.locate(command.path)
+    kind, path = state.locate(command.path, splits=True)
     return kind.schema(path, command)
 
 

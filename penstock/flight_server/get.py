@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from penstock.rows import schemas, slices
 from penstock.rows.casting import cast, reinterpret
 from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
+from penstock.store.payload_table import InlinePart
 
 _T = TypeVar("_T")
 _WORTH_WATCHING = 2 << 20
@@ -37,8 +39,11 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
     are; rows that are cut, widened or filtered are made batch by batch.
     """
     ticket = state.signer.open_read(raw, now=time.time())  # 1.
-    first = state.store.open(ticket.get[0])  # 2.
-    if len(ticket.get) == 1 and ticket.names_parts_as_stored and ticket.rows is None:
+    if ticket.inline is not None:  # 2.
+        first: OpenPart = InlinePart(base64.b64decode(ticket.inline))
+    else:
+        first = state.store.open(ticket.get[0])
+    if len(ticket.get) <= 1 and ticket.names_parts_as_stored and ticket.rows is None:
         state.metrics.moved("out", first.rows, first.bytes)
         return _whole(first, ticket, call)  # 3.
     available = _schema(ticket, first)

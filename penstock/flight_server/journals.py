@@ -13,13 +13,13 @@ from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
 from penstock.queue.topics.topics import Topics
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 
 class Journals:
     """The journals of a server, whatever kind fills them."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore, metrics: Metrics) -> None:
+    def __init__(self, ledger: Ledger, store: Store, metrics: Metrics) -> None:
         self._append_seconds = metrics.histogram(
             "penstock_append_seconds", "Duration of a group of small puts, by step: its fsync, its transaction.", "step"
         )

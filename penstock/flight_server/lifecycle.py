@@ -34,7 +34,7 @@ from penstock.queue.work import work_queues
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.open import open_medium
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 log = logging.getLogger("penstock")
 _RETRY = 0.05
@@ -44,7 +44,7 @@ CUT = 3
 
 
 @contextmanager
-def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStore, bytes]]:
+def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, Store, bytes]]:
     """Open a data folder's ledger, store and ticket key, for this process alone.
 
     1. Take the lock. 2. Open the ledger and the store; reject them where something acknowledged is gone. 3. Set the
@@ -61,7 +61,7 @@ def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStor
         ledger = Ledger(
             database, DESTINATIONS, work_queues, incarnation=medium.incarnation, most_paths=config.limits.datasets
         )
-        store = SplitPayloadStore(medium, database, url=config.store, quota=config.quota)
+        store = Store(medium, database, url=config.store, quota=config.quota)
         try:
             key = _ticket_key(folder)
             if isinstance(medium, DiskMedium):
@@ -78,14 +78,14 @@ def data_folder(config: ServerConfig) -> Iterator[tuple[Ledger, SplitPayloadStor
             ledger.close()
 
 
-def _claim(medium: DiskMedium, store: SplitPayloadStore, ledger: Ledger) -> None:
+def _claim(medium: DiskMedium, store: Store, ledger: Ledger) -> None:
     """Reject a store of another ledger: parts that only that one names would be taken for orphans, and deleted.
 
     An empty store without a name gets one: 1. the ledger notes it, 2. the store's file has it. After a crash in between
     the store is still without a name, and gets another.
     """
     file = medium.folder / "owner"
-    if not file.exists() and not store.used:
+    if not file.exists() and not store.used and not store.keys():
         name = uuid.uuid4().hex
         ledger.own(name)  # 1.
         draft = file.with_suffix(".new")

@@ -37,6 +37,8 @@ class ServerLimits:
     """Rows of one do_put."""
     put_bytes: int = 1 << 40
     """Bytes of one do_put."""
+    payload_bytes: int = 256 << 20
+    """Bytes of one payload, which is held in memory until it is stored: what is larger is a dataset."""
     put_idle: int = 600
     """Seconds for which a do_put may send nothing: a Spark task may compute for minutes between batches."""
     get_idle: int = 600

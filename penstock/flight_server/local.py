@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from penstock.errors import PenstockError
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.tickets import Signer
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 log = logging.getLogger("penstock")
 _MAX_TICKET = 1 << 20
@@ -35,7 +35,7 @@ _IDLE = 600.0
 class LocalDoor:
     """One thread that answers tickets with descriptors, to processes of this user only."""
 
-    def __init__(self, store: SplitPayloadStore, signer: Signer, metrics: Metrics) -> None:
+    def __init__(self, store: Store, signer: Signer, metrics: Metrics) -> None:
         self.name: str | None = f"penstock-{secrets.token_hex(8)}" if sys.platform == "linux" else None
         self._store = store
         self._signer = signer

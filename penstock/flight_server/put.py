@@ -70,6 +70,9 @@ def put(
 
     if command.ticket is None:
         call.check_known()
+        folder = paths.parse_folder(command.path or "")
+        if not folder.key:
+            return state.kind_of(folder).put_many(folder, command, admit)
         kind, path = state.locate(command.path or "")
         return kind.put(path, command, admit)
     write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)

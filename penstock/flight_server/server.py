@@ -27,7 +27,7 @@ from penstock.flight_server.tickets import Signer
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.wire.body import MAX_BODY
 
 _WRITERS = 4  # threads that store parts, for all puts together
@@ -36,7 +36,7 @@ _WRITERS = 4  # threads that store parts, for all puts together
 class PenstockServer(flight.FlightServerBase):
     """Serves a ledger and a store, from construction until `close`. The caller owns ledger and store."""
 
-    def __init__(self, config: ServerConfig, ledger: Ledger, store: SplitPayloadStore, key: bytes) -> None:
+    def __init__(self, config: ServerConfig, ledger: Ledger, store: Store, key: bytes) -> None:
         metrics, streams, signer = Metrics(), Streams(config.limits.streams), Signer(key)
         local = LocalDoor(store, signer, metrics)
         self._listen(config, streams, metrics)

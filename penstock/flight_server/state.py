@@ -17,7 +17,7 @@ from penstock.flight_server.tickets import Signer
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.wire.paths import Path, parse
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class State:
     port: int
     """The one that it listens at."""
     ledger: Ledger
-    store: SplitPayloadStore
+    store: Store
     signer: Signer
     metrics: Metrics
     journals: Journals
@@ -54,9 +54,9 @@ class State:
         """The limits of streams and puts."""
         return self.config.limits
 
-    def locate(self, text: str) -> tuple[Kind, Path]:
-        """Parse the path of one thing; return the kind that answers for it, and the path."""
-        path = parse(text)
+    def locate(self, text: str, *, splits: bool = False) -> tuple[Kind, Path]:
+        """Parse the path of one thing, with `splits` also that of a split; return the kind that answers for it."""
+        path = parse(text, splits=splits)
         return self.kind_of(path), path
 
     def kind_of(self, path: Path) -> Kind:

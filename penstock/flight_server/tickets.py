@@ -41,6 +41,8 @@ class ReadTicket(Body):
     """The first row's, for the column `_offset`."""
     since: tuple[float, ...] | None = None
     """When each part was appended, for the column `_time`."""
+    inline: str | None = None
+    """A small payload in place of parts: its IPC stream in base64."""
 
     @property
     def names_parts_as_stored(self) -> bool:

@@ -14,9 +14,11 @@ from penstock.errors import InvalidRequest
 from penstock.flight_server.limits import ServerLimits, check_limit, check_schema
 from penstock.rows import schemas, slices
 from penstock.rows.fitting import Fit
+from penstock.wire.body import Body
 from penstock.wire.put import Trailer
 
 _T = TypeVar("_T")
+NoteT = TypeVar("NoteT", bound=Body)
 
 
 class Upload:
@@ -90,6 +92,27 @@ class Upload:
         self.check_whole()
 
     def _checked_batches(self) -> Iterator[pa.RecordBatch]:
+        for batch, metadata in self._chunks():
+            if batch is not None:
+                yield batch
+            if metadata is not None:
+                self._trailer = Trailer.decode(metadata)
+
+    def noted(self, kind: type[NoteT]) -> Iterator[tuple[pa.RecordBatch, NoteT]]:
+        """Give each batch with its note, until the trailer, which has no batch."""
+        for batch, metadata in self._chunks():
+            if batch is None:
+                self._trailer = Trailer.decode(metadata or b"")
+            elif metadata is None:
+                raise InvalidRequest(f"a batch of many payloads lacks its app_metadata: expected a {kind.__name__}")
+            else:
+                yield batch, kind.decode(metadata)
+
+    def check_payload(self, size: int) -> None:
+        """Reject a payload that is larger than one may be."""
+        check_limit(size, self._limits.payload_bytes, "bytes in a payload", "payload_bytes")
+
+    def _chunks(self) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
         """Validate each batch before anything uses it: without that 101 of 2,000 damaged streams crashed the server."""
         while self._trailer is None:
             self._set_waiting(True)
@@ -101,9 +124,7 @@ class Upload:
                 self._set_waiting(False)
             if chunk.data is not None:
                 self._check(chunk.data)
-                yield chunk.data
-            if chunk.app_metadata is not None:
-                self._trailer = Trailer.decode(chunk.app_metadata.to_pybytes())
+            yield chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
 
     def _check(self, batch: pa.RecordBatch) -> None:
         size = check_batch(batch, self._limits)

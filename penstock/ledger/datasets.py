@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import AlreadyExists, Lost, NotFound
-from penstock.ledger import parts
+from penstock.ledger import parts, payloads
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction, paths_below, to_schema
@@ -132,6 +132,7 @@ def check_write(t: Transaction, write: Write, *, exists: bool) -> None:
     if write.mode != "overwrite" and parts.are_lost(t, "path = ? AND state = 'visible'", write.path):
         verb = "appended to" if write.mode == "append" else "made"
         raise Lost(f"{write.path} can't be {verb}, its rows are lost: write it again with mode 'overwrite'")
+    payloads.check_is_none(t, paths.parse(write.path).key)
     for key in paths.parse(write.path).parents:
         if schema_at(t, f"store/{key}") is not None:
             raise AlreadyExists(f"{write.path}: store/{key} is a dataset, so nothing can be below it")
@@ -182,9 +183,10 @@ def disagreements(reader: Reader) -> list[str]:
     )
     alone = reader.rows(
         "SELECT DISTINCT path FROM parts WHERE state = 'visible' AND path IS NOT NULL"
-        " AND path NOT IN (SELECT path FROM datasets)"
+        " AND path NOT IN (SELECT path FROM datasets UNION ALL SELECT 'store/' || key FROM payloads)"
     )
     return [
         *(f"{row['path']} has {row['rows']:,} rows, its parts have {row['others'] or 0:,}" for row in unlike),
-        *(f"{row['path']} has parts, and is no dataset" for row in alone),
+        *(f"{row['path']} has parts, and is neither dataset nor payload" for row in alone),
+        *payloads.disagreements(reader),
     ]

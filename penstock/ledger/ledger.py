@@ -18,13 +18,16 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, StoreFull
-from penstock.ledger import attempts, datasets, parts, runs, tables, writes
+from penstock.ledger import attempts, datasets, parts, payloads, runs, tables, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
+from penstock.ledger.payloads import Bytes
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Destination, WorkQueues, Write
+from penstock.store import payload_table
 from penstock.store.database import Database, Reader, View
+from penstock.store.payload_table import PayloadRow
 from penstock.wire.actions import LandedEpoch, Summary
 from penstock.wire.put import Mode, Receipt
 
@@ -76,6 +79,10 @@ class Ledger:
         if self._queues is None:
             raise InvalidRequest("this ledger has no queues: write without one")
         return self._queues
+
+    def names_payload(self, reader: Reader, key: str) -> bool:
+        """Whether a message that isn't done names a payload."""
+        return self._queues is not None and self._queues.names_payload(reader, key)
 
     def change(self, function: Callable[[Transaction], _T]) -> _T:
         """Carry out a function in one transaction, and return its value once that is durable. Not to be nested."""
@@ -200,6 +207,7 @@ class Ledger:
                 t.now - REMEMBERED_BRIEFLY, _FORGOTTEN,
             )  # fmt: skip
             t.execute("DELETE FROM ticketed WHERE until < ?", t.now)
+            payloads.expire(t)
             return idle
 
         expired = self.change(expire)
@@ -266,6 +274,55 @@ class Ledger:
             return dataset
 
         return self.change(delete)
+
+    # --- payloads -----------------------------------------------------------------------------
+
+    def bind_payloads(self, rows: Sequence[PayloadRow]) -> None:
+        """Make payloads readable under their keys, all in one transaction; their bytes are durable."""
+
+        def bind_all(t: Transaction) -> None:
+            for row in rows:
+                payloads.bind(t, row)
+
+        self.change(bind_all)
+
+    def payload(self, key: str) -> PayloadRow | None:
+        """Return the payload at a key, None without one."""
+        return payload_table.find(self.database, key, self.now())
+
+    def look_up_payloads(
+        self, keys: Sequence[str], *, ticketed_until: float, held: str = f"{payloads.KIND}/"
+    ) -> list[Bytes | None]:
+        """Return where the bytes of payloads and splits are; parts stay until that time, whatever happens to the keys.
+
+        As `snapshot`: the time is noted, for the path `held`, then the rows are read again, if any names a part.
+        """
+        for is_held in (False, True):
+            with self.reading() as reader:
+                located = [payloads.look_up(reader, key, self.now()) for key in keys]
+            if is_held or all(each is None or each.part is None for each in located):
+                break
+            self.hold(held, ticketed_until)
+        return located
+
+    def has_dataset(self, path: str) -> bool:
+        """Whether a dataset is at a path."""
+        return datasets.schema_at(self.database, path) is not None
+
+    def payload_keys(self, prefix: str, *, after: str, most: int) -> list[str]:
+        """Return some of the keys that begin with a prefix, in order, without those of bound payloads."""
+        return payload_table.keys(self.database, prefix, self.now(), after=after, most=most)
+
+    def remove_payload(self, key: str) -> PayloadRow | None:
+        """Remove a payload, and return it; its part stays for as long as tickets name it."""
+        return self.change(lambda t: payloads.remove(t, key))
+
+    def clear_payloads(self, prefix: str) -> int:
+        """Remove the payloads whose keys begin with a prefix, some in each transaction; return how many."""
+        total = 0
+        while removed := self.change(lambda t: payloads.clear(t, prefix)):
+            total += removed
+        return total
 
     # --- parts --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import damaged_schemas
 from penstock.ledger.writes import Destination
 from penstock.store.database import Reader
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.store.records import Label
 from penstock.text import counted
 
@@ -56,7 +56,7 @@ class Losses:
         return sentences
 
 
-def find_losses(ledger: Ledger, store: SplitPayloadStore) -> Losses:
+def find_losses(ledger: Ledger, store: Store) -> Losses:
     """Compare the ledger with the parts at rest, before either changes; of the parts, only unnamed ones are read."""
     database = ledger.database
     labels = {name: store.medium.label(name) for name in store.orphans(ledger.part_names())}
@@ -86,7 +86,7 @@ def disagreements(reader: Reader, destinations: Mapping[str, Destination]) -> li
     return structure + damaged_schemas(reader) + contents
 
 
-def check_whole(ledger: Ledger, store: SplitPayloadStore, *, accept_loss: bool) -> None:
+def check_whole(ledger: Ledger, store: Store, *, accept_loss: bool) -> None:
     """Reject a ledger or a store that has lost what was acknowledged.
 
     With `accept_loss`, log the losses and note them, so that the next start is not rejected for them: the count of

@@ -29,6 +29,8 @@ class Slice:
     """The offset of the part's first row in its shard."""
     since: float = 0.0
     """The time at which the part was appended."""
+    inline: pa.Buffer | None = None
+    """The IPC stream of a small payload, which has no part."""
 
     @property
     def reaches_end(self) -> bool:
@@ -87,9 +89,17 @@ def add_held(t: Transaction, part: Part, schema: pa.Schema, *, until: float) -> 
     )  # fmt: skip
 
 
+def add_payload(t: Transaction, name: str, path: str, *, rows: int, bytes: int, schema: pa.Schema) -> None:
+    """Add the one part of a large payload, whose bytes are durable: visible at the payload's path."""
+    t.insert(
+        "parts", name=name, attempt="", number=0, rows=rows, bytes=bytes, schema=t.schema_id(schema),
+        incarnation=t.ledger.incarnation, state="visible", path=path, seq=0,
+    )  # fmt: skip
+
+
 def retire(t: Transaction, names: Sequence[str], path: str) -> None:
     """Hide the parts of a path; their bytes stay for as long as tickets may name them."""
-    free_at = max(t.now, t.ledger.ticketed_until(t, path))
+    free_at = _free_at(t, path)
     t.sql.executemany(
         "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ? WHERE name = ?",
         [(free_at, name) for name in names],
@@ -101,8 +111,14 @@ def retire_dataset(t: Transaction, path: str) -> None:
     t.execute(
         "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ?1"
         " WHERE path = ?2 AND state = 'visible'",
-        max(t.now, t.ledger.ticketed_until(t, path)), path,
+        _free_at(t, path), path,
     )  # fmt: skip
+
+
+def _free_at(t: Transaction, path: str) -> float:
+    """Return when the bytes of a path that is hidden now may go: tickets name the path's, or those of its kind."""
+    kind = path.partition("/")[0] + "/"
+    return max(t.now, t.ledger.ticketed_until(t, path), t.ledger.ticketed_until(t, kind))
 
 
 def are_lost(reader: Transaction, condition: str, *arguments: object) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from penstock import steps
 from penstock.errors import PenstockError, StoreFull
 from penstock.ledger.ledger import Ledger
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 log = logging.getLogger("penstock")
 _BATCH = 1_000  # parts or schemas forgotten in one transaction
@@ -26,7 +26,7 @@ def _tend_nothing(stop: Callable[[], bool]) -> None:
     """Do nothing: there are datasets only."""
 
 
-def free(ledger: Ledger, store: SplitPayloadStore) -> int:
+def free(ledger: Ledger, store: Store) -> int:
     """Delete the bytes of retired parts that no ticket names any more, and return how many parts.
 
     1. The bytes. 2. Then their rows. A crash in between leaves rows of parts that are gone and that nothing shows: the
@@ -52,7 +52,7 @@ def drop_schemas(ledger: Ledger) -> None:
         ledger.forget_schemas(unused)  # 2.
 
 
-def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
+def recover(ledger: Ledger, store: Store) -> int:
     """End, at start, the puts that a crash cut, and set the parts aside that no row names; return how many.
 
     Then free what nobody may read any more. A full disk stops none of that for good: the next sweeps, or starts, do it.
@@ -70,9 +70,7 @@ def recover(ledger: Ledger, store: SplitPayloadStore) -> int:
 class Sweeper:
     """One thread that sweeps every `every` seconds, and sooner after something was retired."""
 
-    def __init__(
-        self, ledger: Ledger, store: SplitPayloadStore, tend: Tend = _tend_nothing, *, every: float = 60.0
-    ) -> None:
+    def __init__(self, ledger: Ledger, store: Store, tend: Tend = _tend_nothing, *, every: float = 60.0) -> None:
         self._ledger = ledger
         self._store = store
         self._tend = tend
@@ -114,7 +112,7 @@ class Sweeper:
             for write in self._ledger.expire():
                 log.warning("write/%s was idle for too long and has expired", write)
         finally:  # on a full disk, too: the bytes that go make room
-            freed = free(self._ledger, self._store) + self._store.sweep()
+            freed = free(self._ledger, self._store)
             if freed:
                 log.info("swept %d parts", freed)
         if time.monotonic() - self._tended >= TEND_EVERY:

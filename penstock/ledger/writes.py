@@ -104,6 +104,10 @@ class WorkQueues(Protocol):
         """Note that the write will push nothing, as another one of its run has done it."""
         ...
 
+    def names_payload(self, reader: Reader, key: str, /) -> bool:
+        """Whether a message that isn't done names a payload."""
+        ...
+
 
 # --- what is known -------------------------------------------------------------------------
 

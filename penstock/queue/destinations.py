@@ -9,7 +9,7 @@ from penstock.ledger.writes import Destination
 from penstock.queue.pubsub import registry
 from penstock.queue.topics import journal, producers
 from penstock.queue.work import messages, queues
-from penstock.store import payloads
+from penstock.store import payload_table
 from penstock.store.database import Tables
 
 DESTINATIONS: Mapping[str, Destination] = {"store": datasets, "topic": journal}
@@ -18,7 +18,7 @@ TABLES: tuple[Tables, ...] = (
     journal.TABLES,
     producers.TABLES,
     registry.TABLES,
-    payloads.TABLES,
+    payload_table.TABLES,
     queues.TABLES,
     messages.TABLES,
 )

@@ -6,14 +6,16 @@ Id and metadata travel in the schema's metadata, so that any Arrow writer can se
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
 from penstock.rows import schemas
+from penstock.wire.paths import check_key
 
 SPLIT_ID, METADATA = b"penstock.split_id", b"penstock.metadata"
 """The keys in a schema's metadata: the id as text, the metadata as a JSON object."""
@@ -33,7 +35,6 @@ class SplitPayload:
         own = data.schema.metadata or {}
         if SPLIT_ID not in own and METADATA not in own:
             return cls(data, split_id)
-        kept = {name: value for name, value in own.items() if name not in (SPLIT_ID, METADATA)}
         try:
             split_id = own[SPLIT_ID].decode() if SPLIT_ID in own else split_id
             metadata = json.loads(own.get(METADATA, b"{}"))
@@ -41,9 +42,8 @@ class SplitPayload:
             raise _bad_metadata(split_id) from broken
         if not isinstance(metadata, dict):
             raise _bad_metadata(split_id)
-        bare = data.schema.with_metadata(kept or None)
         # Not by replace_schema_metadata, which loses the rows of a table without columns
-        return cls(pa.Table.from_batches(data.to_batches(), bare), split_id, metadata)
+        return cls(pa.Table.from_batches(data.to_batches(), plain(data.schema)), split_id, metadata)
 
     @classmethod
     def from_ipc(cls, data: bytes | bytearray | memoryview | pa.Buffer, split_id: str) -> SplitPayload:
@@ -81,6 +81,12 @@ class SplitPayload:
         return carrying(self.data.schema, self.split_id, self.metadata)
 
 
+def plain(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without a payload's id and metadata."""
+    kept = {name: value for name, value in (schema.metadata or {}).items() if name not in (SPLIT_ID, METADATA)}
+    return schema.with_metadata(kept or None)
+
+
 def carrying(schema: pa.Schema, split_id: str, metadata: Mapping[str, Any]) -> pa.Schema:
     """Return a schema with a payload's id and metadata in it; InvalidRequest if JSON can't hold them."""
     try:
@@ -90,6 +96,69 @@ def carrying(schema: pa.Schema, split_id: str, metadata: Mapping[str, Any]) -> p
             f"the payload {split_id!r:.80} has a split_id that is no text, or metadata that JSON can't hold: {broken}"
         ) from broken
     return schema.with_metadata({**(schema.metadata or {}), **own})
+
+
+class PayloadStore(ABC):
+    """Payloads by key, in a server or in a folder. Safe to share between threads."""
+
+    @abstractmethod
+    def store_all(self, payloads: Mapping[str, Any] | Iterable[tuple[str, Any]], *, ttl: float | None = None) -> int:
+        """Keep many payloads, each in place of what its key had; return how many. Nothing is kept if it raises.
+
+        What `store` takes, by key. At a server payloads of one schema, up to 10,000, are one stream and one
+        transaction; those of other schemas, or more, are further ones, and stay if a later one fails.
+        """
+
+    @abstractmethod
+    def get_all(self, keys: Iterable[str]) -> dict[str, SplitPayload]:
+        """Return the payloads of those keys that have one; Lost if the bytes of one are gone or corrupt."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Delete a payload; False if there was none."""
+
+    @abstractmethod
+    def clear(self, prefix: str = "") -> int:
+        """Delete the payloads whose keys begin with a prefix, and return how many there were."""
+
+    @abstractmethod
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with a prefix, in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections and files; payloads that were handed out stay readable."""
+
+    def store(self, key: str, payload: Any, *, ttl: float | None = None) -> str:
+        """Keep a SplitPayload, a table, or bytes of an Arrow IPC stream or file, in place of what the key had.
+
+        Durable when it returns. Id and metadata that the schema of a table or of bytes carries are kept. With `ttl` the
+        payload is deleted after so many seconds.
+        """
+        self.store_all([(key, payload)], ttl=ttl)
+        return key
+
+    def get(self, key: str) -> SplitPayload | None:
+        """Return the payload, None without one; Lost if its bytes are gone or corrupt."""
+        return self.get_all([key]).get(key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def payloads_by_key(payloads: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str, SplitPayload]:
+    """Return what `store_all` was given as payloads, each validated; reject a key that comes twice."""
+    pairs = payloads.items() if isinstance(payloads, Mapping) else payloads
+    by_key: dict[str, SplitPayload] = {}
+    for key, data in pairs:
+        check_key(key)
+        if key in by_key:
+            raise InvalidRequest(f"the key {key} comes twice: store it once")
+        by_key[key] = SplitPayload.from_any(data, key)
+    return by_key
 
 
 def _bad_metadata(split_id: str) -> InvalidRequest:

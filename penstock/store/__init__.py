@@ -7,6 +7,6 @@ payloads.get("job/7").data
 """
 
 from penstock.store.open import open  # noqa: A004  # as in store.open(url)
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
-__all__ = ["SplitPayloadStore", "open"]
+__all__ = ["Store", "open"]

@@ -19,12 +19,13 @@ from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
-from penstock.store.payloads import ORPHAN_GRACE, TABLES, SplitPayloadStore
+from penstock.store.payload_table import TABLES
+from penstock.store.payloads import ORPHAN_GRACE, Store
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def open(url: str, *, quota: int | None = None) -> SplitPayloadStore:  # noqa: A001  # as in store.open(url)
+def open(url: str, *, quota: int | None = None) -> Store:  # noqa: A001  # as in store.open(url)
     """Open a store outside of a server, with a ledger of its own beside its bytes; `close()` it at the end."""
     scratch = None
     if url.partition(":")[0] == "memory":
@@ -55,7 +56,7 @@ def open_medium(url: str, folder: Path) -> Medium:
     raise InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory: or memory:?max=2GiB")
 
 
-class StandaloneStore(SplitPayloadStore):
+class StandaloneStore(Store):
     """A store that owns its ledger; pickles as its URL."""
 
     def __init__(self, medium: Medium, database: Database, lock: int, *, url: str, quota: int | None) -> None:

@@ -1,4 +1,4 @@
-"""SplitPayloadStore: payloads under keys, with quota and time to live, over a medium that holds bytes."""
+"""Store: parts by name for a server's ledger, payloads by key for workers alone; with quota, over a medium."""
 
 from __future__ import annotations
 
@@ -8,37 +8,33 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from penstock.errors import Lost, StoreFull
-from penstock.rows.payload import SplitPayload
+from penstock.rows.payload import PayloadStore, SplitPayload, payloads_by_key
 from penstock.rows.slices import PART_BYTES, size_of
-from penstock.store.database import Database, Tables, Unsettled
+from penstock.store import payload_table
+from penstock.store.database import Database, Unsettled, View
 from penstock.store.medium import Medium, OpenPart, Part, Room
+from penstock.store.payload_table import INLINE, InlinePart, PayloadRow
 from penstock.store.records import Label
 from penstock.wire.paths import check_key
 
-TABLES: Tables = {
-    2: """
-CREATE TABLE IF NOT EXISTS payloads(
-    key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, incarnation TEXT NOT NULL,
-    split_id TEXT NOT NULL, metadata TEXT NOT NULL, stored REAL NOT NULL, expires REAL
-) WITHOUT ROWID;
-"""
-}
-
+_T = TypeVar("_T")
 ORPHAN_GRACE = 24 * 3600.0
 """Seconds for which parts stay that no row names: another process may be writing one, or the ledger may be the wrong
 one."""
 
 
-class SplitPayloadStore:
-    """Payloads by key for workers, and parts by name for a server's ledger.
+class Store(PayloadStore):
+    """Parts by name for a server's ledger, and payloads by key for workers that share a folder without a server.
 
-    A key's row in the database is what makes a payload exist; a medium holds its bytes.
+    A key's row in the database is what makes a payload exist; a medium holds its bytes, unless they are few.
     """
 
     def __init__(
@@ -65,100 +61,113 @@ class SplitPayloadStore:
         return f"SplitPayloadStore({self.url!r})"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SplitPayloadStore):
+        if not isinstance(other, Store):
             return False
         return (other.url, other.medium.incarnation) == (self.url, self.medium.incarnation)
 
     def __hash__(self) -> int:
         return hash(self.url)
 
-    # --- payloads by key --------------------------------------------------------------------
+    # --- payloads by key: of a store that stands alone ----------------------------------------
 
-    def store(self, key: str, payload: SplitPayload | bytes | pa.Buffer | pa.Table, *, ttl: float | None = None) -> str:
-        """Keep a payload under a key, in place of what was there; gone after `ttl` seconds, if given.
+    def store_all(self, payloads: Mapping[str, Any] | Iterable[tuple[str, Any]], *, ttl: float | None = None) -> int:
+        """Keep many payloads, all or none.
 
-        1. The bytes are durable under a name of their own, unseen.
-        2. One transaction points the key at them.
-        3. What the key pointed at before is deleted.
-        A crash after 1 or 2 leaves bytes that no key points at: `orphans` finds them at the next start.
+        1. The bytes of large ones are durable under names of their own, unseen. 2. One transaction points the keys at
+        them; small ones lie in it. 3. What the keys pointed at before is deleted.
+        A crash after 1 or 2 leaves bytes that no key points at: `orphans` finds them at a later start.
         """
-        check_key(key)
-        whole = SplitPayload.from_any(payload, key)
-        whole.schema()  # rejects metadata before a byte is written
-        noted = json.dumps(dict(whole.metadata))
-        part = self.write(uuid.uuid4().hex, whole.data.schema, whole.data.to_batches(), path=key)  # 1.
+        by_key = payloads_by_key(payloads)
+        carried = {key: payload.schema() for key, payload in by_key.items()}  # rejects metadata before a byte is kept
         now = self._now()
         expires = None if ttl is None else now + ttl
-        row = (key, part.name, self.medium.incarnation, whole.split_id, noted, now, expires)
-
-        def point_key(sql: sqlite3.Connection) -> list[str]:
-            before = sql.execute("SELECT name FROM payloads WHERE key = ?", (key,)).fetchall()
-            sql.execute(
-                "REPLACE INTO payloads(key, name, incarnation, split_id, metadata, stored, expires)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
-            return [row["name"] for row in before]
-
+        rows: list[PayloadRow] = []
         try:
-            before = self._database.run(point_key)  # 2.
-        except Unsettled:  # the key may point at these bytes after a crash; if it doesn't, they are orphans then
+            for key, payload in by_key.items():
+                rows.append(self.keep(key, carried[key], payload.data.to_batches(), path=key, expires=expires))  # 1.
+            before = self._change(lambda view: self._point_keys(view, rows, now))  # 2.
+        except Unsettled:  # the keys may point at these bytes after a crash; if they don't, they are orphans then
             raise
-        except Exception:
-            self.discard([part.name])
+        except BaseException:
+            self.discard(row.part for row in rows if row.part is not None)
             raise
         self.discard(before)  # 3.
-        return key
+        return len(rows)
 
-    def get(self, key: str) -> SplitPayload | None:
-        """Return the payload, None without one; Lost if its bytes are gone or corrupt."""
-        rows = self._database.rows("SELECT * FROM payloads WHERE key = ?", check_key(key))
-        if not rows or self._has_expired(rows[0]["expires"]):
+    def _point_keys(self, view: View, rows: list[PayloadRow], now: float) -> list[str]:
+        before = []
+        for row in rows:
+            payload_table.check_free(view, row.key, now)
+            before.append(payload_table.put(view, row, now))
+        return [part for part in before if part is not None]
+
+    def keep(
+        self,
+        key: str,
+        schema: pa.Schema,
+        batches: list[pa.RecordBatch],
+        *,
+        path: str,
+        expires: float | None = None,
+    ) -> PayloadRow:
+        """Make a payload's bytes ready for its row: a large one is a part that is durable when this returns."""
+        count, size = sum(batch.num_rows for batch in batches), sum(map(size_of, batches))
+        if size <= INLINE:
+            inline = payload_table.encode(schema, batches)
+            if len(inline) <= INLINE:
+                return PayloadRow(key, None, inline, count, len(inline), expires, schema=schema)
+        part = self.write(uuid.uuid4().hex, schema, batches, path=path)
+        return PayloadRow(key, part.name, None, count, part.bytes, expires, schema=schema)
+
+    def get_all(self, keys: Iterable[str]) -> dict[str, SplitPayload]:
+        """Return the payloads of those keys that have one; Lost if the bytes of one are gone or corrupt."""
+        payloads = ((key, self._get(check_key(key))) for key in keys)
+        return {key: payload for key, payload in payloads if payload is not None}
+
+    def _get(self, key: str) -> SplitPayload | None:
+        row = payload_table.find(self._database, key, self._now())
+        if row is None:
             return None
-        row = rows[0]
         try:
-            table = self.open(row["name"]).reader().read_all()
+            part = InlinePart(row.inline) if row.inline is not None else self.open(row.part or "")
         except Lost as gone:
-            if self._moved_on(key, row["name"]):
-                return self.get(key)
+            if self._moved_on(key, row.part):
+                return self._get(key)
             raise Lost(f"the payload {key} is lost: {gone}") from gone
-        return SplitPayload(table, row["split_id"], json.loads(row["metadata"]))
+        payload = SplitPayload.from_arrow(part.reader().read_all(), row.split_id or key)
+        return payload if row.metadata is None else replace(payload, metadata=json.loads(row.metadata))
 
     def delete(self, key: str) -> bool:
         """Delete a payload; False if there was none."""
-        return self._forget("key = ?", check_key(key)) > 0
+        check_key(key)
+        row = self._change(lambda view: payload_table.remove(view, key))
+        return row is not None and self._forget([row]) > 0
 
-    def clear(self) -> int:
-        """Delete every payload, and return how many there were."""
-        return self._forget("true")
+    def clear(self, prefix: str = "") -> int:
+        """Delete the payloads whose keys begin with a prefix, and return how many there were."""
+        return self._forget(self._change(lambda view: payload_table.remove_below(view, prefix, -1)))
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys that have a payload, in order."""
-        rows = self._database.rows(
-            "SELECT key, expires FROM payloads WHERE substr(key, 1, ?) = ? ORDER BY key", len(prefix), prefix
-        )
-        return [row["key"] for row in rows if not self._has_expired(row["expires"])]
+        """Return the keys that begin with a prefix, in order."""
+        return payload_table.keys(self._database, prefix, self._now())
 
     def sweep(self) -> int:
         """Delete the payloads past their time, and return how many."""
         now = self._now()
-        expired = self._database.rows("SELECT 1 FROM payloads WHERE expires <= ?", now)
-        if expired:
-            self._forget("expires <= ?", now)
-        return len(expired)
+        if self._database.row("SELECT 1 FROM payloads WHERE expires <= ?", now) is None:
+            return 0
+        rows = self._change(lambda view: payload_table.remove_expired(view, now))
+        self._forget(rows)
+        return len(rows)
 
-    def _forget(self, condition: str, *arguments: object) -> int:
-        """Forget payloads, and return how many of them were not past their time."""
+    def _change(self, function: Callable[[View], _T]) -> _T:
+        return self._database.run(lambda sql: function(View(sql)))
 
-        def forget(sql: sqlite3.Connection) -> list[sqlite3.Row]:
-            return sql.execute(
-                f"DELETE FROM payloads WHERE {condition} RETURNING name, expires",  # noqa: S608  # our own text
-                arguments,
-            ).fetchall()
-
-        rows = self._database.run(forget)
-        self.discard(row["name"] for row in rows)
-        return sum(not self._has_expired(row["expires"]) for row in rows)
+    def _forget(self, rows: list[sqlite3.Row]) -> int:
+        """Delete the bytes of removed rows, and return how many rows were not past their time."""
+        self.discard(row["part"] for row in rows if row["part"] is not None)
+        now = self._now()
+        return sum(row["expires"] is None or row["expires"] > now for row in rows)
 
     # --- parts by name ----------------------------------------------------------------------
 
@@ -237,7 +246,7 @@ class SplitPayloadStore:
 
     def orphans(self, known: Iterable[str] = (), *, before: float = math.inf) -> list[str]:
         """Return the parts written before that time that are neither known nor a payload's: a crash left them."""
-        named = {row["name"] for row in self._database.rows("SELECT name FROM payloads")}.union(known)
+        named = set(payload_table.named_parts(self._database)).union(known)
         return [name for name, _ in self.medium.names(before=before) if name not in named]
 
     @property
@@ -255,10 +264,7 @@ class SplitPayloadStore:
         if size:
             self._sizes[name] = size
 
-    def _has_expired(self, expires: float | None) -> bool:
-        return expires is not None and expires <= self._now()
-
-    def _moved_on(self, key: str, name: str) -> bool:
+    def _moved_on(self, key: str, part: str | None) -> bool:
         """Whether the key was replaced or deleted meanwhile."""
-        rows = self._database.rows("SELECT name FROM payloads WHERE key = ?", key)
-        return not rows or rows[0]["name"] != name
+        row = payload_table.find(self._database, key, self._now())
+        return row is None or row.part != part

@@ -7,6 +7,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 from penstock.wire import queue
 from penstock.wire.body import Body, field_names
+from penstock.wire.payloads import (
+    ClearedPayloads,
+    ClearPayloads,
+    FindPayloads,
+    FoundPayloads,
+    ListPayloads,
+    PayloadKeys,
+)
 from penstock.wire.position import Position
 from penstock.wire.put import Mode, Run, State
 
@@ -471,6 +479,9 @@ REDRIVE_MESSAGES = Action(
     "queue.redrive", "Make dead messages pending again", queue.RedriveMessages, queue.RedrivenMessages
 )
 FINISH_QUEUE = Action("queue.finish", "Clients push no more messages", queue.FinishQueue, queue.QueueCounts)
+FIND_PAYLOADS = Action("payload.find", "Where the bytes of payloads are", FindPayloads, FoundPayloads)
+LIST_PAYLOADS = Action("payload.keys", "The keys of payloads, in order", ListPayloads, PayloadKeys)
+CLEAR_PAYLOADS = Action("payload.clear", "Delete the payloads below a prefix", ClearPayloads, ClearedPayloads)
 HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
 
 ACTIONS: dict[str, Action[Any, Any]] = {
@@ -478,6 +489,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     for action in (
         OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
+        FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )
 }  # fmt: skip
 """Every action by name."""

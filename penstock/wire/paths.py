@@ -10,6 +10,8 @@ from penstock.errors import InvalidRequest
 
 MAX_KEY = 512
 _KIND = re.compile(r"[a-z]{1,40}")
+_SPLIT = re.compile(r"[0-9a-f]{32}-(?:0|[1-9][0-9]{0,8})")
+"""Behind an `@`: the attempt that wrote a part of a dataset, and the part's number in it."""
 _KEY = re.compile(r"[A-Za-z0-9._/=~+%:-]{1,512}")
 
 
@@ -45,6 +47,13 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_payload_key(key: str) -> str:
+    """Return a valid key of a payload or of a split."""
+    whole, mark, split = key.rpartition("@")
+    check_key(whole if mark and _SPLIT.fullmatch(split) else key)
+    return key
+
+
 def of_acks(path: Path) -> Path | None:
     """Return the subscription whose ack ledger is at a path, subscription/PROJECT/NAME/acks; None at any other path."""
     project, _, name = path.key.removesuffix("/acks").partition("/")
@@ -52,8 +61,12 @@ def of_acks(path: Path) -> Path | None:
     return Path(path.kind, f"{project}/{name}") if is_ledger else None
 
 
-def parse(text: str) -> Path:
-    """Return the path of one thing, such as store/demo/trips."""
+def parse(text: str, *, splits: bool = False) -> Path:
+    """Return the path of one thing, such as store/demo/trips; with `splits` also store/demo/trips@<attempt>-<n>."""
+    whole, mark, split = text.rpartition("@")
+    if splits and mark and _SPLIT.fullmatch(split):
+        path = parse(whole)
+        return Path(path.kind, f"{path.key}@{split}")
     path = parse_folder(text)
     if "/" not in text:
         raise _no_path(text)

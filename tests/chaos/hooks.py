@@ -22,7 +22,7 @@ from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.pullers import Pullers
 from penstock.ledger import sweep
 from penstock.ledger.ledger import Ledger
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 
 def plant(folder: Path) -> None:
@@ -51,7 +51,7 @@ def plant(folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     time.time, os.fsync, steps.passed = now, slow_or_failing, passed  # type: ignore[assignment]
-    for each in (Ledger, SplitPayloadStore):  # their defaults were bound before
+    for each in (Ledger, Store):  # their defaults were bound before
         defaults = each.__init__.__kwdefaults__
         assert defaults is not None
         assert defaults["now"] is wall

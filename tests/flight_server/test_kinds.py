@@ -192,6 +192,9 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
         "describe": {"path": "topic/x"},
         "delete": {"path": "topic/x"},
         "health": {},
+        "payload.find": {"keys": ["x", "none"]},
+        "payload.keys": {},
+        "payload.clear": {"prefix": "none/"},
     }
     answer = call(bare, name, **bodies.get(name, reader))
     assert ACTIONS[name].answer.from_json(answer).to_json() == answer

@@ -14,6 +14,7 @@ from penstock.errors import NotFound
 from penstock.ledger import tables
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
+from penstock.store import payload_table
 from penstock.store.database import Database
 from penstock.store.medium import Part
 from tests.kit.clock import Clock
@@ -30,7 +31,9 @@ def reopen(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Ledger]]:
     with ExitStack() as stack:
 
         def start(incarnation: str = "") -> Ledger:
-            database = stack.enter_context(closing(Database(tmp_path / "ledger.db", tables.TABLES)))
+            database = stack.enter_context(
+                closing(Database(tmp_path / "ledger.db", tables.TABLES, payload_table.TABLES))
+            )
             return Ledger(database, incarnation=incarnation, now=clock.now)
 
         yield start

@@ -18,15 +18,16 @@ from penstock.errors import InvalidRequest, Lost, StoreFull
 from penstock.rows.payload import SplitPayload
 from penstock.store.database import Database
 from penstock.store.medium import Medium, OpenPart
-from penstock.store.payloads import TABLES, SplitPayloadStore
+from penstock.store.payload_table import TABLES
+from penstock.store.payloads import Store
 from tests.kit.clock import Clock
 from tests.kit.rows import PAYLOADS, SHAPES, as_file, as_stream, assert_same, numbers
 from tests.kit.wire import NASTY
 
-Make = Callable[..., SplitPayloadStore]
+Make = Callable[..., Store]
 
 
-def payload(store: SplitPayloadStore, key: str) -> SplitPayload:
+def payload(store: Store, key: str) -> SplitPayload:
     """Return the payload of a key, which must be there."""
     stored = store.get(key)
     assert isinstance(stored, SplitPayload)
@@ -41,29 +42,29 @@ class StoreContract:
         """A medium in this folder, or in memory."""
 
     @abstractmethod
-    def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
+    def raw(self, store: Store, name: str) -> pa.Table:
         """The rows of a part as its medium has them, read without the store."""
 
     @pytest.fixture
     def make(self, tmp_path: Path, clock: Clock) -> Iterator[Make]:
         with ExitStack() as stack:
 
-            def make(folder: Path = tmp_path, **options: Any) -> SplitPayloadStore:
+            def make(folder: Path = tmp_path, **options: Any) -> Store:
                 medium = self.medium(folder)
                 database = stack.enter_context(closing(Database(folder / "ledger.db", TABLES)))
-                store = SplitPayloadStore(medium, database, url=f"test:{folder}", now=clock.now, **options)
+                store = Store(medium, database, url=f"test:{folder}", now=clock.now, **options)
                 return stack.enter_context(closing(store))
 
             yield make
 
     @pytest.fixture
-    def store(self, make: Make) -> SplitPayloadStore:
+    def store(self, make: Make) -> Store:
         return make()
 
     # --- store and get ----------------------------------------------------------------------
 
     @pytest.mark.parametrize("shape", PAYLOADS)
-    def test_a_table_comes_back_as_it_was(self, store: SplitPayloadStore, shape: str) -> None:
+    def test_a_table_comes_back_as_it_was(self, store: Store, shape: str) -> None:
         metadata = {"job": "j", "n": 1, "tags": ["ü", None], "deep": {"x": 0.5}}
         assert store.store("k", PAYLOADS[shape]) == "k"
         store.store("own", SplitPayload(PAYLOADS[shape], "split-7", metadata))
@@ -75,23 +76,23 @@ class StoreContract:
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
     @pytest.mark.parametrize("shape", PAYLOADS)
     def test_stream_bytes_come_back_as_a_payload(
-        self, store: SplitPayloadStore, shape: str, kind: Callable[[bytes], bytes]
+        self, store: Store, shape: str, kind: Callable[[bytes], bytes]
     ) -> None:
         store.store("k", kind(as_stream(PAYLOADS[shape])))
         assert_same(payload(store, "k").data, PAYLOADS[shape])
 
     @pytest.mark.parametrize("shape", PAYLOADS)
-    def test_file_bytes_come_back_as_a_payload(self, store: SplitPayloadStore, shape: str) -> None:
+    def test_file_bytes_come_back_as_a_payload(self, store: Store, shape: str) -> None:
         table = PAYLOADS[shape].unify_dictionaries()  # a file has one dictionary for a column
         store.store("k", as_file(table))
         assert_same(payload(store, "k").data, table)
 
-    def test_what_was_not_stored_is_none(self, store: SplitPayloadStore) -> None:
+    def test_what_was_not_stored_is_none(self, store: Store) -> None:
         store.store("a/b", numbers(1))
         for key in ("a", "a/c", "A/b", "b"):
             assert store.get(key) is None
 
-    def test_a_payload_that_was_handed_out_stays_readable(self, store: SplitPayloadStore) -> None:
+    def test_a_payload_that_was_handed_out_stays_readable(self, store: Store) -> None:
         store.store("k", numbers(1_000))
         stored = payload(store, "k")
         store.store("k", numbers(10))
@@ -100,7 +101,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("meanwhile", ["replaced", "deleted"])
     def test_a_payload_that_moves_on_while_it_is_read_is_not_lost(
-        self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: str
     ) -> None:
         store.store("k", numbers(3))
         opened = store.open
@@ -117,9 +118,7 @@ class StoreContract:
         stored = store.get("k")
         assert (stored.data.num_rows if stored else None) == (7 if meanwhile == "replaced" else None)
 
-    def test_a_full_ledger_keeps_the_old_payload(
-        self, store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_ledger_keeps_the_old_payload(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         """And no bytes of the new one."""
         store.store("k", numbers(3))
 
@@ -137,20 +136,20 @@ class StoreContract:
     # --- what may not be stored -------------------------------------------------------------
 
     @pytest.mark.parametrize("value", [None, 7, "text", [1], {"a": [1]}, numbers(1).to_batches()[0], numbers(1).schema])
-    def test_something_else_is_no_payload(self, store: SplitPayloadStore, value: Any) -> None:
+    def test_something_else_is_no_payload(self, store: Store, value: Any) -> None:
         with pytest.raises(InvalidRequest, match="a payload is a SplitPayload, Arrow IPC bytes or a"):
             store.store("k", value)
         self.holds_nothing(store)
 
     @pytest.mark.parametrize("junk", [b"", b"A", b"ARROW1", b"ARROW1\0\0", b"\xff" * 100, b"\0" * 64, b"PAR1" * 20])
-    def test_bytes_that_are_no_arrow_are_refused(self, store: SplitPayloadStore, junk: bytes) -> None:
+    def test_bytes_that_are_no_arrow_are_refused(self, store: Store, junk: bytes) -> None:
         with pytest.raises(InvalidRequest, match="expected bytes of an Arrow IPC stream or file"):
             store.store("k", junk)
         self.holds_nothing(store)
 
     @pytest.mark.parametrize("encode", [as_stream, as_file])
     def test_damaged_bytes_are_refused_or_a_valid_table(
-        self, store: SplitPayloadStore, encode: Callable[[pa.Table], bytes]
+        self, store: Store, encode: Callable[[pa.Table], bytes]
     ) -> None:
         chance, raw = random.Random(5), encode(SHAPES["nested"])
         for _ in range(200):
@@ -163,7 +162,7 @@ class StoreContract:
                 continue
             payload(store, "k").data.validate(full=True)
 
-    def test_a_table_that_is_not_valid_is_refused(self, store: SplitPayloadStore) -> None:
+    def test_a_table_that_is_not_valid_is_refused(self, store: Store) -> None:
         offsets = pa.array([0, 2], pa.int32()).buffers()[1]
         broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
         with pytest.raises(InvalidRequest, match="isn't a valid table"):
@@ -171,29 +170,27 @@ class StoreContract:
         self.holds_nothing(store)
 
     @pytest.mark.parametrize(("split_id", "metadata"), [("s", {"x": {1}}), ("s", {"x": b"y"}), (7, {}), ("\ud800", {})])
-    def test_metadata_that_json_cannot_hold_is_refused(
-        self, store: SplitPayloadStore, split_id: Any, metadata: Any
-    ) -> None:
+    def test_metadata_that_json_cannot_hold_is_refused(self, store: Store, split_id: Any, metadata: Any) -> None:
         """Before a byte is kept."""
         with pytest.raises(InvalidRequest, match="metadata that JSON can't hold"):
             store.store("k", SplitPayload(numbers(1), split_id, metadata))
         self.holds_nothing(store)
 
-    def test_a_nasty_key_is_refused_by_every_verb(self, store: SplitPayloadStore) -> None:
+    def test_a_nasty_key_is_refused_by_every_verb(self, store: Store) -> None:
         for key in NASTY:
             for verb in (lambda key: store.store(key, numbers(1)), store.get, store.delete):
                 with pytest.raises(InvalidRequest, match="key"):
                     verb(key)
         self.holds_nothing(store)
 
-    def holds_nothing(self, store: SplitPayloadStore) -> None:
+    def holds_nothing(self, store: Store) -> None:
         assert store.keys() == []
         assert list(store.medium.names()) == []
         assert store.used == 0
 
     # --- delete, clear, keys ----------------------------------------------------------------
 
-    def test_delete_removes_one_payload_and_returns_whether(self, store: SplitPayloadStore) -> None:
+    def test_delete_removes_one_payload_and_returns_whether(self, store: Store) -> None:
         store.store("a", numbers(1))
         store.store("b", numbers(2))
         assert store.delete("a")
@@ -202,24 +199,24 @@ class StoreContract:
         assert store.keys() == ["b"]
         assert len(list(store.medium.names())) == 1
 
-    def test_clear_forgets_all_and_counts_them(self, store: SplitPayloadStore) -> None:
+    def test_clear_forgets_all_and_counts_them(self, store: Store) -> None:
         for key in "abc":
             store.store(key, numbers(10))
         assert store.clear() == 3
         assert store.clear() == 0
         self.holds_nothing(store)
 
-    def test_keys_are_in_order_and_may_be_asked_for_by_prefix(self, store: SplitPayloadStore) -> None:
-        for key in ("b", "a/2", "a/1", "a_1", "A/1", "a/1/x", "a"):
+    def test_keys_are_in_order_and_may_be_asked_for_by_prefix(self, store: Store) -> None:
+        for key in ("b", "a/2", "a/1/y", "a_1", "A/1", "a/1/x"):
             store.store(key, numbers(1))
-        assert store.keys() == ["A/1", "a", "a/1", "a/1/x", "a/2", "a_1", "b"]
-        assert store.keys("a/") == ["a/1", "a/1/x", "a/2"]
+        assert store.keys() == ["A/1", "a/1/x", "a/1/y", "a/2", "a_1", "b"]
+        assert store.keys("a/") == ["a/1/x", "a/1/y", "a/2"]
         assert store.keys("a_") == ["a_1"]
         assert store.keys("%") == []
 
     # --- time to live -----------------------------------------------------------------------
 
-    def test_a_payload_is_gone_when_its_time_is_over(self, store: SplitPayloadStore, clock: Clock) -> None:
+    def test_a_payload_is_gone_when_its_time_is_over(self, store: Store, clock: Clock) -> None:
         store.store("short", numbers(1), ttl=10)
         store.store("long", numbers(1))
         clock.advance(9.9)
@@ -229,9 +226,7 @@ class StoreContract:
         assert store.keys() == ["long"]
         assert not store.delete("short")
 
-    def test_the_sweep_frees_what_is_past_its_time_and_nothing_else(
-        self, store: SplitPayloadStore, clock: Clock
-    ) -> None:
+    def test_the_sweep_frees_what_is_past_its_time_and_nothing_else(self, store: Store, clock: Clock) -> None:
         for key, ttl in (("a", 1.0), ("b", 2.0), ("c", None)):
             store.store(key, numbers(100), ttl=ttl)
         clock.advance(1)
@@ -264,7 +259,7 @@ class StoreContract:
     # --- parts by name ----------------------------------------------------------------------
 
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_a_part_is_kept_under_its_name(self, store: SplitPayloadStore, shape: str) -> None:
+    def test_a_part_is_kept_under_its_name(self, store: Store, shape: str) -> None:
         table = SHAPES[shape]
         kept = store.write("0" * 32 + "-part-000001", table.schema, table.to_batches(), path="store/a")
         part = store.open(kept.name)
@@ -274,13 +269,13 @@ class StoreContract:
             assert_same(part.reader().read_all(), table)
         assert_same(self.raw(store, kept.name), table)
 
-    def test_a_part_is_read_by_columns_in_the_order_given(self, store: SplitPayloadStore) -> None:
+    def test_a_part_is_read_by_columns_in_the_order_given(self, store: Store) -> None:
         table = pa.table({"a": [1, 2], "b": pa.array(["x", "y"]).dictionary_encode(), "c": [[1], []]})
         store.write("p", table.schema, table.to_batches(), path="store/a")
         for columns in (["a"], ["c", "a"], ["b"], ["c", "b", "a"], []):
             assert_same(store.open("p").reader(columns).read_all(), table.select(columns))
 
-    def test_a_part_left_over_under_a_name_is_replaced(self, store: SplitPayloadStore) -> None:
+    def test_a_part_left_over_under_a_name_is_replaced(self, store: Store) -> None:
         store.write("p", numbers(100).schema, numbers(100).to_batches(), path="store/a")
         store.write("p", numbers(7).schema, numbers(7).to_batches(), path="store/a")
         assert_same(store.open("p").reader().read_all(), numbers(7))
@@ -288,7 +283,7 @@ class StoreContract:
         store.discard(["p"])
         assert store.used == 0
 
-    def test_a_part_that_was_discarded_is_lost_by_its_name(self, store: SplitPayloadStore) -> None:
+    def test_a_part_that_was_discarded_is_lost_by_its_name(self, store: Store) -> None:
         store.write("some-part", numbers(1).schema, numbers(1).to_batches(), path="store/a")
         reader = store.open("some-part").reader()
         store.discard(["some-part", "some-part", "never-there"])
@@ -297,7 +292,7 @@ class StoreContract:
         assert_same(reader.read_all(), numbers(1))
         self.holds_nothing(store)
 
-    def test_a_payload_without_bytes_is_lost_and_not_absent(self, store: SplitPayloadStore) -> None:
+    def test_a_payload_without_bytes_is_lost_and_not_absent(self, store: Store) -> None:
         store.store("a/b", numbers(1))
         for name, _ in list(store.medium.names()):
             store.medium.delete(name)
@@ -307,7 +302,7 @@ class StoreContract:
         assert store.delete("a/b")
         assert store.get("a/b") is None
 
-    def test_orphans_are_the_parts_that_nobody_names(self, store: SplitPayloadStore) -> None:
+    def test_orphans_are_the_parts_that_nobody_names(self, store: Store) -> None:
         store.store("k", numbers(1))
         for name in ("known", "lost-1", "lost-2"):
             store.write(name, numbers(1).schema, numbers(1).to_batches(), path="store/a")
@@ -317,7 +312,7 @@ class StoreContract:
         assert store.get("k") is not None
         assert_same(store.open("known").reader().read_all(), numbers(1))
 
-    def test_a_part_whose_rows_fail_to_come_is_not_kept(self, store: SplitPayloadStore) -> None:
+    def test_a_part_whose_rows_fail_to_come_is_not_kept(self, store: Store) -> None:
         def rows() -> Iterator[pa.RecordBatch]:
             yield from numbers(10).to_batches()
             raise RuntimeError("the rows end here")
@@ -328,7 +323,7 @@ class StoreContract:
         with pytest.raises(Lost):
             store.open("p")
 
-    def test_the_digest_tells_parts_apart(self, store: SplitPayloadStore) -> None:
+    def test_the_digest_tells_parts_apart(self, store: Store) -> None:
         digests = [
             store.write(f"p{n}", numbers(n).schema, numbers(n).to_batches(), path="store/a").digest for n in range(5)
         ]
@@ -336,7 +331,7 @@ class StoreContract:
 
     # --- threads, values --------------------------------------------------------------------
 
-    def test_threads_see_whole_payloads_or_none(self, store: SplitPayloadStore) -> None:
+    def test_threads_see_whole_payloads_or_none(self, store: Store) -> None:
         barrier = threading.Barrier(4)
 
         def work(me: int) -> None:
@@ -359,7 +354,7 @@ class StoreContract:
         store.clear()
         self.holds_nothing(store)
 
-    def test_a_store_prints_as_its_url_and_has_equality(self, store: SplitPayloadStore) -> None:
+    def test_a_store_prints_as_its_url_and_has_equality(self, store: Store) -> None:
         assert repr(store) == f"SplitPayloadStore({store.url!r})"
         assert store == store  # noqa: PLR0124
         assert store != store.url

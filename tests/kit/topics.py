@@ -23,7 +23,7 @@ from penstock.queue.topics.topics import Topics
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.wire.put import Receipt
 from tests.kit.clock import Clock
 from tests.kit.wire import TRIPS, trips
@@ -53,7 +53,7 @@ class Reach:
         """Open all of it as a process that starts does."""
         self.database = Database(self.folder / "ledger.db", *TABLES)
         self.ledger = Ledger(self.database, {"topic": journal}, incarnation=medium.incarnation, now=self.clock.now)
-        self.store = SplitPayloadStore(medium, self.database, url="test:", now=self.clock.now)
+        self.store = Store(medium, self.database, url="test:", now=self.clock.now)
         self.topics = Topics(self.ledger, self.store)
 
     def restart(self, medium: Medium | None = None) -> None:

@@ -23,6 +23,7 @@ from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, Write
 from penstock.ledger import tables
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
+from penstock.store import payload_table
 from penstock.store.database import Database
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
@@ -77,7 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.database = Database(self.folder / "ledger.db", tables.TABLES)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, payload_table.TABLES)
         self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock.now)
 
     def teardown(self) -> None:

@@ -18,7 +18,7 @@ from penstock.errors import Internal, NotFound
 from penstock.ledger import tables
 from penstock.queue.destinations import TABLES
 from penstock.queue.topics import journal, producers
-from penstock.store import payloads
+from penstock.store import payload_table
 from penstock.store.database import FORMAT, Database
 from penstock.store.disk import DiskMedium
 from tests.kit.server import served, sorted_ids
@@ -109,7 +109,7 @@ def test_a_migrated_ledger_has_the_tables_of_a_new_one(folder: Path, tmp_path: P
 def test_a_migration_that_is_cut_starts_again(folder: Path) -> None:
     broken = {2: "", 3: tables.TABLES[3] + "SELECT no_such_function();"}
     with pytest.raises(Internal):
-        Database(folder / "ledger.db", broken, journal.TABLES, producers.TABLES, payloads.TABLES)
+        Database(folder / "ledger.db", broken, journal.TABLES, producers.TABLES, payload_table.TABLES)
     with closing(Database(folder / "ledger.db", *TABLES)) as database:
         assert database.rows("PRAGMA user_version")[0][0] == FORMAT
         assert len(database.rows("SELECT path FROM datasets")) == 2

@@ -13,12 +13,15 @@ import pytest
 
 from penstock import steps
 from penstock.errors import Lost, StoreFull, Unavailable
+from penstock.ledger import sweep
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import IDLE, REMEMBERED, Ledger
 from penstock.ledger.sweep import Sweeper, drop_schemas, free, recover
 from penstock.ledger.tables import to_schema
 from penstock.queue.topics.topics import Topics
 from penstock.store.disk import DiskMedium
+from penstock.store.payload_table import PayloadRow
+from penstock.store.payloads import Store
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import numbers
@@ -52,6 +55,14 @@ class DataFolder(Reach):
             for at, n in enumerate(rows)
         ]
         return Attempt(name, schema, sum(rows), tuple(parts))
+
+    def payload(self, key: str, rows: int, *, ttl: float | None = None) -> None:
+        """Store a payload that has a part."""
+        table = numbers(rows)
+        part = self.store.write(uuid.uuid4().hex, table.schema, table.to_batches(), path=f"store/{key}")
+        expires = None if ttl is None else self.ledger.now() + ttl
+        row = PayloadRow(key, part.name, None, rows, part.bytes, expires, schema=table.schema)
+        self.ledger.bind_payloads([row])
 
     def write(self, *rows: int, mode: str = "append") -> list[str]:
         """Finish a write of one attempt, and return the names of its parts."""
@@ -104,7 +115,7 @@ def test_visible_parts_open_attempts_and_payloads_stay(folder: DataFolder) -> No
     visible = folder.write(1, 2)
     open_attempt = folder.attempt(3)
     folder.ledger.record(folder.ledger.open_write("store/b").id, open_attempt)
-    folder.store.store("k", numbers(4))
+    folder.payload("k", 4)
     before = folder.kept()
     assert len(before) == 4
     assert folder.free() == 0
@@ -244,15 +255,14 @@ class Sweeps:
 
     def __init__(self, folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ended = threading.Semaphore(0)
-        sweep = folder.store.sweep
+        free = sweep.free
 
-        def sweep_and_count() -> int:
-            try:
-                return sweep()
-            finally:
-                self._ended.release()
+        def free_and_count(ledger: Ledger, store: Store) -> int:
+            freed = free(ledger, store)
+            self._ended.release()
+            return freed
 
-        monkeypatch.setattr(folder.store, "sweep", sweep_and_count)
+        monkeypatch.setattr(sweep, "free", free_and_count)
 
     def wait(self) -> None:
         assert self._ended.acquire(timeout=20), "no sweep within 20 s"
@@ -281,7 +291,7 @@ def test_the_sweeper_expires_idle_writes_and_payloads(
 ) -> None:
     write, one = folder.ledger.open_write(PATH).id, folder.attempt(3)
     folder.ledger.record(write, one)
-    folder.store.store("k", numbers(1), ttl=60)
+    folder.payload("k", 1, ttl=60)
     clock.advance(IDLE + 1)
     sweeps = Sweeps(folder, monkeypatch)
     sweepers.append(Sweeper(folder.ledger, folder.store, every=0.01))

@@ -17,9 +17,9 @@ from penstock.errors import StoreFull, Unavailable
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import tables
 from penstock.ledger.ledger import Ledger
-from penstock.store import payloads
+from penstock.store import payload_table, payloads
 from penstock.store.database import Database
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from tests.kit.rows import numbers
 from tests.kit.server import served
 from tests.kit.wait import files
@@ -87,7 +87,7 @@ def crashed(tmp_path: Path) -> Path:
 
 
 def parts_after_the_crash(crashed: Path) -> list[str]:
-    with closing(Database(crashed / "ledger.db", tables.TABLES, payloads.TABLES)) as database:
+    with closing(Database(crashed / "ledger.db", tables.TABLES, payload_table.TABLES)) as database:
         return Ledger(database).part_names()
 
 
@@ -153,12 +153,13 @@ def test_a_commit_without_room_removes_the_bytes_at_once(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Any:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(payloads, "INLINE", 0)
     with closing(stores.open(f"disk:{tmp_path / 'store'}")) as opened:
         yield opened
 
 
-def test_a_payload_whose_commit_failed_keeps_its_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+def test_a_payload_whose_commit_failed_keeps_its_bytes(store: Store, crashed: Path) -> None:
     store.store("k", numbers(1))
     FailingCommit(store._database, "REPLACE INTO payloads", crashed)
     with pytest.raises(Unavailable, match="unless the server ends"):
@@ -167,11 +168,11 @@ def test_a_payload_whose_commit_failed_keeps_its_bytes(store: SplitPayloadStore,
     assert before is not None
     assert before.data.num_rows == 1
     with closing(sqlite3.connect(crashed / "ledger.db")) as after:
-        ((name,),) = after.execute("SELECT name FROM payloads")
+        ((name,),) = after.execute("SELECT part FROM payloads")
     assert store.open(name).rows == 2
 
 
-def test_a_payload_without_room_for_its_row_leaves_no_bytes(store: SplitPayloadStore, crashed: Path) -> None:
+def test_a_payload_without_room_for_its_row_leaves_no_bytes(store: Store, crashed: Path) -> None:
     FailingCommit(store._database, "REPLACE INTO payloads", crashed, error="SQLITE_FULL")
     with pytest.raises(StoreFull):
         store.store("k", numbers(2))

@@ -12,28 +12,28 @@ import pytest
 from penstock import store as stores
 from penstock.errors import Lost
 from penstock.store.disk import DiskMedium
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from tests.kit.rows import assert_same, numbers
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SplitPayloadStore]:
+def store(tmp_path: Path) -> Iterator[Store]:
     opened = stores.open(f"disk:{tmp_path / 'store'}")
     yield opened
     opened.close()
 
 
-def part_file(store: SplitPayloadStore, name: str) -> Path:
+def part_file(store: Store, name: str) -> Path:
     assert isinstance(store.medium, DiskMedium)
     return store.medium._path_of(name)
 
 
-def quarantined_file(store: SplitPayloadStore, name: str) -> Path:
+def quarantined_file(store: Store, name: str) -> Path:
     assert isinstance(store.medium, DiskMedium)
     return store.medium.folder / "quarantine" / name
 
 
-def only_part(store: SplitPayloadStore) -> str:
+def only_part(store: Store) -> str:
     ((name, _),) = store.medium.names()
     return name
 
@@ -53,7 +53,7 @@ def flipped(raw: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def assert_damage_is_found(store: SplitPayloadStore, name: str, damaged: bytes) -> None:
+def assert_damage_is_found(store: Store, name: str, damaged: bytes) -> None:
     """Check that reads name the loss, and that the bytes are in quarantine as they are."""
     with pytest.raises(Lost, match=f"the payload k is lost: part {name} is lost: .* It is kept in quarantine"):
         store.get("k")
@@ -66,7 +66,7 @@ def assert_damage_is_found(store: SplitPayloadStore, name: str, damaged: bytes) 
 @pytest.mark.parametrize(
     "damage", ["the first byte", "the last byte", "emptied", "a byte more", "zeros", "another part's bytes, cut"]
 )
-def test_damage_is_found_and_set_aside(store: SplitPayloadStore, damage: str) -> None:
+def test_damage_is_found_and_set_aside(store: Store, damage: str) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
     whole = part_file(store, name).read_bytes()
@@ -82,7 +82,7 @@ def test_damage_is_found_and_set_aside(store: SplitPayloadStore, damage: str) ->
     assert_damage_is_found(store, name, damaged)
 
 
-def test_quarantined_parts_are_named_and_never_deleted(store: SplitPayloadStore) -> None:
+def test_quarantined_parts_are_named_and_never_deleted(store: Store) -> None:
     for key, ttl in (("a", None), ("b", 0.0), ("c", None)):
         store.store(key, numbers(10), ttl=ttl)
     names = [name for name, _ in store.medium.names()]
@@ -103,7 +103,7 @@ def test_quarantined_parts_are_named_and_never_deleted(store: SplitPayloadStore)
     assert store.used == 0
 
 
-def test_a_quarantine_that_was_moved_away_is_made_anew(store: SplitPayloadStore, tmp_path: Path) -> None:
+def test_a_quarantine_that_was_moved_away_is_made_anew(store: Store, tmp_path: Path) -> None:
     store.store("k", numbers(10))
     name = only_part(store)
     assert isinstance(store.medium, DiskMedium)
@@ -115,7 +115,7 @@ def test_a_quarantine_that_was_moved_away_is_made_anew(store: SplitPayloadStore,
     assert store.medium.quarantined() == [name]
 
 
-def test_a_key_of_quarantined_bytes_may_be_stored_again(store: SplitPayloadStore) -> None:
+def test_a_key_of_quarantined_bytes_may_be_stored_again(store: Store) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
     part_file(store, name).write_bytes(flipped(part_file(store, name).read_bytes(), 77))
@@ -129,7 +129,7 @@ def test_a_key_of_quarantined_bytes_may_be_stored_again(store: SplitPayloadStore
 
 
 @pytest.mark.parametrize("bit", [0, 1_000, 5_000, -1])
-def test_a_mapped_part_is_checked_again_when_its_file_changes(store: SplitPayloadStore, bit: int) -> None:
+def test_a_mapped_part_is_checked_again_when_its_file_changes(store: Store, bit: int) -> None:
     store.store("k", numbers(100))
     assert store.get("k") is not None
     name = only_part(store)
@@ -139,7 +139,7 @@ def test_a_mapped_part_is_checked_again_when_its_file_changes(store: SplitPayloa
     assert_damage_is_found(store, name, damaged)
 
 
-def test_a_file_that_replaced_a_mapped_one_is_checked(store: SplitPayloadStore, tmp_path: Path) -> None:
+def test_a_file_that_replaced_a_mapped_one_is_checked(store: Store, tmp_path: Path) -> None:
     store.store("k", numbers(100))
     assert store.get("k") is not None
     name = only_part(store)
@@ -153,7 +153,7 @@ def test_a_file_that_replaced_a_mapped_one_is_checked(store: SplitPayloadStore, 
     assert_damage_is_found(store, name, damaged)
 
 
-def test_a_mapped_part_whose_file_is_gone_is_lost(store: SplitPayloadStore) -> None:
+def test_a_mapped_part_whose_file_is_gone_is_lost(store: Store) -> None:
     store.store("k", numbers(100))
     payload = store.get("k")
     part_file(store, only_part(store)).unlink()
@@ -163,9 +163,7 @@ def test_a_mapped_part_whose_file_is_gone_is_lost(store: SplitPayloadStore) -> N
     assert_same(payload.data, numbers(100))
 
 
-def test_two_readers_that_find_the_same_damage_both_name_it(
-    store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_readers_that_find_the_same_damage_both_name_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
     damaged = flipped(part_file(store, name).read_bytes(), 123)
@@ -180,9 +178,7 @@ def test_two_readers_that_find_the_same_damage_both_name_it(
     assert_damage_is_found(store, name, damaged)
 
 
-def test_damage_is_named_if_quarantine_is_not_writable(
-    store: SplitPayloadStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_named_if_quarantine_is_not_writable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.store("k", numbers(100))
     name = only_part(store)
     path = part_file(store, name)

@@ -20,7 +20,7 @@ from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
 from penstock.rows.payload import SplitPayload
 from penstock.store.disk import DiskMedium, MappedPart
 from penstock.store.medium import Medium
-from penstock.store.payloads import ORPHAN_GRACE, SplitPayloadStore
+from penstock.store.payloads import ORPHAN_GRACE, Store
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import PAYLOADS, SHAPES, assert_same, numbers
@@ -37,7 +37,7 @@ def stored_files(folder: Path) -> list[str]:
     )
 
 
-def assert_stored(store: SplitPayloadStore, table: pa.Table) -> None:
+def assert_stored(store: Store, table: pa.Table) -> None:
     """Check that the store has this table under the key `k`."""
     payload = store.get("k")
     assert payload is not None
@@ -48,7 +48,7 @@ class TestDiskStore(StoreContract):
     def medium(self, folder: Path) -> Medium:
         return DiskMedium(folder)
 
-    def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
+    def raw(self, store: Store, name: str) -> pa.Table:
         assert isinstance(store.medium, DiskMedium)
         return pa.ipc.open_stream(store.medium._path_of(name).read_bytes()).read_all()
 
@@ -73,17 +73,17 @@ class TestDiskStore(StoreContract):
         assert store.sweep() == 1
         self.holds_nothing(store)
 
-    def test_a_key_never_becomes_a_file_name(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_a_key_never_becomes_a_file_name(self, store: Store, tmp_path: Path) -> None:
         store.store("secret/name=of.a-key", numbers(1))
         assert "secret" not in " ".join(stored_files(tmp_path))
 
-    def test_only_the_owner_may_read_files_and_folders(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_only_the_owner_may_read_files_and_folders(self, store: Store, tmp_path: Path) -> None:
         store.store("k", numbers(1))
         for path in tmp_path.rglob("*"):
             if not path.name.startswith("ledger.db-"):
                 assert path.stat().st_mode & 0o077 == 0, path
 
-    def test_the_descriptor_of_a_part_is_read_only(self, store: SplitPayloadStore) -> None:
+    def test_the_descriptor_of_a_part_is_read_only(self, store: Store) -> None:
         store.write("p", numbers(1_000).schema, numbers(1_000).to_batches(), path="store/a")
         descriptor = store.open("p").descriptor()
         assert descriptor is not None

@@ -21,7 +21,8 @@ from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
-from penstock.store.payloads import TABLES, SplitPayloadStore
+from penstock.store.payload_table import TABLES
+from penstock.store.payloads import Store
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.profiles import examples
@@ -66,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.database = Database(self.folder / "ledger.db", TABLES)
-        self.store = SplitPayloadStore(self.medium(), self.database, url="test:", quota=QUOTA, now=self.clock.now)
+        self.store = Store(self.medium(), self.database, url="test:", quota=QUOTA, now=self.clock.now)
         self.store.discard(self.store.orphans())
 
     def end(self) -> None:

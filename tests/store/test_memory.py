@@ -13,7 +13,7 @@ from penstock.errors import InvalidRequest, Lost, StoreFull
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from tests.kit.rows import assert_same, numbers
 from tests.kit.store_contract import Make, StoreContract
 
@@ -22,11 +22,11 @@ class TestMemoryStore(StoreContract):
     def medium(self, folder: Path) -> Medium:
         return MemoryMedium(folder, max_bytes=1 << 30)
 
-    def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
+    def raw(self, store: Store, name: str) -> pa.Table:
         assert isinstance(store.medium, MemoryMedium)
         return store.medium._parts[name].table
 
-    def test_nothing_is_written_to_disk(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_nothing_is_written_to_disk(self, store: Store, tmp_path: Path) -> None:
         store.store("k", numbers(1_000))
         assert not [path for path in (tmp_path / "parts").rglob("*") if path.is_file()]
 
@@ -46,17 +46,17 @@ class TestSpillingMemoryStore(TestMemoryStore):
     def medium(self, folder: Path) -> Medium:
         return MemoryMedium(folder, max_bytes=64)
 
-    def raw(self, store: SplitPayloadStore, name: str) -> pa.Table:
+    def raw(self, store: Store, name: str) -> pa.Table:
         assert isinstance(store.medium, MemoryMedium)
         if name in store.medium._parts:
             return store.medium._parts[name].table
         return pa.ipc.open_stream((store.medium._spill._path_of(name)).read_bytes()).read_all()
 
-    def test_nothing_is_written_to_disk(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_nothing_is_written_to_disk(self, store: Store, tmp_path: Path) -> None:
         store.store("k", numbers(1_000))
         assert [path for path in (tmp_path / "parts").rglob("*") if path.is_file()]
 
-    def test_spilled_parts_are_removed_on_close(self, store: SplitPayloadStore, tmp_path: Path) -> None:
+    def test_spilled_parts_are_removed_on_close(self, store: Store, tmp_path: Path) -> None:
         store.store("k", numbers(1_000))
         store.close()
         assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != tmp_path.name]

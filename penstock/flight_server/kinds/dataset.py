@@ -1,4 +1,4 @@
-"""store/…: datasets, the parts of finished writes."""
+"""store/…: datasets, the parts of finished writes; and payloads, which are put many at once and found by key."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest, Lost, NotFound
-from penstock.flight_server import endpoints
-from penstock.flight_server.kinds.kind import Kind
+from penstock.flight_server import endpoints, payloads
+from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import select
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.datasets import Dataset, Folder
+from penstock.ledger.parts import Slice
 from penstock.ledger.writes import Write
 from penstock.rows import schemas
+from penstock.store.payload_table import InlinePart
+from penstock.wire import actions as wire
 from penstock.wire.actions import Deleted, Description
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt
@@ -23,14 +26,24 @@ from penstock.wire.read import Entry, ReadCommand
 
 
 class DatasetKind(Kind):
-    """Datasets: a put is a write, whose parts are visible once it is finished."""
+    """Datasets: a put is a write, whose parts are visible once it is finished. Payloads: one stream is one change."""
 
     name = "store"
+
+    def actions(self) -> Handlers:
+        yield Handler(wire.FIND_PAYLOADS, lambda call, request: payloads.find(self.state, request))
+        yield Handler(wire.LIST_PAYLOADS, lambda call, request: payloads.keys(self.state, request))
+        yield Handler(wire.CLEAR_PAYLOADS, lambda call, request: payloads.clear(self.state, request))
 
     def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         if (command.start, command.end, command.since, command.journal) != (None, None, None, None):
             raise InvalidRequest(f"{path} is a dataset and has no offsets: read a topic with start and end")
         expires = self.state.ticket_expiry()
+        payload = self._payload(path, expires)
+        if payload is not None:
+            selection = select(command, str(path), payload.schema)
+            entry = Entry(str(path), "payload", payload.rows, payload.bytes, 1, local=self.state.local)
+            return endpoints.readable(self.state, descriptor, selection, [payload], entry, expires)
         dataset, parts = self.state.ledger.snapshot(str(path), ticketed_until=expires)
         if dataset.lost:
             raise Lost(
@@ -45,6 +58,9 @@ class DatasetKind(Kind):
         return endpoints.readable(self.state, descriptor, selection, parts, self._entry(dataset), expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
+        payload = self._payload(path, 0.0)
+        if payload is not None:
+            return select(command, str(path), payload.schema).schema
         dataset = self.state.ledger.dataset(str(path))
         return select(command, dataset.path, dataset.schema).schema
 
@@ -60,6 +76,10 @@ class DatasetKind(Kind):
                 yield endpoints.listed(self._entry(item), item.schema)
 
     def describe(self, path: Path) -> Description:
+        payload = self._payload(path, 0.0)
+        if payload is not None:
+            columns = schemas.to_json(payload.schema)
+            return Description("payload", str(path), payload.rows, payload.bytes, 1, None, columns)
         dataset = self.state.ledger.dataset(str(path))
         return Description(
             "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
@@ -67,6 +87,9 @@ class DatasetKind(Kind):
         )  # fmt: skip
 
     def delete(self, path: Path) -> Deleted:
+        payload = self.state.ledger.remove_payload(path.key)
+        if payload is not None:
+            return Deleted(str(path), payload.rows, payload.bytes, int(payload.part is not None))
         dataset = self.state.ledger.delete(str(path))
         return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count)
 
@@ -82,6 +105,24 @@ class DatasetKind(Kind):
         mode = command.mode or "error"
         with own_write(self.state, str(path), mode, command.run) as write, admit() as upload:
             return self._keep(write, upload, own=True)
+
+    def put_many(self, folder: Path, command: PutCommand, admit: Admit) -> Receipt:
+        if (command.mode, command.run, command.create) != (None, None, None):
+            raise InvalidRequest(f"{folder}: payloads are put without mode, run or create: each replaces its key's")
+        with admit() as upload:
+            return payloads.put_payloads(self.state, upload)
+
+    def _payload(self, path: Path, expires: float) -> Slice | None:
+        """Return the rows of a payload or of a split; a part stays until then, whatever happens to the path."""
+        held = str(path).partition("@")[0]
+        [located] = self.state.ledger.look_up_payloads([path.key], ticketed_until=expires, held=held)
+        if located is None:
+            return None
+        if located.inline is not None:
+            small = InlinePart(located.inline)
+            return Slice("", small.rows, small.bytes, small.schema, small.rows, inline=pa.py_buffer(located.inline))
+        part = self.state.store.open(located.part or "")
+        return Slice(located.part or "", part.rows, part.bytes, part.schema, part.rows)
 
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
         if write.state == "open":

@@ -102,6 +102,10 @@ class Kind:
         """Take a put that belongs to no open write: durable and visible when it returns."""
         raise self._refusal(path, Kind.put, "written")
 
+    def put_many(self, folder: Path, command: PutCommand, admit: Admit) -> Receipt:
+        """Take many things in one stream, each at a path of its own below the folder of this kind."""
+        raise self._refusal(folder, Kind.put_many, "written")
+
     def exchange(self, path: Path, stream: Stream) -> None:
         """Serve a stream of appends until the client ends it."""
         raise self._refusal(path, Kind.exchange, "appended to by do_exchange")

@@ -35,7 +35,7 @@ from penstock.queue.pubsub.window import Mark, Ranges, Window
 from penstock.queue.topics import journal
 from penstock.queue.topics.topics import Topics
 from penstock.rows import slices
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 log = logging.getLogger("penstock")
 WINDOW_SECONDS = 3600.0
@@ -59,7 +59,7 @@ class KnownMessages:
         path: str,
         ledger: Ledger,
         topics: Topics,
-        store: SplitPayloadStore,
+        store: Store,
         *,
         window_ids: int = WINDOW_IDS,
         window_seconds: float = WINDOW_SECONDS,

@@ -33,7 +33,7 @@ from penstock.queue.pubsub.window import Arrivals
 from penstock.queue.topics.append import Appender, Placed
 from penstock.queue.topics.consumers import floors
 from penstock.queue.topics.topics import Topics
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.text import format_size
 from penstock.wire.position import Position
 
@@ -69,7 +69,7 @@ class Subscription:
         path: str,
         ledger: Ledger,
         topics: Topics,
-        store: SplitPayloadStore,
+        store: Store,
         appender: Appender,
         *,
         steady: Callable[[], float] = time.monotonic,

@@ -25,7 +25,7 @@ from penstock.rows import slices
 from penstock.store import records
 from penstock.store.database import Reader, Unsettled
 from penstock.store.medium import Part
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.wire.put import Receipt
 
 log = logging.getLogger("penstock")
@@ -148,7 +148,7 @@ class SmallPut(Append):
 class Appender:
     """One thread that commits the appends that wait, group after group."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore, on_step: OnStep = _ignore_step) -> None:
+    def __init__(self, ledger: Ledger, store: Store, on_step: OnStep = _ignore_step) -> None:
         self._ledger, self._store, self._on_step = ledger, store, on_step
         self._waiting: queue.SimpleQueue[Append | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # _closed

@@ -21,7 +21,7 @@ from penstock.queue.topics.journal import PlacedPart
 from penstock.rows import slices
 from penstock.store.database import Unsettled
 from penstock.store.medium import OpenPart
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 
 log = logging.getLogger("penstock")
 SMALL = 1 << 20
@@ -36,7 +36,7 @@ _TIME = journal.ADDED.field("_time")
 class Compactor:
     """Rewrites runs of small parts. Remembers the parts that it couldn't read, to log each once."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore) -> None:
+    def __init__(self, ledger: Ledger, store: Store) -> None:
         self._ledger, self._store = ledger, store
         self._unreadable: set[str] = set()
 

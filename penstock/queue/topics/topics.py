@@ -18,7 +18,7 @@ from penstock.queue.topics import journal, keys, producers, ranges
 from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
 from penstock.rows import schemas
 from penstock.store.medium import OpenPart
-from penstock.store.payloads import SplitPayloadStore
+from penstock.store.payloads import Store
 from penstock.wire.position import Position
 
 MOST_SHARDS = 256
@@ -27,7 +27,7 @@ MOST_SHARDS = 256
 class Topics:
     """The topics of a ledger."""
 
-    def __init__(self, ledger: Ledger, store: SplitPayloadStore | None = None) -> None:
+    def __init__(self, ledger: Ledger, store: Store | None = None) -> None:
         self._ledger, self._store = ledger, store
 
     def create(

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from penstock import steps
 from penstock.errors import InvalidRequest, LeaseLost, PenstockError
-from penstock.ledger import parts
+from penstock.ledger import parts, payloads
 from penstock.ledger.tables import Transaction
 from penstock.queue.work import queues
 from penstock.queue.work.lease_queue import MOST_TRIES, Forward, Lease, NewMessage
@@ -375,8 +375,12 @@ def refused(error: PenstockError) -> LeaseOutcome:
 def release_payloads(t: Transaction, ended: Iterable[tuple[str, str | None]]) -> None:
     """Let go of the payloads of messages that are done, unless another message names them."""
     for key, part in ended:
-        if part is not None and not is_named(t, key):
+        if is_named(t, key):
+            continue
+        if part is not None:
             parts.let_go(t, part)
+        else:
+            payloads.free(t, key)
 
 
 def is_named(reader: Reader, key: str) -> bool:

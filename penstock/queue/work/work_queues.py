@@ -9,6 +9,7 @@ from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Write
 from penstock.queue.work import messages, queues
 from penstock.queue.work.lease_queue import NewMessage
+from penstock.store.database import Reader
 from penstock.wire.message import QueueMessage
 
 
@@ -53,6 +54,11 @@ def fail_write(t: Transaction, write: Write, cause: str) -> None:
 def forget_write(t: Transaction, write: Write) -> None:
     """Note that the write will push nothing, as another one of its run has done it."""
     queues.remove_upstream(t, _upstream(write))
+
+
+def names_payload(reader: Reader, key: str) -> bool:
+    """Whether a message that isn't done names a payload."""
+    return messages.is_named(reader, key)
 
 
 def _upstream(write: Write) -> str:

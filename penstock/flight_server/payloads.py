@@ -1,0 +1,153 @@
+"""Payloads at the server: many of them in one do_put, and where the bytes of a key are."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+
+from penstock import steps
+from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.flight_server.state import State
+from penstock.flight_server.tickets import ReadTicket
+from penstock.flight_server.upload import Upload
+from penstock.ledger import payloads
+from penstock.rows.payload import carrying
+from penstock.rows.slices import size_of
+from penstock.store.database import Unsettled
+from penstock.store.payload_table import INLINE, PayloadRow
+from penstock.wire import payloads as wire
+from penstock.wire.paths import check_key
+from penstock.wire.put import Receipt
+
+TICKET_LIFE = 600.0
+"""Seconds for which the tickets of `find` are good: their reader uses them at once, and deleted bytes stay so long."""
+_IN_FLIGHT = 2
+_KEYS = 10_000  # keys in one answer
+
+
+def put_payloads(state: State, upload: Upload) -> Receipt:
+    """Keep the payloads of one stream, all in one transaction.
+
+    1. The bytes of large ones are durable, unseen; small ones wait in memory. 2. The trailer says that the stream is
+    whole. 3. One transaction points the keys at them. After a crash in between, parts that no row names are orphans.
+    """
+    rows = receive(state, upload)
+    steps.passed("payloads.durable")
+    try:
+        state.ledger.bind_payloads(rows)  # 3.
+    except Unsettled:
+        raise
+    except BaseException:
+        discard(state, rows)
+        raise
+    steps.passed("payloads.bound")
+    parts = sum(row.part is not None for row in rows)
+    return Receipt("", upload.attempt, upload.rows, sum(row.bytes for row in rows), parts, "")
+
+
+def receive(state: State, upload: Upload) -> list[PayloadRow]:
+    """Return the payloads of a stream for `payloads.bind`, whose bytes are durable or in the rows themselves."""
+    rows: list[PayloadRow] = []
+    storing: deque[Future[PayloadRow]] = deque()
+    now, keys = state.ledger.now(), set[str]()
+    try:
+        for note, batches in _payloads(upload):
+            key = _add_key(keys, note.key or "")
+            schema = carrying(upload.schema, note.split_id or key, note.metadata or {})
+            expires = None if note.ttl is None else now + note.ttl
+            if len(storing) == _IN_FLIGHT:
+                rows.append(storing.popleft().result())
+            keep = state.store.keep
+            if sum(map(size_of, batches)) <= INLINE:
+                rows.append(keep(key, schema, batches, path=f"store/{key}", expires=expires))
+            else:
+                storing.append(state.pool.submit(keep, key, schema, batches, path=f"store/{key}", expires=expires))
+        while storing:
+            rows.append(storing.popleft().result())
+        upload.check_whole()  # 2.
+    except BaseException:
+        rows += [future.result() for future in storing if future.exception() is None]
+        discard(state, rows)
+        raise
+    return rows
+
+
+def discard(state: State, rows: list[PayloadRow]) -> None:
+    """Delete the bytes of payloads that no transaction named."""
+    state.store.discard(row.part for row in rows if row.part is not None)
+
+
+def _payloads(upload: Upload) -> Iterator[tuple[wire.PayloadNote, list[pa.RecordBatch]]]:
+    """Give each payload of a stream: the note of its first batch, and its batches."""
+    first: wire.PayloadNote | None = None
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch, note in upload.noted(wire.PayloadNote):
+        first = first or note
+        if note.key not in (None, first.key):
+            raise InvalidRequest(f"the payload {first.key} lacks its end: the batch before {note.key} says `more`")
+        batches.append(batch)
+        size += size_of(batch)
+        upload.check_payload(size)
+        if not note.more:
+            yield first, batches
+            first, batches, size = None, [], 0
+    if first is not None:
+        raise InvalidRequest(f"the payload {first.key} lacks its end: its last batch says `more`")
+
+
+def _add_key(keys: set[str], key: str) -> str:
+    """Add a payload's key to those of its stream; reject one that is there already."""
+    if check_key(key) in keys:
+        raise InvalidRequest(f"the key {key} comes twice in a stream: send it once")
+    keys.add(key)
+    _check_count(len(keys), wire.MOST_PAYLOADS, "payloads in a stream")
+    return key
+
+
+def _check_count(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise LimitExceeded(f"{what}: expected at most {most:,}: send the others in another call")
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+def find(state: State, request: wire.FindPayloads) -> wire.FoundPayloads:
+    """Return where the bytes of keys are."""
+    _check_count(len(request.keys), wire.MOST_KEYS, "keys in a request")
+    expires = time.time() + TICKET_LIFE
+    answers = []
+    located = state.ledger.look_up_payloads(request.keys, ticketed_until=expires)
+    for key, each in zip(request.keys, located, strict=True):
+        if each is None:
+            if state.ledger.has_dataset(f"store/{key}"):
+                answers.append(wire.FoundPayload(key))
+        elif each.inline is not None:
+            answers.append(wire.FoundPayload(key, base64.b64encode(each.inline).decode()))
+        else:
+            answers.append(wire.FoundPayload(key, None, read_ticket(state, key, each, expires), each.rows))
+    return wire.FoundPayloads(tuple(answers), state.local)
+
+
+def read_ticket(state: State, key: str, located: payloads.Bytes, expires: float) -> str:
+    """Return a read ticket for the part of a payload or a split."""
+    assert located.part is not None
+    return state.signer.sign(ReadTicket((located.part,), f"store/{key}", round(expires, 3))).decode()
+
+
+def keys(state: State, request: wire.ListPayloads) -> wire.PayloadKeys:
+    """Return some of the keys that begin with a prefix."""
+    return wire.PayloadKeys(tuple(state.ledger.payload_keys(request.prefix, after=request.after, most=_KEYS)))
+
+
+def clear(state: State, request: wire.ClearPayloads) -> wire.ClearedPayloads:
+    """Delete the payloads whose keys begin with a prefix."""
+    cleared = state.ledger.clear_payloads(request.prefix)
+    state.sweeper.soon()
+    return wire.ClearedPayloads(cleared)

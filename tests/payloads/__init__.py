@@ -1,0 +1,1 @@
+"""Payloads by key: the contract of every store, and what a server adds."""

@@ -420,7 +420,10 @@ class Puller:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-            _log.warning("%s: the penstock server is away: %s", self._pubsub.subscription, error)
+            if self._draining:
+                _log.info("%s: the penstock server is stopping", self._pubsub.subscription)
+            else:
+                _log.warning("%s: the penstock server is away: %s", self._pubsub.subscription, error)
         if now - self._away_since > _RETRY_FOR:
             text = f"{self._pubsub.subscription}: the penstock server was away for {_RETRY_FOR:g} s: {error}"
             self.fail(Unavailable(text))

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import replace
 from typing import Any, Literal
 
 import click
@@ -38,6 +39,7 @@ _EMULATOR = "Call the emulator at --endpoint or PUBSUB_EMULATOR_HOST instead of 
 @click.option("--endpoint", metavar="HOST:PORT", help=_ENDPOINT)
 @click.option("--allow-emulator", is_flag=True, help=_EMULATOR)
 @click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", hidden=True)
+@click.option("--server-name", hidden=True, help="The name in the server's certificate, if not that of --url.")
 @click.option("--parent", type=int, hidden=True, help="The server that starts it: it ends with that process.")
 def pull(
     invocation: Invocation,
@@ -46,6 +48,7 @@ def pull(
     streams: int,
     lease: int,
     log_level: str,
+    server_name: str | None,
     parent: int | None,
     **access: Any,
 ) -> None:
@@ -78,7 +81,7 @@ def pull(
 
     subscription = google_name(parse(path))
     with invocation.connect() as client:
-        settings = client.settings
+        settings = replace(client.settings, server_name=server_name)
     puller: ListeningPuller = ListeningPuller(
         PubSub(Access(**access), subscription),
         lambda: Exchange(settings, path, puller),

@@ -50,6 +50,7 @@ class Connection:
         try:
             self.flight = flight.connect(
                 settings.url, tls_root_certs=pem.get("ca"), cert_chain=pem.get("cert"), private_key=pem.get("key"),
+                override_hostname=settings.server_name,
                 generic_options=_KEEPALIVE + _RECONNECT + (_ALONE if alone else []),
             )  # fmt: skip
         except (pa.ArrowException, flight.FlightError) as wrong:

@@ -25,6 +25,8 @@ class ConnectSettings:
     """The client's own certificate, for a server that was started with --client-ca; a file or text, as `ca`."""
     key: str | None = field(default=None, repr=False)
     """The private key of `cert`; a file or text."""
+    server_name: str | None = None
+    """The name that the server's certificate has, where its address isn't one of it."""
     timeout: float = 60.0
     """Seconds for one call that isn't a stream."""
     stream_timeout: float = 12 * 3600.0

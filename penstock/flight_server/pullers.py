@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from penstock.errors import InvalidRequest
 from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.loopback_tls import LoopbackTls, loopback_tls
 from penstock.flight_server.supervisor import MALLOC
 from penstock.text import printable
 
@@ -122,25 +122,22 @@ def log_lines(path: str, process: subprocess.Popen[bytes]) -> None:
                 log.log(level, "%s: puller %d: %s", path, process.pid, printable(text))
 
 
-def check_admitted(config: ServerConfig) -> None:
-    """Reject a server whose own TLS handshake would refuse its pullers, ten minutes long."""
-    if config.client_ca is not None and not (os.environ.get("PENSTOCK_CERT") and os.environ.get("PENSTOCK_KEY")):
-        raise InvalidRequest(
-            "this server asks for certificates (--client-ca), and its pullers have none: set PENSTOCK_CERT and "
-            "PENSTOCK_KEY where it is started"
-        )
-
-
 def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
-    """Return the pullers of a subscription, none of them started. Secrets are in their environment alone."""
+    """Return the pullers of a subscription, none of them started; InvalidRequest if they couldn't get in.
+
+    Secrets are in their environment alone.
+    """
     listen = urlsplit(config.listen)
     host = listen.hostname or ""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # compared with, not bound to
+    tls = loopback_tls(config, host) if listen.scheme == "grpc+tls" else LoopbackTls(None, None)
     host = f"[{host}]" if ":" in host else host
     command = [
         sys.executable, "-m", "penstock.cli.app", "pull", path,
         "--url", f"{listen.scheme}://{host}:{port}", "--parent", str(os.getpid()), "--lease", str(config.pubsub_lease),
     ]  # fmt: skip
+    if tls.server_name is not None:
+        command += ["--server-name", tls.server_name]
     if config.allow_emulator:
         command.append("--allow-emulator")
     if config.pubsub_endpoint is not None:
@@ -152,6 +149,8 @@ def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
         "PENSTOCK_CA": None if config.tls_cert is None else str(config.tls_cert),
         "PENSTOCK_PUBSUB_CREDENTIALS": config.pubsub_credentials,
     }
+    if tls.certificate is not None:
+        secrets |= dict(zip(("PENSTOCK_CERT", "PENSTOCK_KEY"), map(str, tls.certificate), strict=True))
     ours = {*MALLOC, *secrets, "PENSTOCK_URL"}
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     return Pullers(path, command, environment | {name: text for name, text in secrets.items() if text is not None})

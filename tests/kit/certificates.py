@@ -33,12 +33,18 @@ class Certificates:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Certificates:
-    """Certificates of a new authority."""
+    """Certificates of a new authority, for a server on this host."""
+    return make_certificates(tmp_path, "127.0.0.1", "localhost")
+
+
+def make_certificates(folder: Path, *names: str) -> Certificates:
+    """Make certificates of a new authority; the server's is for these names."""
+    folder.mkdir(exist_ok=True)
     authority = trustme.CA()
-    files = Certificates(*(tmp_path / f"{name}.pem" for name in ("ca", "server", "server-key", "client", "client-key")))
+    files = Certificates(*(folder / f"{name}.pem" for name in ("ca", "server", "server-key", "client", "client-key")))
     authority.cert_pem.write_to_path(str(files.ca))
     for identities, cert, key in (
-        (("127.0.0.1", "localhost"), files.server_cert, files.server_key),
+        (names, files.server_cert, files.server_key),
         (("client@example.org",), files.cert, files.key),
     ):
         issued = authority.issue_cert(*identities)

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import Denied
+from penstock.flight_server import pulled_subscription
+from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.pulled_subscription import PulledSubscription
 from penstock.flight_server.pullers import Pullers
+from tests.kit.clock import Clock
+from tests.kit.pubsub.owner import Owned
 from tests.kit.wait import eventually
 
 pytestmark = pytest.mark.process
@@ -52,3 +58,31 @@ def test_a_refusal_from_before_a_mend_says_nothing(pullers: Pullers, tmp_path: P
     pullers.watch(2.0, 1)
     assert pullers.processes()
     assert end(pullers, tmp_path, 3.0) == REFUSED
+
+
+def test_refused_pullers_start_when_others_bring_messages(
+    pullers: Pullers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by hand has other credentials, or comes after a mend: theirs is tried again, and soon."""
+    monkeypatch.setattr(pulled_subscription, "pullers_of", lambda *_: pullers)
+    owned = Owned(tmp_path / "owned", Clock(1.0))
+    owned.attach()
+
+    def deny(path: str) -> None:
+        raise Denied(f"{path} may not be pulled")
+
+    pulled = PulledSubscription(owned.owner, ServerConfig(pullers=1), 0, deny)
+    (tmp_path / "refuse").touch()
+
+    def is_refused() -> bool:
+        pulled.look(1_000.0)
+        return owned.owner.state().error is not None
+
+    eventually(is_refused)
+    (tmp_path / "refuse").unlink()
+    owned.owner.recover()
+    for now in (1_001.0, 1_021.0, 1_022.0):
+        assert not pullers.processes()
+        pulled.look(now)
+    assert pullers.processes()
+    owned.close()

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,11 +21,10 @@ from penstock.spark_plugin.consumption import Consumption
 from penstock.spark_plugin.offsets import StreamOffset, StreamOptions
 from penstock.wire import actions
 from penstock.wire.actions import SubscriptionState
-from tests.kit.certificates import Certificates
 from tests.kit.cli import Complete, Run
 from tests.kit.pages import run_all
 from tests.kit.pubsub.emulator import Names
-from tests.kit.server import TOKEN, token_file
+from tests.kit.server import token_file
 from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
@@ -256,30 +254,6 @@ def test_a_token_is_needed(make_server: Callable[..., PenstockServer], tmp_path:
     server = make_server(token_file=token_file(tmp_path))
     with connect(server.url, retry_for=0) as stranger, pytest.raises(Denied):
         acks(stranger, "subscription/p/orders")
-
-
-def test_pullers_show_the_certificate_that_the_server_asks_for(
-    address: str,
-    make_server: Callable[..., PenstockServer],
-    certificates: Certificates,
-    fake_pubsub: FakePubSub,
-    pubsub_names: Names,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """With TLS, --client-ca and a token; without a certificate for them the first call says what to set."""
-    fake_pubsub.load(pubsub_names.subscription, COUNT)
-    server = make_server(
-        allow_emulator=True, token_file=token_file(tmp_path), client_ca=certificates.ca, **certificates.of_server
-    )
-    with connect(server.url, token=TOKEN, **certificates.of_client) as client:
-        attach = actions.AttachSubscription(pubsub_names.path)
-        with pytest.raises(InvalidRequest, match="its pullers have none: set PENSTOCK_CERT and PENSTOCK_KEY"):
-            client.call(actions.ATTACH_SUBSCRIPTION, attach)
-        monkeypatch.setenv("PENSTOCK_CERT", str(certificates.cert))
-        monkeypatch.setenv("PENSTOCK_KEY", str(certificates.key))
-        client.call(actions.ATTACH_SUBSCRIPTION, attach)
-        eventually(lambda: client.info(pubsub_names.path).rows == COUNT, within=60)
 
 
 def test_figures_are_json(client: Client, path: str) -> None:

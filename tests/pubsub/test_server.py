@@ -124,7 +124,10 @@ def test_a_subscription_ends_empty(server: ProcessServer, broker: Broker) -> Non
         query.read_until(count)
         assert sorted(map(int, query.messages.values())) == list(range(count))
         eventually(lambda: is_acked(client, path), within=60)
+        health = client.call(actions.HEALTH, actions.Nothing())
+        assert (health.topics, health.subscriptions) == (0, 1)
     server.terminate()
+    assert "the penstock server is away" not in server.log()
     assert broker.is_empty()
 
 
@@ -176,7 +179,7 @@ def test_a_subscription_that_is_deleted_fails_its_query(tmp_path: Path, broker: 
     """And goes on by itself once it is there again."""
     broker.create()
     names = broker.names
-    often = "from penstock.flight_server.kinds import subscription; subscription._MEND = 1.0"
+    often = "from penstock.flight_server import pulled_subscription; pulled_subscription._MEND = 1.0"
     with process_server(tmp_path / "data", prelude=often, **SETTINGS) as server, connect(server.url) as client:
         query = Query(client, names.path)
         eventually(lambda: state(client, names.path).connected, within=60)

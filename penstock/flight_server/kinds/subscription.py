@@ -14,14 +14,15 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
-from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, Unavailable, of_code
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, of_code
 from penstock.flight_server import endpoints
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind
 from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.metrics import Gauge
-from penstock.flight_server.pullers import Pullers, check_admitted, pullers_of
+from penstock.flight_server.pulled_subscription import PulledSubscription, wanted_pullers
+from penstock.flight_server.pullers import pullers_of
 from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.flight_server.subscription_log import SubscriptionLog
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 _LOOK = 0.5
 """Seconds between looks after subscriptions and their pullers."""
-_MEND = 20.0
-"""Seconds between looks whether Pub/Sub lets a subscription be pulled again that it refused."""
 _ACKS_WITHIN = 5.0
 """Seconds for which the pullers' answers about their leases are waited for."""
 _ACKS_LIFE = 600.0
@@ -92,8 +91,7 @@ class SubscriptionKind(JournalKind):
         log.removeHandler(self._log)
 
     def totals(self) -> dict[str, int]:
-        with self._lock:
-            return {"subscriptions": len(self._owners)}
+        return {"subscriptions": journal.count(self.state.ledger.database, self.name)}
 
     def actions(self) -> Handlers:
         yield Handler(wire.ATTACH_SUBSCRIPTION, self.attach)
@@ -119,11 +117,12 @@ class SubscriptionKind(JournalKind):
         1. Pullers get into this server; Pub/Sub says that it is there, and may be pulled. 2. The ledger has it. 3. Its
         owner, and then its pullers.
         """
-        name = registry.google_name(path)
         options.check(str(path))
-        if (self.state.config.pullers if options.pullers is None else options.pullers) > 0:
-            check_admitted(self.state.config)
-        source = self._look(name, create)  # 1.
+        row = registry.find(self.state.ledger.database, str(path))
+        said = row.pullers if row is not None and options.pullers is None else options.pullers
+        if wanted_pullers(said, self.state.config):
+            pullers_of(str(path), self.state.config, self.state.port)
+        source = self._look(str(path), create)  # 1.
         default, reason = _default_ack(source)
         record, is_new = self.state.ledger.change(  # 2.
             lambda t: registry.attach(
@@ -144,9 +143,9 @@ class SubscriptionKind(JournalKind):
             source.is_exactly_once,
         )  # fmt: skip
 
-    def _look(self, name: str, create: str | None = None) -> Source:
+    def _look(self, path: str, create: str | None = None) -> Source:
         """Ask Pub/Sub about a subscription."""
-        return self._subscriptions().look(name, create=create)
+        return self._subscriptions().look(registry.google_name(parse(path)), create=create)
 
     def _subscriptions(self) -> Subscriptions:
         """Return Pub/Sub's subscriptions, called as the server's settings say."""
@@ -298,50 +297,21 @@ class SubscriptionKind(JournalKind):
             owner.fail(of_code(report.code, report.text or report.code))
 
     def _look_after(self) -> None:
-        """Tick the owners, and watch their pullers, which are children of this thread."""
-        pullers: dict[str, Pullers] = {}
-        mended: dict[str, float] = {}
+        """Look after the owners and their pullers, which are children of this thread."""
+        pulled: dict[str, PulledSubscription] = {}
         while not self._stopped.wait(_LOOK):
             owners = {owner.path: owner for owner in self._all_owners()}
-            for path in pullers.keys() - owners.keys():
-                pullers.pop(path).close()
-            now = time.monotonic()
+            for path in [path for path, each in pulled.items() if owners.get(path) is not each.owner]:
+                pulled.pop(path).close()
             for path, owner in owners.items():
+                if path not in pulled:
+                    pulled[path] = PulledSubscription(owner, self.state.config, self.state.port, self._look)
                 try:
-                    owner.tick(now)
-                    if path not in pullers:
-                        pullers[path] = pullers_of(path, self.state.config, self.state.port)
-                    self._watch(owner, pullers[path], now)
-                    if owner.state().error is not None and now - mended.get(path, 0.0) >= _MEND:
-                        mended[path] = now
-                        self._mend(owner, pullers[path])
+                    pulled[path].look(time.monotonic())
                 except Exception:
                     log.exception("%s: looking after it failed, and is tried again", path)
-        for each in pullers.values():
+        for each in pulled.values():
             each.close()
-
-    def _watch(self, owner: Subscription, pullers: Pullers, now: float) -> None:
-        if not owner.is_ready:
-            return
-        state = owner.state()
-        wanted = self.state.config.pullers if state.record.pullers is None else state.record.pullers
-        code = pullers.watch(now, wanted)
-        if code is not None and state.error is None:
-            owner.fail(
-                InvalidRequest(f"{owner.path}: its puller was refused (exit code {code}), the log has the cause")
-            )
-
-    def _mend(self, owner: Subscription, pullers: Pullers) -> None:
-        """See whether Pub/Sub lets a subscription be pulled again, and start its pullers if it does."""
-        try:
-            self._look(registry.google_name(parse(owner.path)))
-        except (NotFound, Denied, InvalidRequest) as refused:
-            owner.fail(refused)
-        except PenstockError as away:
-            log.debug("%s: %s", owner.path, away)
-        else:
-            owner.recover()
-            pullers.start_again()
 
     # --- what is seen -----------------------------------------------------------------------
 
@@ -388,7 +358,7 @@ class SubscriptionKind(JournalKind):
             subscription=wire.SubscriptionState(
                 registry.google_name(path), record.ack, state.released, state.unreleased_rows, state.unreleased_bytes,
                 record.max_unreleased_rows, record.max_unreleased_bytes,
-                self.state.config.pullers if record.pullers is None else record.pullers,
+                wanted_pullers(record.pullers, self.state.config),
                 tuple(wire.PullerState(each.name, dict(each.counters), each.oldest_unacked) for each in state.pullers),
                 dict(state.duplicates), state.ids, state.parked_batches, self.figures(path),
                 None if state.error is None else str(state.error),

@@ -417,8 +417,9 @@ class Subscription:
     def fail(self, error: PenstockError) -> None:
         """Note why no puller can pull: every query is told."""
         with self._lock:
-            self._error = error
-        log.error("%s: %s", self.path, error)
+            was, self._error = self._error, error
+        if str(was) != str(error):
+            log.error("%s: %s", self.path, error)
 
     def recover(self) -> None:
         """Note that a puller can pull again."""

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+AT_ONCE = 2 * (os.cpu_count() or 1)
+"""Bugs that are looked for side by side: most tests wait, for a process or a limit, longer than they compute."""
 FAILED = 1
 """pytest's exit code for tests that failed; the others mean that none ran, or that they couldn't."""
 
@@ -79,19 +81,21 @@ def plant(patch: str, folder: Path) -> None:
         (folder / name).write_text(text[1:])
 
 
-def find(planted: Planted) -> tuple[Planted, bool, str]:
-    """Whether the tests find the bug, and what was printed."""
+def find(planted: Planted) -> tuple[Planted, bool, str, float]:
+    """Whether the tests find the bug, what was printed, and how many seconds it took."""
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy_tree(Path(folder))
         try:
             plant(planted.patch.read_text(), Path(folder))
         except LookupError as unfit:
-            return planted, False, f"the patch no longer fits: {unfit}"
+            return planted, False, f"the patch no longer fits: {unfit}", 0.0
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0", *planted.tests],
             cwd=folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        return planted, done.returncode == FAILED, done.stdout[-3_000:] + done.stderr[-1_000:]
+        printed, seconds = done.stdout[-3_000:] + done.stderr[-1_000:], time.monotonic() - began
+        return planted, done.returncode == FAILED, printed, seconds
 
 
 def main() -> int:
@@ -100,9 +104,9 @@ def main() -> int:
     bugs = [read(patch) for patch in sorted(Path(__file__).parent.glob("*.patch"))]
     bugs = [bug for bug in bugs if bug.name in wanted or not (wanted or bug.is_for_chaos)]
     began, missed = time.monotonic(), 0
-    with ThreadPoolExecutor(2) as pool:
-        for planted, red, printed in pool.map(find, bugs):
-            print(f"{'found ' if red else 'MISSED'}  {planted.name}: {planted.bug}", flush=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for planted, red, printed, seconds in pool.map(find, bugs):
+            print(f"{'found ' if red else 'MISSED'} {seconds:4.0f} s  {planted.name}: {planted.bug}", flush=True)
             if not red:
                 missed += 1
                 print(printed)

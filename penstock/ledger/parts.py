@@ -143,9 +143,10 @@ def accept_missing(t: Transaction, missing: Sequence[str]) -> None:
 
 
 def of_dataset(reader: Reader, path: str, attempt: str, number: int) -> str | None:
-    """Return the part of a dataset by its attempt and number there; None without one."""
+    """Return the part of a dataset by its attempt and number there, or one that only messages hold; None without."""
     row = reader.row(
-        "SELECT name FROM parts WHERE attempt = ? AND number = ? AND state = 'visible' AND path = ?",
+        "SELECT name FROM parts WHERE attempt = ? AND number = ?"
+        " AND (state = 'visible' AND path = ? OR state = 'retired' AND held)",
         attempt, number, path,
     )  # fmt: skip
     return None if row is None else row["name"]

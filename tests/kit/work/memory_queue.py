@@ -60,6 +60,18 @@ class MemoryQueue:
             if upstream in queue.upstreams:
                 queue.upstreams[upstream] = state
 
+    def push_parts(self, path: str, messages: Sequence[NewMessage]) -> None:
+        for each in messages:
+            self._queues[path].messages[each.message.message_id] = _Message(each.message, each.bytes, self._now())
+
+    def named_keys(self) -> set[str]:
+        """Return the payload keys of messages that aren't done."""
+        messages = (message for queue in self._queues.values() for message in queue.messages.values())
+        return {message.message.payload_key for message in messages if message.state != "done"}
+
+    def paths(self) -> list[str]:
+        return list(self._queues)
+
     def _fillers(self, path: str) -> set[str]:
         above = {path}
         while True:
@@ -139,11 +151,14 @@ class MemoryQueue:
                 message.token = ""
 
     def restart(self) -> None:
-        """Do what a crash and a start do: leases are full again, delays are over."""
+        """Do what a crash and a start do: leases are full again, delays are over; claims are known by their leases."""
         for queue in self._queues.values():
             for message in queue.messages.values():
                 message.ready = 0.0
                 message.deadline = self._now() + _LEASE
+        self._claims = {
+            claim: (path, keys) for claim, (path, keys) in self._claims.items() if any(map(self._holds, keys))
+        }
 
     def ack(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         return [self._end(key, "done") for key in leases]

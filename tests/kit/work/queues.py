@@ -23,10 +23,10 @@ LEASE = 30.0
 class LedgerQueues:
     """A ledger and its queues, opened as a process that has just started does; the clock outlives it."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, monotonic: Clock | None = None) -> None:
         self.database = Database(folder / "ledger.db", *TABLES)
         self.ledger = Ledger(self.database, DESTINATIONS, work_queues, now=clock.now)
-        self.queue = LedgerQueue(self.ledger, now=clock.now)
+        self.queue = LedgerQueue(self.ledger, now=(monotonic or clock).now)
 
     def close(self) -> None:
         self.database.close()

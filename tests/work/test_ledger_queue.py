@@ -1,0 +1,195 @@
+"""Queues in the ledger: restarts, clocks, what is dead or done for long, and statements that stay fast."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.queue.work import messages
+from penstock.queue.work.lease_queue import Forward, NewMessage
+from penstock.wire.message import QueueMessage
+from penstock.wire.queue import Failure
+from tests.kit.clock import Clock
+from tests.kit.work.queues import IN, LEASE, OUT, LedgerQueues, claim, claimed, names, new, results
+
+HOUR = 3_600.0
+
+
+@pytest.fixture
+def start(tmp_path: Path, clock: Clock) -> Iterator[Callable[[], LedgerQueues]]:
+    """Open the queues as a process that has just started does."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(LedgerQueues(tmp_path, clock)))
+
+
+@pytest.fixture
+def queues(start: Callable[[], LedgerQueues]) -> LedgerQueues:
+    return start()
+
+
+# --- restarts ------------------------------------------------------------------------------
+
+
+def test_a_lease_is_full_again_after_a_restart(
+    queues: LedgerQueues, start: Callable[[], LedgerQueues], clock: Clock
+) -> None:
+    queues.queue.push(new(IN, "a", "b"))
+    a, b = claimed(queues.queue, IN, 2)
+    queues.close()
+    clock.advance(HOUR)
+    queue = start().queue
+    clock.advance(LEASE - 1)
+    assert names(claim(queue, IN)) == []
+    assert results(queue.ack([a])) == ["done"]
+    clock.advance(1)
+    assert results(queue.ack([b])) == ["lease-lost"]
+    assert names(claim(queue, IN)) == ["b"]
+
+
+def test_answers_are_the_same_after_a_restart(queues: LedgerQueues, start: Callable[[], LedgerQueues]) -> None:
+    queues.queue.push(new(IN, "a", "b", "c"))
+    first = queues.queue.claim(IN, "c1", worker="w", most=2)
+    forward = Forward((first.leases[0].key,), tuple(new(OUT, "a")))
+    queues.queue.forward([forward])
+    queues.close()
+    queue = start().queue
+    assert queue.claim(IN, "c1", worker="w", most=2).leases == first.leases[1:]
+    assert results(queue.forward([forward])) == ["done"]
+    assert queue.counts(OUT).pushed == 1
+
+
+def test_delays_are_over_after_a_restart(queues: LedgerQueues, start: Callable[[], LedgerQueues]) -> None:
+    queues.queue.push(new(IN, "a"))
+    queues.queue.release(claimed(queues.queue, IN), delay=HOUR)
+    queues.close()
+    assert names(claim(start().queue, IN)) == ["a"]
+
+
+def test_a_jump_of_the_clock_ends_no_lease(tmp_path: Path, clock: Clock) -> None:
+    monotonic = Clock()
+    with closing(LedgerQueues(tmp_path, clock, monotonic)) as queues:
+        queue = queues.queue
+        queue.push(new(IN, "a", "b", "c"))
+        a, b = claimed(queue, IN, 2)
+        queue.release([b], delay=5)
+        clock.advance(1_000 * HOUR)
+        assert results(queue.extend([a])) == ["claimed"]
+        clock.advance(-2_000 * HOUR)
+        monotonic.advance(5)
+        assert names(claim(queue, IN, 2)) == ["b", "c"]
+        assert results(queue.ack([a])) == ["done"]
+
+
+# --- dead, done, removed -------------------------------------------------------------------
+
+
+def test_a_dead_message_has_its_cause_and_worker(queues: LedgerQueues, clock: Clock) -> None:
+    queue, failure = queues.queue, Failure("ValueError", "no such column", "Traceback …")
+    queue.push(new(IN, "a", "b", "c"))
+    for _ in range(5):
+        a, b, _ = claimed(queue, IN, 3)
+        assert results(queue.release([a], failure=failure))[0] in ("pending", "dead")
+        queue.release([b])
+        clock.advance(LEASE)
+    queue.tend(lambda: False)
+    dead = {each.message.message_id: each for each in queue.dead(IN)}
+    assert (dead["a"].failure, dead["a"].tries, dead["a"].worker) == (failure, 5, "host:1")
+    assert [dead[name].failure.error for name in "bc"] == ["TooManyTries", "LeaseExpired"]
+    assert [each.message.message_id for each in queue.dead(IN, after="a", most=1)] == ["b"]
+
+
+def test_leases_end_where_nobody_claims(queues: LedgerQueues, clock: Clock) -> None:
+    queues.queue.push(new(IN, "a"))
+    claimed(queues.queue, IN)
+    clock.advance(LEASE)
+    queues.queue.tend(lambda: False)
+    assert (queues.queue.counts(IN).pending, queues.queue.counts(IN).claimed) == (1, 0)
+
+
+def test_done_messages_are_forgotten_after_an_hour(queues: LedgerQueues, clock: Clock) -> None:
+    queue = queues.queue
+    queue.push(new(IN, "a", "b"))
+    leases = claimed(queue, IN)
+    queue.ack(leases)
+    clock.advance(HOUR)
+    queue.tend(lambda: False)
+    assert results(queue.ack(leases)) == ["done"]
+    clock.advance(1)
+    queue.tend(lambda: False)
+    assert results(queue.ack(leases)) == ["lease-lost"]
+    assert (queue.counts(IN).pushed, queue.counts(IN).done) == (2, 1)
+
+
+def test_a_removed_queue_leaves_nothing(queues: LedgerQueues) -> None:
+    queue = queues.queue
+    queue.push(new(IN, *"abc"))
+    leases = claimed(queue, IN, to=[OUT])
+    queue.remove(IN)
+    with pytest.raises(NotFound):
+        queue.counts(IN)
+    assert results(queue.ack(leases)) == ["lease-lost"]
+    assert (queue.counts(OUT).state, queue.counts(OUT).cause) == ("failed", f"{IN} was removed")
+    queue.push(new(IN, "a"))
+    queue.tend(lambda: False)
+    assert queue.counts(IN).pushed == 1
+    assert [row["message_id"] for row in queues.database.rows("SELECT message_id FROM messages")] == ["a"]
+
+
+@pytest.mark.parametrize("path", ["store/x", "queue/x/dead", "queue/", "queue"])
+def test_a_path_that_is_no_queue_is_refused(queues: LedgerQueues, path: str) -> None:
+    with pytest.raises(InvalidRequest):
+        queues.queue.push(new(path, "a"))
+
+
+def test_metadata_that_json_lacks_is_refused(queues: LedgerQueues) -> None:
+    with pytest.raises(InvalidRequest, match="metadata"):
+        queues.queue.push([NewMessage(IN, QueueMessage("a", "a", "", {"x": float("nan")}, 0.0))])
+
+
+# --- statements ----------------------------------------------------------------------------
+
+
+def test_no_statement_of_a_queue_reads_all_messages(queues: LedgerQueues) -> None:
+    """With a million messages a claim costs what it costs with ten: each statement finds its rows by an index."""
+    statements: set[str] = set()
+    queues.ledger.change(lambda t: t.sql.set_trace_callback(statements.add))
+    queue = queues.queue
+    queue.push(new(IN, "a", "b", "c", "d"))
+    a, b, c, d = claimed(queue, IN, 4, to=[OUT])
+    queue.ack([a])
+    queue.release([b], delay=9)
+    queue.drop([c], Failure("E"))
+    queue.forward([Forward((d,), tuple(new(OUT, "d", key="k@" + "0" * 32 + "-0")))])
+    queue.ack(claimed(queue, OUT))
+    queue.redrive(IN)
+    queue.tend(lambda: False)
+    queues.ledger.change(lambda t: t.sql.set_trace_callback(None))
+    scans = []
+    for statement in statements:
+        if "messages" in statement:
+            plan = queues.ledger.change(lambda t, text=statement: _plan(t.sql, text))
+            scans += [(statement, step) for step in plan if step.startswith("SCAN messages")]
+    assert scans == []
+    assert len(statements) > 20
+
+
+def _plan(sql: sqlite3.Connection, statement: str) -> list[str]:
+    return [row["detail"] for row in sql.execute(f"EXPLAIN QUERY PLAN {statement}")]
+
+
+def test_a_call_has_at_most_10_000_messages(queues: LedgerQueues) -> None:
+    with pytest.raises(InvalidRequest, match="at most 10,000"):
+        queues.queue.push(new(IN, *map(str, range(10_001))))
+
+
+def test_pending_messages_are_peeked_at(queues: LedgerQueues) -> None:
+    queues.queue.push(new(IN, "a", "b"))
+    claimed(queues.queue, IN)
+    assert [message.message_id for message in queues.queue.pending(IN)] == ["b"]
+    assert queues.queue.upstreams(IN) == [("put", "open")]
+    assert messages.GRACE == HOUR

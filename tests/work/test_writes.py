@@ -1,0 +1,129 @@
+"""Writes with a queue: a message for each part at finish, parts that outlive their dataset, failures that are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.queue.work.lease_queue import Forward
+from tests.kit.clock import Clock
+from tests.kit.ledger import PATH, SCHEMA, make_attempt, part_names
+from tests.kit.work.queues import IN, OUT, LedgerQueues, claim, claimed, names, new
+
+KEY = PATH.removeprefix("store/")
+
+
+@pytest.fixture
+def queues(tmp_path: Path, clock: Clock) -> Iterator[LedgerQueues]:
+    with closing(LedgerQueues(tmp_path, clock)) as opened:
+        yield opened
+
+
+def open_write(queues: LedgerQueues, path: str = PATH, **options: str) -> str:
+    return queues.ledger.open_write(path, schema=SCHEMA, queue=IN, **options).id  # type: ignore[arg-type]
+
+
+def test_finish_pushes_a_message_for_each_part(queues: LedgerQueues, clock: Clock) -> None:
+    write, chosen, other = open_write(queues), make_attempt(3, 2), make_attempt(9)
+    queues.ledger.record(write, chosen)
+    queues.ledger.record(write, other)
+    assert (queues.queue.counts(IN).pushed, claim(queues.queue, IN).state) == (0, "open")
+    queues.ledger.finish(write, [chosen.id])
+    queues.ledger.finish(write, [chosen.id])
+    leases = claim(queues.queue, IN, 9).leases
+    assert [lease.message.to_json() for lease in leases] == [
+        {
+            "message_id": f"{write}_{chosen.id}_{number}",
+            "split_id": f"{chosen.id}-{number}",
+            "payload_key": f"{KEY}@{chosen.id}-{number}",
+            "metadata": {"source_stage": KEY, "num_records": rows},
+            "timestamp": clock.now(),
+        }
+        for number, rows in enumerate((3, 2))
+    ]
+    assert [(lease.part, lease.bytes) for lease in leases] == [(part.name, part.bytes) for part in chosen.parts]
+    queues.queue.ack([lease.key for lease in leases])
+    assert queues.queue.counts(IN).state == "complete"
+
+
+def test_a_write_without_parts_completes_its_queue(queues: LedgerQueues) -> None:
+    queues.ledger.finish(open_write(queues), [])
+    assert claim(queues.queue, IN).state == "complete"
+
+
+def test_a_part_stays_until_its_last_message_is_done(queues: LedgerQueues) -> None:
+    write, attempt = open_write(queues), make_attempt(1, 1)
+    queues.ledger.record(write, attempt)
+    queues.ledger.finish(write, [attempt.id])
+    queues.ledger.delete(PATH)
+    assert queues.ledger.freeable() == []
+    first, second = claimed(queues.queue, IN, 2)
+    again = new(OUT, "again", key=f"{KEY}@{attempt.id}-1")
+    queues.queue.forward([Forward((first,), ()), Forward((second,), tuple(again))])
+    assert queues.ledger.freeable() == part_names(attempt)[:1]
+    queues.queue.ack(claimed(queues.queue, OUT))
+    assert sorted(queues.ledger.freeable()) == sorted(part_names(attempt))
+
+
+def test_a_message_names_a_part_of_its_own_path_alone(queues: LedgerQueues) -> None:
+    attempt = make_attempt(1)
+    write = queues.ledger.open_write(PATH, schema=SCHEMA).id
+    queues.ledger.record(write, attempt)
+    queues.ledger.finish(write, [attempt.id])
+    queues.queue.push(new(IN, "a", key=f"{KEY}@{attempt.id}-0") + new(IN, "b", key=f"other@{attempt.id}-0"))
+    assert [lease.part for lease in claim(queues.queue, IN, 2).leases] == [part_names(attempt)[0], None]
+
+
+@pytest.mark.parametrize("end", ["abort", "silence"])
+def test_claimers_learn_why_a_write_failed(queues: LedgerQueues, clock: Clock, end: str) -> None:
+    queues.queue.push(new(IN, "a"))
+    write = open_write(queues)
+    claim(queues.queue, IN, to=[OUT])
+    if end == "abort":
+        queues.ledger.abort(write)
+    else:
+        clock.advance(599)
+        assert queues.ledger.expire() == []
+        clock.advance(2)
+        assert queues.ledger.expire() == [write]
+    state = {"abort": "aborted", "silence": "expired"}[end]
+    assert claim(queues.queue, IN).state == claim(queues.queue, OUT).state == "failed"
+    cause = claim(queues.queue, IN).cause
+    assert cause is not None
+    assert cause.startswith(f"write/{write} was {state}")
+    assert claim(queues.queue, OUT).cause == f"{IN} has failed: {cause}"
+
+
+def test_a_failed_queue_gives_no_messages(queues: LedgerQueues) -> None:
+    queues.queue.push(new(IN, "a"))
+    queues.ledger.abort(open_write(queues))
+    assert names(claim(queues.queue, IN)) == []
+
+
+def test_a_write_of_the_same_run_joins_its_queue(queues: LedgerQueues) -> None:
+    write = open_write(queues, run="night")
+    assert open_write(queues, run="night") == write
+    with pytest.raises(InvalidRequest, match="queue"):
+        queues.ledger.open_write(PATH, schema=SCHEMA, run="night")
+    queues.ledger.finish(write, [])
+    assert queues.queue.upstreams(IN) == [(f"write/{write}", "complete")]
+
+
+def test_a_write_whose_run_is_done_fails_no_queue(queues: LedgerQueues) -> None:
+    first = open_write(queues, run="night")
+    queues.ledger.finish(first, [])
+    second = open_write(queues, mode="append")
+    queues.ledger.finish(second, [], run="night")
+    assert queues.queue.upstreams(IN) == [(f"write/{first}", "complete")]
+    assert queues.queue.counts(IN).state == "complete"
+
+
+def test_only_datasets_are_written_with_a_queue(queues: LedgerQueues) -> None:
+    with pytest.raises(InvalidRequest, match="dataset"):
+        queues.ledger.open_write("topic/x", schema=SCHEMA, queue=IN)
+    with pytest.raises(InvalidRequest):
+        queues.ledger.open_write(PATH, schema=SCHEMA, queue="store/y")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from penstock import steps
 from penstock.errors import InvalidRequest, NotFound
+from penstock.ledger.tables import Transaction
 from penstock.queue.work import messages
 from penstock.queue.work.lease_queue import Forward, NewMessage
 from penstock.wire.message import QueueMessage
 from penstock.wire.queue import Failure
 from tests.kit.clock import Clock
+from tests.kit.faults import Crash, crash_at
 from tests.kit.work.queues import IN, LEASE, OUT, LedgerQueues, claim, claimed, names, new, results
 
 HOUR = 3_600.0
@@ -83,6 +87,40 @@ def test_a_jump_of_the_clock_ends_no_lease(tmp_path: Path, clock: Clock) -> None
         monotonic.advance(5)
         assert names(claim(queue, IN, 2)) == ["b", "c"]
         assert results(queue.ack([a])) == ["done"]
+
+
+# --- crashes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "is_done"), [("forward.pushed", False), ("forward.settled", False), ("forward.done", True)]
+)
+def test_a_crash_in_a_forward_leaves_all_or_nothing(
+    queues: LedgerQueues, start: Callable[[], LedgerQueues], step: str, is_done: bool
+) -> None:
+    queues.queue.push(new(IN, "a"))
+    forward = Forward(tuple(claimed(queues.queue, IN, to=[OUT])), tuple(new(OUT, "a/0", "a/1")))
+    with mock.patch.object(steps, "passed", crash_at(step)), pytest.raises(Crash):
+        queues.queue.forward([forward])
+    queues.close()
+    queue = start().queue
+    assert (queue.counts(IN).done, queue.counts(OUT).pushed) == ((1, 2) if is_done else (0, 0))
+    assert results(queue.forward([forward])) == ["done"]
+    assert (queue.counts(IN).done, queue.counts(OUT).pushed) == (1, 2)
+
+
+@pytest.mark.parametrize("step", ["claim.claimed", "claim.done"])
+def test_a_crash_in_a_claim_costs_no_message(
+    queues: LedgerQueues, start: Callable[[], LedgerQueues], step: str
+) -> None:
+    queues.queue.push(new(IN, "a", "b"))
+    with mock.patch.object(steps, "passed", crash_at(step)), pytest.raises(Crash):
+        queues.queue.claim(IN, "c1", worker="w")
+    queues.close()
+    queue = start().queue
+    repeated = queue.claim(IN, "c1", worker="w")
+    assert (names(repeated), repeated.leases[0].tries) == (["a"], 1)
+    assert names(claim(queue, IN, 2)) == ["b"]
 
 
 # --- dead, done, removed -------------------------------------------------------------------
@@ -172,14 +210,14 @@ def test_no_statement_of_a_queue_reads_all_messages(queues: LedgerQueues) -> Non
     scans = []
     for statement in statements:
         if "messages" in statement:
-            plan = queues.ledger.change(lambda t, text=statement: _plan(t.sql, text))
+            plan = queues.ledger.change(partial(_plan, statement))
             scans += [(statement, step) for step in plan if step.startswith("SCAN messages")]
     assert scans == []
     assert len(statements) > 20
 
 
-def _plan(sql: sqlite3.Connection, statement: str) -> list[str]:
-    return [row["detail"] for row in sql.execute(f"EXPLAIN QUERY PLAN {statement}")]
+def _plan(statement: str, t: Transaction) -> list[str]:
+    return [row["detail"] for row in t.rows(f"EXPLAIN QUERY PLAN {statement}")]
 
 
 def test_a_call_has_at_most_10_000_messages(queues: LedgerQueues) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a fo
 
 import penstock
 from penstock.text import format_size, format_table
+from scripts import java
 from scripts.demo import ZONES, paint, say
 
 if TYPE_CHECKING:
@@ -46,17 +45,7 @@ def missing() -> str | None:
     """What Spark lacks here, and how to get it."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark isn't installed: pip install 'penstock-flight[spark]'"
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home, "bin", "java")) if home else "java"
-    try:
-        version = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
-    except (OSError, subprocess.TimeoutExpired):
-        version = ""
-    match = re.search(r'version "(?:1\.)?(\d+)', version)  # 8 called itself 1.8
-    if match is None or int(match[1]) < JAVA:
-        has = f"{program} is {match[1]}" if match else f"no {program}"
-        return f"Spark needs Java {JAVA} or newer, {has}: `sh scripts/java.sh` installs it, or says how"
-    return None
+    return java.missing("Spark", JAVA)
 
 
 @contextmanager

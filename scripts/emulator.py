@@ -19,6 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
+
+from scripts import java
+
 JAVA = 11
 """The oldest that runs the emulator."""
 DEBIAN = Path("/usr/lib/google-cloud-sdk/platform/pubsub-emulator/lib")
@@ -46,16 +50,7 @@ def missing() -> str | None:
             f"{wrong}: apt install google-cloud-cli-pubsub-emulator (from Google's Debian packages), or "
             "gcloud components install pubsub-emulator, or name its jar: PUBSUB_EMULATOR_JAR=/path/to/the.jar"
         )
-    program = _java()
-    try:
-        version = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
-    except (OSError, subprocess.TimeoutExpired):
-        version = ""
-    match = re.search(r'version "(?:1\.)?(\d+)', version)  # 8 called itself 1.8
-    if match is None or int(match[1]) < JAVA:
-        has = f"{program} is {match[1]}" if match else f"no {program}"
-        return f"the Pub/Sub emulator needs Java {JAVA} or newer, {has}: `sh scripts/java.sh` installs it, or says how"
-    return None
+    return java.missing("the Pub/Sub emulator", JAVA)
 
 
 def find_jar() -> Path | None:
@@ -85,7 +80,7 @@ def command(port: int, heap: str) -> list[str]:
     assert jar is not None, missing()
     size = _mebibytes(heap)
     options = [f"-Xms{size}m", f"-Xmx{size}m", f"-Xmn{size * 2 // 3}m", "-XX:+UseParallelGC"]
-    return [_java(), *options, "-jar", str(jar), "--host=127.0.0.1", f"--port={port}"]
+    return [java.program(), *options, "-jar", str(jar), "--host=127.0.0.1", f"--port={port}"]
 
 
 @contextmanager
@@ -132,11 +127,6 @@ def main() -> None:
         pass
     except (FileNotFoundError, RuntimeError, ValueError) as failed:
         sys.exit(str(failed))
-
-
-def _java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home, "bin", "java")) if home else "java"
 
 
 def _mebibytes(heap: str) -> int:

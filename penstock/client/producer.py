@@ -8,11 +8,10 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
+from penstock.client.block import SendingBlock
 from penstock.client.connection import Connection
 from penstock.client.exchange import Exchange, Listener
 from penstock.client.settings import LONG_RETRY_FOR
@@ -39,7 +38,7 @@ class _Sent:
         self.answer.set_running_or_notify_cancel()  # it can't be cancelled: the batch is on its way
 
 
-class Producer(Listener):
+class Producer(SendingBlock, Listener):
     """Sends batches to a topic. Safe to share between threads.
 
     A context manager: leaving waits for all answers; leaving by exception sends nothing more. A server that is away is
@@ -112,20 +111,9 @@ class Producer(Listener):
         try:
             self.flush()
         finally:
-            self._leave()
+            self.abandon()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._leave()
-
-    def _leave(self) -> None:
+    def abandon(self) -> None:
         """Send no more, and say bye; what has no answer by then fails."""
         with self._changed:
             self._closed = True

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.client.block import SendingBlock
 from penstock.client.connection import Connection, translate_errors
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
 from penstock.rows import slices
@@ -24,11 +24,10 @@ _REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
-class Writer:
+class Writer(SendingBlock):
     """One attempt: batches go to the server as they are written, and count once `close` has the receipt.
 
-    A context manager: leaving normally closes; leaving by exception abandons the stream, the server keeps nothing of
-    it, and the exception is the one that is seen.
+    A context manager: of a stream that is left by exception the server keeps nothing.
     """
 
     def __init__(
@@ -98,17 +97,6 @@ class Writer:
                 self._writer.close()
             except _PYARROW_ERRORS:
                 return  # the server's complaint about the missing trailer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     @contextmanager
     def _refusal_explained(self) -> Iterator[None]:

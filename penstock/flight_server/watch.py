@@ -118,11 +118,8 @@ class Watch:
         put = _Watched(peer, self._now(), attempt)
         set_waiting, end = self._watch(put)
         try:
-            yield set_waiting
-        except BaseException as error:
-            if put.reason:
-                raise LimitExceeded(put.reason) from error
-            raise
+            with _cut_explained(put):
+                yield set_waiting
         finally:
             end()
 
@@ -133,11 +130,8 @@ class Watch:
         with self._lock:
             self._exchanges[id(watched)] = watched
         try:
-            yield watched
-        except BaseException as error:
-            if watched.reason:
-                raise LimitExceeded(watched.reason) from error
-            raise
+            with _cut_explained(watched):
+                yield watched
         finally:
             with self._lock:
                 del self._exchanges[id(watched)]
@@ -223,6 +217,17 @@ class Watch:
                 "put less at once (in Spark, more partitions), or serve --limit put_time=…"
             )
         return watched.reason is not None
+
+
+@contextmanager
+def _cut_explained(watched: _Watched | WatchedExchange) -> Iterator[None]:
+    """Raise why a call was cut: its own error is that of a broken stream."""
+    try:
+        yield
+    except BaseException as error:
+        if watched.reason:
+            raise LimitExceeded(watched.reason) from error
+        raise
 
 
 def cut(peer: str) -> bool:

@@ -378,6 +378,7 @@ class ConsumerState(Body):
     lag_rows: int
     lag_bytes: int
     lag_seconds: float
+    """The age of the oldest row that it has not committed."""
 
 
 @dataclass(frozen=True, slots=True)

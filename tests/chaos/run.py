@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.faults import FAULTS
 from tests.chaos.oracle import check
 from tests.chaos.rig import Rig, Workload
-from tests.chaos.schedule import Moment, schedule
+from tests.chaos.schedule import Moment, Plan, schedule
 from tests.chaos.topic_stream import TopicStream
 from tests.kit.proxy import open_proxy
 
@@ -123,6 +125,22 @@ def asked_rows() -> int:
 def asked_seed() -> int:
     """Return PENSTOCK_CHAOS_SEED, or draw one."""
     return int(os.environ.get("PENSTOCK_CHAOS_SEED") or int.from_bytes(os.urandom(2)))
+
+
+def check_survival(
+    folder: Path, make: Callable[[Rig], Workload], capsys: pytest.CaptureFixture[str], plan: Plan, *, least: int
+) -> None:
+    """Run a drawn seed: no law is broken, and each kind of the plan has fallen, at least so many faults in all."""
+    seed = asked_seed()
+    with capsys.disabled():
+        print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
+    report = run(seed, folder, make, rows=asked_rows())
+    with capsys.disabled():
+        print(report)  # noqa: T201  # its line is a figure of the documentation
+    assert {law: rows[:20] for law, rows in report.broken.items() if rows} == {}, report
+    assert report.unexplained == [], report
+    assert report.faults.total() >= least, report
+    assert set(report.faults) == set(plan.least), report
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos import faults, oracle, topic_stream
 from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
-from tests.chaos.run import asked_rows, asked_seed, run
+from tests.chaos.run import check_survival
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample, StreamOutcome
 from tests.chaos.topic_stream import TopicStream
@@ -35,18 +35,7 @@ def test_rows_survive_faults_of_all_kinds(
     """Faults of all kinds fall under a stream: no row is lost, changed or doubled."""
     needs_spark()
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
-    seed = asked_seed()
-    with capsys.disabled():
-        print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
-
-    report = run(seed, tmp_path, partial(TopicStream, python=bare_python), rows=asked_rows())
-
-    with capsys.disabled():
-        print(report)  # noqa: T201  # its line is a figure of the documentation
-    assert {law: rows[:20] for law, rows in report.broken.items() if rows} == {}, report
-    assert report.unexplained == []
-    assert report.faults.total() >= 40
-    assert set(report.faults) == set(PLAN.least)
+    check_survival(tmp_path, partial(TopicStream, python=bare_python), capsys, PLAN, least=40)
 
 
 # --- the proxy ---------------------------------------------------------------------------------

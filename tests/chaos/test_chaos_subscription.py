@@ -15,7 +15,7 @@ pytest.importorskip("google.pubsub_v1", reason="needs the extra pubsub")
 
 from tests.chaos import faults, subscription_stream
 from tests.chaos.oracle import LAWS, Row, SentRows, Usage, check, rows
-from tests.chaos.run import asked_rows, asked_seed, run
+from tests.chaos.run import check_survival
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample
 from tests.chaos.subscription_stream import Committed, SubscriptionOutcome, SubscriptionStream
@@ -39,18 +39,7 @@ def test_messages_survive_faults_of_all_kinds(
     if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
         pytest.skip("Spark before 4.2 tells that the last batch is done when the query starts again")
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
-    seed = asked_seed()
-    with capsys.disabled():
-        print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
-
-    report = run(seed, tmp_path, partial(SubscriptionStream, python=bare_python), rows=asked_rows())
-
-    with capsys.disabled():
-        print(report)  # noqa: T201  # its line is a figure of the documentation
-    assert {law: rows[:20] for law, rows in report.broken.items() if rows} == {}, report
-    assert report.unexplained == []
-    assert report.faults.total() >= 60
-    assert set(report.faults) == set(PLAN.least)
+    check_survival(tmp_path, partial(SubscriptionStream, python=bare_python), capsys, PLAN, least=60)
 
 
 def test_a_schedule_of_messages_has_every_kind_of_fault() -> None:

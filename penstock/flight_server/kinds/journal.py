@@ -15,7 +15,7 @@ from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
-from penstock.wire.actions import ConsumerState, Description, LogLine, ShardOffsets, SubscriptionFigures
+from penstock.wire.actions import Description, LogLine, ShardOffsets, SubscriptionFigures
 from penstock.wire.paths import Path
 from penstock.wire.read import Entry, ReadCommand
 
@@ -76,13 +76,7 @@ class JournalKind(Kind):
             shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
             oldest=self.consumers.age(self.topics.behind(topic, {})),
             queries=self.state.ledger.last_epochs(topic.path),
-            consumers=tuple(
-                ConsumerState(
-                    each.consumer, each.state, each.position, each.seen,
-                    each.lag_rows, each.lag_bytes, each.lag_seconds,
-                )
-                for each in self.consumers.of(topic)
-            ),
+            consumers=tuple(self.consumers.of(topic)),
         )  # fmt: skip
 
     def _entry(self, topic: Topic) -> Entry:

@@ -11,7 +11,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound, StoreFull
 from penstock.ledger.ledger import Ledger
@@ -20,6 +19,7 @@ from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Behind, Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store.database import Reader
+from penstock.wire.actions import ConsumerState
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
@@ -33,20 +33,6 @@ _RETURN = 3600.0
 """Seconds that consumers have after a start to be seen again, as nobody could be while the server was away."""
 _JUMP = 60.0
 """Seconds by which the wall clock may run ahead of the steady one in between before it counts as a jump."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """One reader of a topic, and how much it has not committed."""
-
-    consumer: str
-    state: str
-    position: Position
-    seen: float
-    lag_rows: int
-    lag_bytes: int
-    lag_seconds: float
-    """The age of the oldest row that it has not committed."""
 
 
 class Consumers:
@@ -167,7 +153,7 @@ class Consumers:
 
         self._ledger.change(detach)
 
-    def of(self, topic: Topic) -> list[Consumer]:
+    def of(self, topic: Topic) -> list[ConsumerState]:
         """Return the consumers of a topic, the one with the most rows to read first."""
         rows = self._ledger.database.rows(
             "SELECT id, state, position, seen FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
@@ -212,10 +198,12 @@ class Consumers:
             )  # fmt: skip
         return [row["id"] for row in expired]
 
-    def _consumer(self, topic: Topic, row: sqlite3.Row) -> Consumer:
+    def _consumer(self, topic: Topic, row: sqlite3.Row) -> ConsumerState:
         position = _position(row["position"])
         behind = self._topics.behind(topic, position)
-        return Consumer(row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind))
+        return ConsumerState(
+            row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind)
+        )
 
 
 def floors(reader: Reader, path: str) -> dict[int, int]:

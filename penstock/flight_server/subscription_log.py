@@ -13,7 +13,7 @@ from penstock.text import cut, printable
 from penstock.wire.actions import SERVER_LOG, LogLine
 
 _MOST_LINES, _MOST_CHARACTERS = 200, 1_000
-_PATH = re.compile(r"subscription/[\w.~+%-]+/[\w.~+%-]*\w")
+_PATH = re.compile(r"subscription/[\w.~+%:-]+/[\w.~+%-]*\w")
 
 
 class SubscriptionLog(logging.Handler):

@@ -81,6 +81,15 @@ def test_show_describes_a_dataset_with_its_schema(here: Run, client: Client) -> 
     assert (thing["rows"], [column["name"] for column in thing["schema"]]) == (2, ["id", "name"])
 
 
+@pytest.mark.parametrize("path", ["store/a", "topic/a"])
+def test_show_tells_what_each_query_has_landed(here: Run, client: Client, path: str) -> None:
+    """By which a checkpoint is put back with a backup: docs/operating.md, Restore."""
+    for run in ("b/0", "b/10", "b/9", "night/2026/7", "nightly", "night/x"):
+        client.put(path, TRIPS, mode="append", run=run)
+    assert client.call("write.open", {"path": path, "mode": "append", "run": "b/11"})  # and not finished
+    assert re.search(r"\n +queries +b up to epoch 10, night/2026 up to epoch 7\n", here("show", path).text)
+
+
 def test_show_describes_a_write(here: Run, client: Client) -> None:
     write = open_write(client, "store/b", whole=True)
     text = here("show", f"write/{write}").text

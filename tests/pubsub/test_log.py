@@ -13,12 +13,13 @@ from penstock.flight_server.pullers import log_lines
 from penstock.flight_server.subscription_log import SubscriptionLog
 
 ORDERS, OTHER = "subscription/p/orders", "subscription/p/orders-2"
+OF_A_DOMAIN = "subscription/example.com:p/orders"
 log = logging.getLogger("penstock.test")
 
 
 @pytest.fixture
 def kept() -> Iterator[SubscriptionLog]:
-    kept = SubscriptionLog({ORDERS, OTHER}.__contains__)
+    kept = SubscriptionLog({ORDERS, OTHER, OF_A_DOMAIN}.__contains__)
     logging.getLogger("penstock").addHandler(kept)
     yield kept
     logging.getLogger("penstock").removeHandler(kept)
@@ -37,6 +38,8 @@ def test_warnings_are_kept_by_path(kept: SubscriptionLog) -> None:
     assert texts(kept) == [f"{ORDERS}: slow", f"3f-12 do_exchange failed: {ORDERS}."]
     assert [line.level for line in kept.after(ORDERS, 1)] == ["warning", "error"]
     assert texts(kept, OTHER) == [f"{OTHER}: other"]
+    log.warning("%s: slow", OF_A_DOMAIN)
+    assert texts(kept, OF_A_DOMAIN) == [f"{OF_A_DOMAIN}: slow"]
 
 
 def test_only_newer_lines_come(kept: SubscriptionLog) -> None:

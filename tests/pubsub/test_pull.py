@@ -224,6 +224,21 @@ def test_ids_that_fail_for_good_come_again(
     run.end()
     assert len(server.rows) == 1_000
     assert run.puller.counters()["acks_confirmed"] == 1_000
+    assert server.acked() == {0: set(range(500)), 1: set(range(500))}
+
+
+def test_a_short_lease_is_extended_where_acks_are_confirmed(
+    fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names
+) -> None:
+    """Its extensions last 60 s, but first the lease that the stream asked for."""
+    server.releases = False
+    fake.load(pubsub_names.subscription, 100, exactly_once=True)
+    run = start(lease_seconds=2)
+    eventually(lambda: run.puller.counters().get("extensions", 0) >= 100)
+    assert fake.totals(pubsub_names.subscription)["expired"] == 0
+    server.release()
+    eventually(lambda: fake.totals(pubsub_names.subscription)["acked"] == 100)
+    run.end()
 
 
 def test_a_clean_end_gives_back_what_has_no_place(

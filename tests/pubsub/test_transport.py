@@ -18,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.oauth2 import service_account
+from google.rpc import error_details_pb2, status_pb2
 
 from penstock.errors import Denied, InvalidRequest, PenstockError, Unavailable
 from penstock.queue.pubsub import transport
@@ -200,6 +201,19 @@ def test_the_failures_of_single_ids_are_read(fake_pubsub: FakePubSub) -> None:
         error = pubsub.acknowledge(ids).exception()
         assert transport.failures_of(error) == {ids[0]: "PERMANENT_FAILURE_INVALID_ACK_ID"}
         pubsub.close()
+
+
+def test_other_details_beside_the_failures_of_ids_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = status_pb2.Status()
+    for reason, metadata in (
+        ("QUOTA", {"consumer": "p"}),
+        ("A", {"a": "TRANSIENT_FAILURE_X"}),
+        ("B", {"b": "PERMANENT_FAILURE_Y"}),
+    ):
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, metadata=metadata))
+    monkeypatch.setattr("grpc_status.rpc_status.from_call", lambda _: status)
+    failures = transport.failures_of(grpc.RpcError())
+    assert failures == {"a": "TRANSIENT_FAILURE_X", "b": "PERMANENT_FAILURE_Y"}
 
 
 def test_errors_name_the_subscription_and_the_cure() -> None:

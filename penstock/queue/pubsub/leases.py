@@ -345,7 +345,7 @@ class Leases:
         self.counters["acks_failed"] += int(np.count_nonzero(outcomes == "permanent"))
         self._drop(request.leases[outcomes == "ok"], "confirmed")
         self._drop(request.leases[(outcomes != "ok") & ~transient], "failed")
-        self._note_acked(request, ~transient)
+        self._note_acked(request, ~transient & (outcomes != "permanent"))  # those come again, and have to be known
         if transient.any():
             assert request.shards is not None
             assert request.offsets is not None

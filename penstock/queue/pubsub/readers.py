@@ -38,8 +38,8 @@ class Response:
     size: int
     arrived: float
     """When at the earliest they were leased to this process."""
-    seconds: float | None = None
-    """For how long they are leased, if not as the stream said."""
+    seconds: float
+    """For how long they are leased."""
     exactly_once: bool = False
 
 
@@ -157,6 +157,8 @@ class StreamReader(Reader):
         self._watchdog = Watchdog(time.monotonic())
         self._waits_for_room = False
         self._beat = 0.0
+        self._seconds = 0
+        """For how long the stream leases."""
 
     def tend(self, now: float, *, expecting: bool) -> None:
         """Send a heartbeat; open a stream again that says nothing any more."""
@@ -174,10 +176,11 @@ class StreamReader(Reader):
         self._beat = time.monotonic()
         self._watchdog = Watchdog(self._beat)
         self._requests = queue.SimpleQueue()
+        self._seconds = self._owner.lease_seconds()
         self._requests.put(
             StreamingPullRequest(
                 subscription=self._pubsub.subscription,
-                stream_ack_deadline_seconds=self._owner.lease_seconds(),
+                stream_ack_deadline_seconds=self._seconds,
                 client_id=self._client,
                 max_outstanding_messages=self._most_leases,
                 protocol_version=1,  # the server answers heartbeats, where it knows of them
@@ -213,5 +216,5 @@ class StreamReader(Reader):
             exactly_once = response.subscription_properties.exactly_once_delivery_enabled
             if response.received_messages:
                 arrived = stale if unread > 0 else now
-                self._take(Response(response.received_messages, size, arrived, exactly_once=exactly_once))
+                self._take(Response(response.received_messages, size, arrived, self._seconds, exactly_once))
             unread -= size

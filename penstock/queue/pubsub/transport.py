@@ -232,11 +232,12 @@ def failures_of(error: grpc.RpcError) -> dict[str, str]:
         status = rpc_status.from_call(error)
     except (ValueError, NotImplementedError):
         return {}
+    failures: dict[str, str] = {}
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
-            return {name: text for name, text in info.metadata.items() if "_FAILURE_" in text}
-    return {}
+            failures |= {name: text for name, text in info.metadata.items() if "_FAILURE_" in text}
+    return failures
 
 
 def translate(error: grpc.RpcError, name: str) -> PenstockError:

@@ -273,4 +273,4 @@ def keys_of(pairs: list[Pair], real: bool) -> list[LeaseKey]:
 
 
 QueueMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
-test_queues_under_any_sequence = QueueMachine.TestCase
+TestQueueMachine = QueueMachine.TestCase

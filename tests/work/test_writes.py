@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidRequest
+from penstock.ledger import payloads
 from penstock.queue.work.lease_queue import Forward
+from penstock.store import payload_table
+from penstock.store.payload_table import PayloadRow
+from penstock.wire.queue import Failure
 from tests.kit.clock import Clock
 from tests.kit.ledger import PATH, SCHEMA, make_attempt, part_names
-from tests.kit.work.queues import IN, OUT, LedgerQueues, claim, claimed, names, new
+from tests.kit.work.queues import IN, LAST, LEASE, OUT, LedgerQueues, claim, claimed, names, new
 
 KEY = PATH.removeprefix("store/")
 
@@ -127,3 +132,43 @@ def test_only_datasets_are_written_with_a_queue(queues: LedgerQueues) -> None:
         queues.ledger.open_write("topic/x", schema=SCHEMA, queue=IN)
     with pytest.raises(InvalidRequest):
         queues.ledger.open_write(PATH, schema=SCHEMA, queue="store/y")
+
+
+# --- payloads by key -----------------------------------------------------------------------
+
+
+def small(key: str) -> PayloadRow:
+    """Return the row of a payload that lies in the ledger."""
+    table = pa.table({"id": [1, 2]})
+    return PayloadRow(key, None, payload_table.encode(table.schema, table.to_batches()), 2, 100)
+
+
+def test_a_payload_goes_with_the_last_message_that_names_it(queues: LedgerQueues) -> None:
+    queues.queue.push(new(IN, "a"))
+    forward = Forward(tuple(claimed(queues.queue, IN)), tuple(new(OUT, "x", key="t/1") + new(LAST, "x", key="t/1")))
+    queues.queue.forward([forward], bind=lambda index, t: payloads.bind(t, small(f"t/{index + 1}"), bound=True))
+    queues.queue.ack(claimed(queues.queue, OUT))
+    assert queues.ledger.payload("t/1") is not None
+    queues.queue.drop(claimed(queues.queue, LAST), Failure("E"))
+    assert queues.ledger.payload("t/1") is not None
+    queues.queue.redrive(LAST)
+    queues.queue.ack(claimed(queues.queue, LAST))
+    assert queues.ledger.payload("t/1") is None
+
+
+def test_a_late_forward_binds_no_payload(queues: LedgerQueues, clock: Clock) -> None:
+    queues.queue.push(new(IN, "a"))
+    forward = Forward(tuple(claimed(queues.queue, IN)), tuple(new(OUT, "x", key="t/1")))
+    clock.advance(LEASE)
+    queues.queue.forward([forward], bind=lambda index, t: payloads.bind(t, small("t/1"), bound=True))
+    assert queues.ledger.payload("t/1") is None
+
+
+def test_a_payload_that_is_deleted_stays_for_its_message(queues: LedgerQueues) -> None:
+    queues.ledger.bind_payloads([small("mine"), small("kept")])
+    queues.queue.push(new(IN, "a", key="mine") + new(IN, "b", key="kept"))
+    queues.ledger.remove_payload("mine")
+    assert queues.ledger.payload("mine") is not None
+    queues.queue.ack(claimed(queues.queue, IN, 2))
+    assert queues.ledger.payload("mine") is None
+    assert queues.ledger.payload("kept") is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -69,7 +70,9 @@ class LedgerQueue:
 
         def push(t: Transaction) -> int:
             bind(0, t)
-            number = messages.push(t, rows, queues.CLIENTS)
+            settling = Settling(t)
+            number = settling.push(rows, queues.CLIENTS)
+            settling.finish()
             steps.passed("push.pushed")
             return number
 
@@ -84,7 +87,7 @@ class LedgerQueue:
         prefix = f"{self._ledger.life}.{next(self._numbers)}."
         over: list[str] = []
 
-        def claim_some(t: Transaction) -> Claim:
+        def claim_some(t: Transaction) -> tuple[sqlite3.Row, list[sqlite3.Row]]:
             over[:] = self._end_over(path, t)
             for below in to:
                 queues.add_upstream(t, below, path)
@@ -96,13 +99,13 @@ class LedgerQueue:
                 if rows:
                     self._leases.begin(path, claim, [row["token"] for row in rows], is_durable=False)
             steps.passed("claim.claimed")
-            return Claim(queue["state"], tuple(messages.to_lease(path, row) for row in rows), queue["cause"])
+            return queue, rows
 
-        answer = self._ledger.change(claim_some)
+        queue, rows = self._ledger.change(claim_some)
         self._leases.end(over)
         self._leases.confirm(claim)
         steps.passed("claim.done")
-        return answer
+        return Claim(queue["state"], tuple(messages.to_lease(path, row) for row in rows), queue["cause"])
 
     def ack(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         """Note messages as done."""

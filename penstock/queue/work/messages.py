@@ -47,6 +47,7 @@ GRACE = 3600.0
 """Seconds for which a done message is known: so long a repeated ack gets its answer, and a repeated push adds none."""
 _SPLIT = re.compile(r"(?P<key>.+)@(?P<attempt>[0-9a-f]{32})-(?P<number>[0-9]{1,9})")
 _SOME = 10_000  # messages of one transaction
+_as_json = json.JSONEncoder(allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,75 +78,13 @@ class Row:
         if not message.message_id:
             raise InvalidRequest(f"a message for {new.queue} has no message_id: expected a name unique in its queue")
         try:
-            metadata = json.dumps(message.metadata, allow_nan=False)
+            metadata = _as_json(message.metadata)
         except (TypeError, ValueError, RecursionError) as broken:
             raise InvalidRequest(
                 f"message {message.message_id} has metadata that JSON can't hold: {broken}"
             ) from broken
         columns = (message.message_id, message.split_id, message.payload_key, metadata, message.timestamp, new.bytes)
         return cls(new.queue, message.message_id, columns, message.payload_key, new.bytes)
-
-
-# --- push ----------------------------------------------------------------------------------
-
-
-def push(t: Transaction, rows: Sequence[Row], upstream: str) -> int:
-    """Make messages pending, and return how many of them are new."""
-    by_queue = groupby(sorted(rows, key=_queue_of), _queue_of) if len(rows) > 1 else [(rows[0].queue, rows)]
-    return sum(_push_to(t, path, list(some), upstream) for path, some in by_queue)
-
-
-def _queue_of(row: Row) -> str:
-    return row.queue
-
-
-def _push_to(t: Transaction, path: str, rows: list[Row], upstream: str) -> int:
-    queue = t.row(
-        "SELECT id, queues.state, (SELECT state FROM upstreams WHERE queue = id AND upstream = ?) AS upstream"
-        " FROM queues WHERE path = ?",
-        upstream, path,
-    )  # fmt: skip
-    if queue is None or queue["upstream"] is None:
-        queues.add_upstream(t, path, upstream)
-        queue = queues.by_path(t, path)
-        is_ended = False
-    else:
-        is_ended = upstream == queues.CLIENTS and queue["upstream"] != "open"
-    last = t.rows("SELECT max(id) AS id FROM messages")[0]["id"] or 0
-    number = t.sql.executemany(
-        "INSERT INTO messages(queue, pushed, message_id, split_id, payload_key, metadata, timestamp, bytes)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(queue, message_id) DO NOTHING",
-        [(queue["id"], t.now, *row.columns) for row in rows],
-    ).rowcount
-    if number:
-        if is_ended:
-            raise InvalidRequest(f"{path} is finished, so clients push no more to it: use another queue")
-        if any(map(_may_be_part, rows)):
-            _hold_parts(t, queue["id"], last)
-        if number == len(rows):
-            size = sum(row.bytes for row in rows)
-        else:
-            query = "SELECT sum(bytes) AS bytes FROM messages WHERE id > ? AND queue = ?"
-            size = t.rows(query, last, queue["id"])[0]["bytes"]
-        queues.count(t, queue["id"], pushed=number, bytes=size)
-    return number
-
-
-def _may_be_part(row: Row) -> bool:
-    return "@" in row.payload_key
-
-
-def _hold_parts(t: Transaction, queue: int, last: int) -> None:
-    """Let new messages hold the parts that they name."""
-    rows = t.rows("SELECT id, payload_key FROM messages WHERE id > ? AND queue = ?", last, queue)
-    held = []
-    for row in rows:
-        split = _SPLIT.fullmatch(row["payload_key"])
-        part = split and parts.of_dataset(t, f"store/{split['key']}", split["attempt"], int(split["number"]))
-        if part:
-            t.execute("UPDATE messages SET part = ? WHERE id = ?", part, row["id"])
-            held.append(part)
-    parts.hold(t, held)
 
 
 # --- claim ---------------------------------------------------------------------------------
@@ -162,7 +101,7 @@ def claim(t: Transaction, queue: sqlite3.Row, claim_id: str, worker: str, most: 
     """Lease the oldest pending messages: each gets a token of its own, the prefix and its id."""
     rows = t.rows(_CLAIM, prefix, claim_id, worker, queue["id"], most)
     if rows:
-        queues.count(t, queue["id"], claimed=len(rows))
+        queues.count(t, queue["id"], claimed=len(rows))  # settles nothing: these were pending
     return sorted(rows, key=lambda row: int(row["id"]))
 
 
@@ -191,7 +130,7 @@ def _to_message(row: sqlite3.Row) -> QueueMessage:
     )
 
 
-# --- the ends of leases --------------------------------------------------------------------
+# --- push, and the ends of leases ----------------------------------------------------------
 
 _DONE = LeaseOutcome("done")
 
@@ -201,9 +140,9 @@ Bind = Callable[[int, Transaction], None]
 
 
 class Settling:
-    """What one transaction does to leased messages; `finish` adds it up in their queues' counts."""
+    """What one transaction pushes, and does to leased messages; `finish` adds it up in the queues' counts."""
 
-    def __init__(self, t: Transaction, is_live: Callable[[str], bool]) -> None:
+    def __init__(self, t: Transaction, is_live: Callable[[str], bool] = lambda token: False) -> None:
         self.ended: list[str] = []
         """The tokens of leases that are over once the transaction is durable."""
         self.delayed: list[LeaseKey] = []
@@ -211,8 +150,59 @@ class Settling:
         self._t = t
         self._is_live = is_live
         self._ids: dict[str, int | None] = {}
+        self._filled: dict[tuple[str, str], tuple[int, bool]] = {}
         self._counts: dict[int, dict[str, int]] = {}
         self._freed: list[tuple[str, str | None]] = []
+
+    def push(self, rows: Sequence[Row], upstream: str) -> int:
+        """Make messages pending, and return how many of them are new."""
+        if len(rows) == 1:
+            return self._push_to(rows[0].queue, rows, upstream)
+        by_queue = groupby(sorted(rows, key=_queue_of), _queue_of)
+        return sum(self._push_to(path, list(some), upstream) for path, some in by_queue)
+
+    def _push_to(self, path: str, rows: Sequence[Row], upstream: str) -> int:
+        queue, is_ended = self._fill(path, upstream)
+        names_parts = any("@" in row.payload_key for row in rows)
+        last = 0
+        if names_parts or len(rows) > 1:  # which are new has to be known
+            last = self._t.rows("SELECT max(id) AS id FROM messages")[0]["id"] or 0
+        number = self._t.sql.executemany(
+            "INSERT INTO messages(queue, pushed, message_id, split_id, payload_key, metadata, timestamp, bytes)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(queue, message_id) DO NOTHING",
+            [(queue, self._t.now, *row.columns) for row in rows],
+        ).rowcount
+        if not number:
+            return 0
+        if is_ended:
+            raise InvalidRequest(f"{path} is finished, so clients push no more to it: use another queue")
+        if names_parts:
+            _hold_parts(self._t, queue, last)
+        if number == len(rows):
+            size = sum(row.bytes for row in rows)
+        else:
+            query = "SELECT sum(bytes) AS bytes FROM messages WHERE id > ? AND queue = ?"
+            size = self._t.rows(query, last, queue)[0]["bytes"]
+        self._count(queue, pushed=number, bytes=size)
+        return number
+
+    def _fill(self, path: str, upstream: str) -> tuple[int, bool]:
+        """Return a queue's id, made if it is new, and whether this upstream's clients have finished it."""
+        known = self._filled.get((path, upstream))
+        if known is not None:
+            return known
+        row = self._t.row(
+            "SELECT id, (SELECT state FROM upstreams WHERE queue = id AND upstream = ?) AS upstream"
+            " FROM queues WHERE path = ?",
+            upstream, path,
+        )  # fmt: skip
+        if row is None or row["upstream"] is None:
+            queues.add_upstream(self._t, path, upstream)
+            filled = (int(queues.by_path(self._t, path)["id"]), False)
+        else:
+            filled = (int(row["id"]), upstream == queues.CLIENTS and row["upstream"] != "open")
+        self._filled[path, upstream] = filled
+        return filled
 
     def find(self, key: LeaseKey) -> sqlite3.Row | None:
         """Return the row of a lease's message, whatever its state."""
@@ -246,7 +236,7 @@ class Settling:
         bind(self._t)
         for path in dict.fromkeys(key.queue for key in forward.leases):
             if rows:
-                push(self._t, rows, path)
+                self.push(rows, path)
         steps.passed("forward.pushed")
         for _, row in held:
             if row is not None:
@@ -339,13 +329,31 @@ class Settling:
     def finish(self) -> None:
         """Bring the queues' counts up to date, and let go of payloads that no message names any more."""
         release_payloads(self._t, self._freed)
-        for queue, changes in self._counts.items():
-            queues.count(self._t, queue, **changes)
+        to_settle = [queue for queue, changes in self._counts.items() if queues.count(self._t, queue, **changes)]
+        if to_settle:  # once all counts are there: a queue that is complete now may have filled another
+            queues.settle(self._t, to_settle)
 
     def _count(self, queue: int, **changes: int) -> None:
-        counts = self._counts.setdefault(queue, {"claimed": 0, "done": 0, "dead": 0, "bytes": 0})
+        counts = self._counts.setdefault(queue, {})
         for name, change in changes.items():
-            counts[name] += change
+            counts[name] = counts.get(name, 0) + change
+
+
+def _queue_of(row: Row) -> str:
+    return row.queue
+
+
+def _hold_parts(t: Transaction, queue: int, last: int) -> None:
+    """Let new messages hold the parts that they name."""
+    rows = t.rows("SELECT id, payload_key FROM messages WHERE id > ? AND queue = ?", last, queue)
+    held = []
+    for row in rows:
+        split = _SPLIT.fullmatch(row["payload_key"])
+        part = split and parts.of_dataset(t, f"store/{split['key']}", split["attempt"], int(split["number"]))
+        if part:
+            t.execute("UPDATE messages SET part = ? WHERE id = ?", part, row["id"])
+            held.append(part)
+    parts.hold(t, held)
 
 
 def _was_ended_by(row: sqlite3.Row | None, key: LeaseKey, state: str) -> bool:
@@ -406,8 +414,8 @@ def redrive(t: Transaction, path: str, message_ids: Sequence[str], most: int) ->
             f"{change} WHERE id IN (SELECT id FROM messages WHERE queue = ? AND state = 'dead' LIMIT ?)",  # noqa: S608  # our own text
             queue, most,
         )  # fmt: skip
-    if number:
-        queues.count(t, queue, dead=-number)
+    if number and queues.count(t, queue, dead=-number):
+        queues.settle(t, [queue])
     return number
 
 

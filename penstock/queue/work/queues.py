@@ -184,13 +184,16 @@ def _of_failed(cause: str | None) -> str | None:
     return None if cause is None else f"has failed: {cause}"
 
 
-def count(t: Transaction, queue: int, **changes: int) -> sqlite3.Row:
-    """Add to a queue's counts, and return its row."""
-    sums = ", ".join(f"{name} = {name} + ?" for name in changes)
-    row = t.rows(f"UPDATE queues SET {sums} WHERE id = ? RETURNING *", *changes.values(), queue)[0]  # noqa: S608  # our own names
-    if row["done"] + row["dead"] == row["pushed"] or row["state"] == "complete":
-        settle(t, [queue])
-    return row
+def count(
+    t: Transaction, queue: int, *, pushed: int = 0, claimed: int = 0, done: int = 0, dead: int = 0, bytes: int = 0
+) -> bool:
+    """Add to a queue's counts; True if that may change its state, and `settle` must follow."""
+    row = t.rows(
+        "UPDATE queues SET pushed = pushed + ?, claimed = claimed + ?, done = done + ?, dead = dead + ?,"
+        " bytes = bytes + ? WHERE id = ? RETURNING state, pushed, done + dead AS ended",
+        pushed, claimed, done, dead, bytes, queue,
+    )[0]  # fmt: skip
+    return bool(row["ended"] == row["pushed"] or row["state"] == "complete")
 
 
 def remove(t: Transaction, path: str) -> None:

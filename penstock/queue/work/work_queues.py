@@ -42,7 +42,9 @@ def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:
         for number, records, size in parts.of_attempt(t, attempt)
     ]
     if rows:
-        messages.push(t, rows, _upstream(write))
+        settling = messages.Settling(t)
+        settling.push(rows, _upstream(write))
+        settling.finish()
     queues.set_upstream(t, _upstream(write), "complete")
 
 

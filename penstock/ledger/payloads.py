@@ -7,10 +7,9 @@ tickets, the sweep, backups and the checks of a start know it as they know a dat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.errors import AlreadyExists, NotFound
+from penstock.errors import AlreadyExists
 from penstock.ledger import parts
 from penstock.ledger.tables import Transaction, paths_below
 from penstock.rows.payload import plain
@@ -52,7 +51,8 @@ def bind(t: Transaction, row: PayloadRow, *, bound: bool = False) -> None:
 def look_up(reader: Reader, key: str, now: float) -> Bytes | None:
     """Return where the bytes of a payload are, or those of a split, `path@<attempt>-<n>`; None without such.
 
-    A split is found after its dataset is deleted, too, for as long as its bytes are there.
+    With `now` 0 a payload past its time is found, too, until it is swept: a message may name it. A split is found after
+    its dataset is deleted, too, for as long as its bytes are there.
     """
     split = _SPLIT.fullmatch(key)
     if split is None:
@@ -67,30 +67,19 @@ def look_up(reader: Reader, key: str, now: float) -> Bytes | None:
     return None if part is None else Bytes(None, part["name"], part["rows"])
 
 
-def named_by(reader: Reader, key: str, now: float) -> Bytes:
-    """Return where the bytes are that a message's payload_key names; NotFound without any."""
-    found = look_up(reader, key, now)
-    if found is None:
-        raise NotFound(f"no payload store/{key}: store it before a message names it")
-    return found
-
-
 def remove(t: Transaction, key: str) -> PayloadRow | None:
     """Remove a payload, and return it; one that an undone message names stays for that one, and goes with it."""
     row = payload_table.find(t, key, t.now)
     if row is None:
         return None
-    if t.ledger.names_payload(t, key):
-        payload_table.set_bound(t, key, bound=True)
-    else:
-        _remove_rows(t, [key])
+    _remove_or_bind(t, key)
     return row
 
 
 def free(t: Transaction, key: str) -> None:
     """Remove a payload if it is bound: the last message that named it is done."""
     if payload_table.is_bound(t, key):
-        _remove_rows(t, [key])
+        _remove_row(t, key)
 
 
 def clear(t: Transaction, prefix: str) -> int:
@@ -102,8 +91,9 @@ def clear(t: Transaction, prefix: str) -> int:
 
 
 def expire(t: Transaction) -> None:
-    """Remove the payloads past their time that no undone message names."""
-    _remove_rows(t, [key for key in payload_table.expired_keys(t, t.now) if not t.ledger.names_payload(t, key)])
+    """Remove the payloads past their time; one that an undone message names goes with that one."""
+    for key in payload_table.expired_keys(t, t.now):
+        _remove_or_bind(t, key)
 
 
 def check_is_none(t: Transaction, key: str) -> None:
@@ -124,11 +114,17 @@ def disagreements(reader: Reader) -> list[str]:
     ]
 
 
-def _remove_rows(t: Transaction, keys: Iterable[str]) -> None:
-    for key in keys:
-        row = payload_table.remove(t, key)
-        if row is not None and row["part"] is not None:
-            parts.retire(t, [row["part"]], f"{KIND}/{key}")
+def _remove_or_bind(t: Transaction, key: str) -> None:
+    if t.ledger.names_payload(t, key):
+        payload_table.set_bound(t, key)
+    else:
+        _remove_row(t, key)
+
+
+def _remove_row(t: Transaction, key: str) -> None:
+    row = payload_table.remove(t, key)
+    if row is not None and row["part"] is not None:
+        parts.retire(t, [row["part"]], f"{KIND}/{key}")
 
 
 def _check_is_no_dataset(t: Transaction, key: str) -> None:

@@ -194,9 +194,9 @@ def remove_expired(t: View, now: float) -> list[sqlite3.Row]:
     return t.rows("DELETE FROM payloads WHERE expires <= ? RETURNING *", now)
 
 
-def set_bound(t: View, key: str, *, bound: bool) -> None:
-    """Let a payload go, or stay, when the last message that names it is done."""
-    t.sql.execute("UPDATE payloads SET bound = ? WHERE key = ?", (bound, key))
+def set_bound(t: View, key: str) -> None:
+    """Let a payload go when the last message that names it is done, and no sooner."""
+    t.sql.execute("UPDATE payloads SET bound = 1, expires = NULL WHERE key = ?", (key,))
 
 
 def _end_of(prefix: str) -> str:

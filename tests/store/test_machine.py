@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock import steps
-from penstock.errors import StoreFull
+from penstock.errors import AlreadyExists, StoreFull
 from penstock.rows.payload import SplitPayload
 from penstock.store.database import Database
 from penstock.store.disk import DiskMedium
@@ -82,6 +82,10 @@ class StoreMachine(RuleBasedStateMachine):
         now = self.clock.now()
         return {key: each for key, each in self.expected.items() if each.expires is None or each.expires > now}
 
+    def clashes(self, key: str) -> bool:
+        """Whether a payload is above or below this key."""
+        return any(key.startswith(other + "/") or other.startswith(key + "/") for other in self.live())
+
     def payload(self, rows: int) -> tuple[ExpectedPayload, SplitPayload]:
         self.count += 1
         expected = ExpectedPayload(self.count * 1_000, rows, f"split {self.count}", {"n": self.count}, None)
@@ -97,7 +101,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.store(key, payload, ttl=ttl)
         except StoreFull:
             assert self.store.used + payload.data.nbytes > QUOTA
+        except AlreadyExists:
+            assert self.clashes(key)
         else:
+            assert not self.clashes(key)
             self.expected[key] = expected
 
     @rule(key=KEYS, rows=ROWS)
@@ -106,6 +113,9 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self.store.store(key, as_stream(payload.data))
         except StoreFull:
+            return
+        except AlreadyExists:
+            assert self.clashes(key)
             return
         self.expected[key] = ExpectedPayload(expected.first, rows, key, {}, None)
 

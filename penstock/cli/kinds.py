@@ -137,6 +137,7 @@ _LAG: Columns = {
     "oldest": lambda consumer: consumer["lag_seconds"] if consumer["lag_rows"] else None,
 }  # fmt: skip
 _FOLDER = Kind("folder", facts={"datasets": "datasets", "topics": "topics", "writes": "writes", **_STORED})
+_PAYLOAD = Kind("payload", facts={"rows": "rows", "size": lambda thing: format_size(thing["bytes"])}, show=[_SCHEMA])
 _DATASET = Kind("dataset", "store", "datasets", in_ls=True, facts=_STORED, show=[_SCHEMA])
 _TOPIC = Kind(
     "topic", "topic", "topics", in_ls=True, appends=True,
@@ -304,4 +305,4 @@ _WRITE = Kind(
     ],
 )  # fmt: skip
 
-KINDS = (_FOLDER, _DATASET, _TOPIC, _SUBSCRIPTION, _WRITE)
+KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _WRITE)

@@ -22,7 +22,7 @@ from penstock.ledger import attempts, datasets, parts, payloads, runs, tables, w
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
-from penstock.ledger.payloads import Bytes
+from penstock.ledger.payloads import Bytes, ListedPayload
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Destination, WorkQueues, Write
 from penstock.store import payload_table
@@ -312,6 +312,10 @@ class Ledger:
     def payload_keys(self, prefix: str, *, after: str, most: int) -> list[str]:
         """Return some of the keys that begin with a prefix, in order, without those of bound payloads."""
         return payload_table.keys(self.database, prefix, self.now(), after=after, most=most)
+
+    def payloads(self, folder: str) -> list[ListedPayload]:
+        """Return the payloads below a folder's path, without a queue's own."""
+        return payloads.below(self.database, folder, self.now())
 
     def remove_payload(self, key: str) -> PayloadRow | None:
         """Remove a payload, and return it; its part stays for as long as tickets name it."""

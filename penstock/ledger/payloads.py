@@ -31,6 +31,27 @@ class Bytes:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class ListedPayload:
+    """A payload in a listing."""
+
+    path: str
+    rows: int
+    bytes: int
+    part_count: int
+    changed: float
+
+
+def below(reader: Reader, folder: str, now: float) -> list[ListedPayload]:
+    """Return the payloads below a folder's path, `store/` or `store/demo/`, without a queue's own."""
+    first, end = (path[len(KIND) + 1 :] for path in paths_below(folder))
+    rows = payload_table.below(reader, first, end or "\x7f", now)  # keys are ASCII
+    return [
+        ListedPayload(f"{KIND}/{row['key']}", row["rows"], row["bytes"], int(row["part"] is not None), row["stored"])
+        for row in rows
+    ]
+
+
 def bind(t: Transaction, row: PayloadRow, *, bound: bool = False) -> None:
     """Make a payload readable under its key, in place of an earlier one there; its bytes are durable.
 

@@ -26,8 +26,8 @@ CREATE TABLE IF NOT EXISTS payloads(
     6: """
 ALTER TABLE payloads RENAME TO payloads_before;
 CREATE TABLE payloads(
-    key TEXT PRIMARY KEY, part TEXT UNIQUE, inline BLOB, crc INTEGER, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    bound INTEGER NOT NULL DEFAULT 0, stored REAL NOT NULL, expires REAL, split_id TEXT, metadata TEXT,
+    key TEXT PRIMARY KEY, part TEXT UNIQUE, crc INTEGER, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    bound INTEGER NOT NULL DEFAULT 0, stored REAL NOT NULL, expires REAL, split_id TEXT, metadata TEXT, inline BLOB,
     CHECK ((part IS NULL) = (inline IS NOT NULL) AND (crc IS NULL) = (inline IS NULL))
 );
 INSERT INTO payloads(key, part, rows, bytes, stored, expires, split_id, metadata)
@@ -36,8 +36,9 @@ DROP TABLE payloads_before;
 CREATE INDEX payloads_to_expire ON payloads(expires) WHERE expires IS NOT NULL;
 """,
 }
-"""`inline`: an IPC stream, `crc` its checksum. `bound`: it goes when the last message that names it is done.
-`split_id`, `metadata`: of rows that were stored before format 6; the schemas of later ones carry them."""
+"""`inline`: an IPC stream, the last column as SQLite reads through all that is before a value; `crc`: its checksum.
+`bound`: the payload goes when the last message that names it is done. `split_id`, `metadata`: of rows that were stored
+before format 6; the schemas of later ones carry them."""
 
 INLINE = 32 << 10
 """Bytes of an IPC stream up to which it lies in the row: a file of its own would cost an fsync."""
@@ -156,6 +157,15 @@ def damaged(reader: Reader) -> list[str]:
         for row in rows
         if crc32c(row["inline"]) != row["crc"]
     ]
+
+
+def below(reader: Reader, first: str, end: str, now: float) -> list[sqlite3.Row]:
+    """Return key, rows, bytes, part and stored of the payloads of a range of keys, in order, without bound ones."""
+    return reader.rows(
+        "SELECT key, rows, bytes, part, stored FROM payloads WHERE key >= ? AND key < ? AND NOT bound"
+        " AND (expires IS NULL OR expires > ?) ORDER BY key",
+        first, end, now,
+    )  # fmt: skip
 
 
 # --- what changes --------------------------------------------------------------------------

@@ -70,7 +70,8 @@ def test_a_path_is_a_payload_a_dataset_or_a_folder(client: Client, store: SplitP
             with pytest.raises(AlreadyExists):
                 client.put(path, numbers(1), mode=mode)
     assert store.keys() == ["pay/load"]
-    assert [entry.path for entry in client.list("store/", recursive=True)] == ["store/data/set"]
+    entries = [(entry.path, entry.kind) for entry in client.list("store/", recursive=True)]
+    assert entries == [("store/data/set", "dataset"), ("store/pay/load", "payload")]
     assert store.delete("pay/load")
     client.put("store/pay/load", numbers(3))
 
@@ -125,6 +126,20 @@ def test_a_dataset_and_its_splits_come_as_payloads(client: Client, store: SplitP
     client.delete("store/j/in")
     assert store.get(split) is not None  # its bytes are there: a message may name them
     assert store.get("j/in") is None
+
+
+def test_a_listing_has_payloads_and_their_folders(client: Client, store: SplitPayloadStore) -> None:
+    client.put("store/a/set", numbers(1))
+    store.store_all({"a/x": numbers(3), "a/many/1": numbers(1), "a/many/2": LARGE, "b": numbers(2)})
+    listed = [(entry.path, entry.kind, entry.rows, entry.parts, entry.state) for entry in client.list("store/a/")]
+    assert listed == [
+        ("store/a/many/", "folder", 5_001, 1, "2 payloads"),
+        ("store/a/set", "dataset", 1, 1, None),
+        ("store/a/x", "payload", 3, 0, None),
+    ]
+    folders = [(entry.path, entry.rows, entry.state) for entry in client.list("store/")]
+    assert folders == [("store/a/", 5_005, "1 dataset, 3 payloads"), ("store/b", 2, None)]
+    assert [entry.kind for entry in client.list("store/b")] == ["payload"]
 
 
 # --- one stream ----------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -15,9 +16,11 @@ from penstock.flight_server.selection import select
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
+from penstock.ledger.payloads import ListedPayload
 from penstock.ledger.writes import Write
 from penstock.rows import schemas
 from penstock.store.payload_table import InlinePart
+from penstock.text import counted
 from penstock.wire import actions as wire
 from penstock.wire.actions import Deleted, Description
 from penstock.wire.paths import Path
@@ -67,13 +70,24 @@ class DatasetKind(Kind):
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
         ledger, path = self.state.ledger, str(folder)
         items: list[Dataset] | list[Dataset | Folder] = ledger.folder(path) if folders else ledger.datasets(path)
-        if not items and folder.key:
-            items = [ledger.dataset(path)]  # or the error that there is none
-        for item in items:
-            if isinstance(item, Folder):
-                yield endpoints.listed(_folder_entry(item))
+        payloads_below = _listed(path, ledger.payloads(path), folders=folders)
+        if not items and not payloads_below and folder.key:
+            alone = self._payload(folder, 0.0)
+            if alone is not None:
+                payloads_below = [Entry(path, "payload", alone.rows, alone.bytes, int(alone.inline is None))]
             else:
-                yield endpoints.listed(self._entry(item), item.schema)
+                items = [ledger.dataset(path)]  # or the error that there is none
+        lines = {
+            item.path: (_folder_entry(item), endpoints.NO_SCHEMA)
+            if isinstance(item, Folder)
+            else (self._entry(item), item.schema)
+            for item in items
+        }
+        for entry in payloads_below:
+            both = _sum(lines[entry.path][0], entry) if entry.path in lines else entry
+            lines[entry.path] = (both, endpoints.NO_SCHEMA)
+        for _, line in sorted(lines.items()):
+            yield endpoints.listed(*line)
 
     def describe(self, path: Path) -> Description:
         payload = self._payload(path, 0.0)
@@ -136,6 +150,34 @@ class DatasetKind(Kind):
             dataset.path, "dataset", dataset.rows, dataset.bytes, dataset.part_count, dataset.changed, state,
             self.state.local,
         )  # fmt: skip
+
+
+def _listed(folder: str, listed: Iterable[ListedPayload], *, folders: bool) -> list[Entry]:
+    """Return payloads as lines of a listing; with `folders` a line for each folder of payloads."""
+    start = len(folder.rstrip("/")) + 1
+    entries = []
+    for path, group in groupby(listed, lambda each: _child(each.path, start) if folders else each.path):
+        some = list(group)
+        rows, size, parts = (sum(getattr(each, name) for each in some) for name in ("rows", "bytes", "part_count"))
+        changed = max(each.changed for each in some)
+        kind, state = ("folder", counted(len(some), "payload")) if path.endswith("/") else ("payload", None)
+        entries.append(Entry(path, kind, rows, size, parts, changed, state))
+    return entries
+
+
+def _sum(folder: Entry, other: Entry) -> Entry:
+    """Return one line for a folder that has datasets and payloads."""
+    changed = max(folder.changed or 0.0, other.changed or 0.0)
+    return Entry(
+        folder.path, folder.kind, folder.rows + other.rows, folder.bytes + other.bytes, folder.parts + other.parts,
+        changed, f"{folder.state}, {other.state}",
+    )  # fmt: skip
+
+
+def _child(path: str, start: int) -> str:
+    """Return the first name of a path behind a folder's, with its slash if the path goes on."""
+    name, slash, _ = path[start:].partition("/")
+    return path[:start] + name + slash
 
 
 def _folder_entry(folder: Folder) -> Entry:

@@ -57,19 +57,20 @@ class Upload:
         """Make the batches in this schema, in which they are stored."""
         self.schema, self._fit = schema, Fit.of(self.sent, schema)
 
-    def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """Read about 8 MiB of batches at a time, until the trailer."""
+    def parts(self, most_rows: int | None = None) -> Iterator[list[pa.RecordBatch]]:
+        """Read about 8 MiB of batches at a time, of `most_rows` rows at most, until the trailer."""
         part: list[pa.RecordBatch] = []
-        size, dictionaries = 0, slices.Dictionaries()
+        size, rows, dictionaries = 0, 0, slices.Dictionaries()
         fitted = chain.from_iterable(map(self._fit.pieces, self._checked_batches()))
-        for batch in fitted:
-            for piece in slices.sliced(batch):
+        for small in chain.from_iterable(map(slices.sliced, fitted)):
+            for piece in [small] if most_rows is None else slices.cut(small, most_rows - rows, most_rows):
                 part.append(piece)
                 size += slices.size_of(piece) - dictionaries.repeated(piece)
-                if size >= slices.PART_BYTES:
+                rows += piece.num_rows
+                if size >= slices.PART_BYTES or rows == most_rows:
                     yield part
-                    part, size, dictionaries = [], 0, slices.Dictionaries()
-        if part:
+                    part, size, rows, dictionaries = [], 0, 0, slices.Dictionaries()
+        if rows:
             yield part
 
     def check_whole(self) -> None:

@@ -107,10 +107,12 @@ class Ledger:
         schema: pa.Schema | None = None,
         own: bool = False,
         queue: str | None = None,
+        split_rows: int | None = None,
     ) -> Write:
         """Begin a write; with a `run`, join the open write of that run or get its finished one, unless it is lost.
 
-        With a `queue`, finish pushes a message for each part to it; if the write ends otherwise, the queue fails.
+        With a `queue`, finish pushes a message for each part to it, of at most `split_rows` rows; if the write ends
+        otherwise, the queue fails.
         Nothing is seen of it before `finish`. Joining makes the caller its last opener. An `own` write is one put's,
         and ends with the process that serves it; puts of one run that share it leave its end to the one that finishes.
         """
@@ -118,8 +120,11 @@ class Ledger:
         def open_or_join(t: Transaction) -> Write:
             known = runs.write_of(t, path, run)
             if known is not None:
-                return writes.join(t, known, mode=mode, own=own, queue=queue)
-            new = Write(uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue)
+                return writes.join(t, known, mode=mode, own=own, queue=queue, split_rows=split_rows)
+            new = Write(
+                uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue,
+                split_rows,
+            )  # fmt: skip
             return writes.begin(t, new, own=own)
 
         return self.change(open_or_join)
@@ -134,9 +139,9 @@ class Ledger:
             own = destination.growth.merge(own, announced, path)
         return destination.growth.fit(own or announced, schema, path)
 
-    def touch(self, write_id: str) -> Write:
-        """Keep an open write from expiring for another IDLE seconds: it is being put to."""
-        return self.change(lambda t: writes.touch(t, write_id))
+    def touch(self, write_id: str, verb: str = "a put") -> Write:
+        """Keep an open write from expiring for another IDLE seconds, or SILENT ones with a queue."""
+        return self.change(lambda t: writes.touch(t, write_id, verb))
 
     def record(self, write_id: str, attempt: Attempt) -> Receipt:
         """Record a whole attempt: it may be named in a finish. Rejected once the write has ended."""

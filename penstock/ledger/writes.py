@@ -38,6 +38,8 @@ class Write:
     """The digest of the finished list of attempts: finish with that list again is the same finish."""
     queue: str | None = None
     """The path of the queue that gets a message for each part at finish."""
+    split_rows: int | None = None
+    """The rows of one part at most, as it is a split of the queue."""
 
     def check_is_open(self, verb: str) -> None:
         """Reject a verb that only an open write takes."""
@@ -122,7 +124,7 @@ def by_id(reader: Reader, write_id: str) -> Write:
     return Write(
         row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
         to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
-        row["queue"],
+        row["queue"], row["split_rows"],
     )  # fmt: skip
 
 
@@ -161,7 +163,10 @@ def begin(t: Transaction, new: Write, *, own: bool) -> Write:
     add(t, new, own=own)
     if new.queue is not None:
         if not new.path.startswith("store/"):
-            raise InvalidRequest(f"{new.path} can't be written with a queue: only a dataset's parts are splits")
+            raise InvalidRequest(
+                f"{new.path} can't be written with queue={new.queue!r}: only a dataset's parts are splits, so write to "
+                "store/…"
+            )
         t.ledger.queues.open_write(t, new)
     return new
 
@@ -179,21 +184,29 @@ def add(
     t.insert(
         "writes", id=new.id, path=new.path, mode=new.mode, run=new.run, state=new.state, opener=new.opener,
         schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
-        rows=rows, bytes=bytes, queue=new.queue,
+        rows=rows, bytes=bytes, queue=new.queue, split_rows=new.split_rows,
     )  # fmt: skip
 
 
-def join(t: Transaction, known: sqlite3.Row, *, mode: Mode, own: bool, queue: str | None = None) -> Write:
+def join(
+    t: Transaction,
+    known: sqlite3.Row,
+    *,
+    mode: Mode,
+    own: bool,
+    queue: str | None = None,
+    split_rows: int | None = None,
+) -> Write:
     """Continue the write of a run as its last opener; a finished one stays as it is."""
     if known["mode"] != mode:
         raise InvalidRequest(
             f"run {known['run']!r} of {known['path']} was opened with mode {known['mode']!r}, now with {mode!r}: "
             "use that mode, or another run"
         )
-    if known["queue"] != queue:
+    if (known["queue"], known["split_rows"]) != (queue, split_rows):
         raise InvalidRequest(
-            f"run {known['run']!r} of {known['path']} was opened with {known['queue'] or 'no queue'}, now with "
-            f"{queue or 'none'}: use the same queue, or another run"
+            f"run {known['run']!r} of {known['path']} was opened {_splits(known['queue'], known['split_rows'])}, now "
+            f"{_splits(queue, split_rows)}: use the same, or another run"
         )
     if known["state"] == "open" and bool(known["own"]) != own:
         kind = ("a write of many attempts", "one put")[known["own"]]
@@ -206,10 +219,14 @@ def join(t: Transaction, known: sqlite3.Row, *, mode: Mode, own: bool, queue: st
     return replace(joined, opener="") if own else joined
 
 
-def touch(t: Transaction, write_id: str) -> Write:
-    """Keep an open write from expiring: it is being put to."""
+def _splits(queue: str | None, split_rows: int | None) -> str:
+    return f"with {queue or 'no queue'}" + ("" if split_rows is None else f" and split_rows={split_rows}")
+
+
+def touch(t: Transaction, write_id: str, verb: str = "a put") -> Write:
+    """Keep an open write from expiring: it is being put to, or its driver lives."""
     touched = by_id(t, write_id)
-    touched.check_is_open("a put")
+    touched.check_is_open(verb)
     t.execute("UPDATE writes SET touched = ? WHERE id = ?", t.now, write_id)
     return touched
 

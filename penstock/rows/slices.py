@@ -86,6 +86,14 @@ def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from sliced(second)
 
 
+def cut(batch: pa.RecordBatch, first: int, most: int) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into its first rows, and then pieces of `most` rows at most."""
+    at, size = 0, first
+    while at < batch.num_rows:
+        yield batch.slice(at, size)
+        at, size = at + size, most
+
+
 class Dictionaries:
     """The dictionaries of the batches of one stream, which has a dictionary once that many batches share."""
 

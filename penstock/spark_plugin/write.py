@@ -18,6 +18,7 @@ from penstock.client.arguments import check_path
 from penstock.client.views import WriteSummary
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning
+from penstock.spark_plugin.heartbeat import Heartbeat
 from penstock.spark_plugin.progress import show_progress
 from penstock.spark_plugin.spark_types import to_arrow
 from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, describe_put, finish_put, run_name
@@ -37,16 +38,26 @@ _SKIPPED = (
 
 
 def open_put(
-    client: clients.Client, path: str, mode: Mode, run: Run | None, schema: pa.Schema | None, *, put_schema: bool = True
+    client: clients.Client,
+    path: str,
+    mode: Mode,
+    run: Run | None,
+    schema: pa.Schema | None,
+    *,
+    put_schema: bool = True,
+    queue: str | None = None,
+    split_rows: int | None = None,
 ) -> OpenPut:
     """Open a write. With `put_schema` an attempt without rows goes ahead of the tasks': a frame without rows has its
     columns, and a schema that doesn't fit is rejected before a task runs.
     """
     check_path(path)
+    if queue is not None:
+        check_path(queue)
     if schema is not None and not schema.names:
         raise InvalidRequest(f"{path}: a frame without columns can't be written, as Spark hands out none of its rows")
     name = f"put-{uuid.uuid4().hex}" if run is None else run_name(run)  # so that it can be retried
-    opened = client.call(OPEN_WRITE, OpenWrite(path, mode, run=name))
+    opened = client.call(OPEN_WRITE, OpenWrite(path, mode, run=name, queue=queue, split_rows=split_rows))
     put = OpenPut.of(path, opened, named=run is not None)
     if put_schema and schema is not None and not put.repeated:
         try:
@@ -73,11 +84,19 @@ class DoPut:
     """The columns that mapInArrow returns: a receipt for each evaluation of a partition."""
 
     def __init__(
-        self, client: clients.Client, path: str, mode: Mode, run: Run | None, schema: pa.Schema | None
+        self,
+        client: clients.Client,
+        path: str,
+        mode: Mode,
+        run: Run | None,
+        schema: pa.Schema | None,
+        queue: str | None = None,
+        split_rows: int | None = None,
     ) -> None:
         self._client, self._schema = client, schema
         self._began = time.monotonic()
-        self._put = open_put(client, path, mode, run, schema)
+        self._put = open_put(client, path, mode, run, schema, queue=queue, split_rows=split_rows)
+        self._heartbeat = Heartbeat(client.connection, self._put) if queue is not None else None
         self.path = path
         self.write = self._put.write
         """The write's id: `penstock show write/ID`."""
@@ -101,6 +120,7 @@ class DoPut:
         elif self.finished is None or receipts is not self._receipts:
             self._put = finish_put(self._client.connection, self._put, self._rows(receipts))
             self._receipts = receipts
+            self._end_heartbeat()
             assert self._put.summary is not None
             seconds = None if self._put.repeated else time.monotonic() - self._began
             self.finished = self.finished or WriteSummary.of(self._put.summary, seconds)
@@ -109,7 +129,12 @@ class DoPut:
 
     def abort(self) -> None:
         """Abort the write: nothing of it becomes visible. A finished one stays, and this is rejected."""
+        self._end_heartbeat()
         abort_put(self._client.connection, self._put)
+
+    def _end_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.close()
 
     def progress(self) -> Summary:
         """Return what the server has of the tasks' part so far."""
@@ -160,16 +185,19 @@ def do_put(
     mode: Mode = "error",
     run: Run | None = None,
     schema: StructType | pa.Schema | None = None,
+    queue: str | None = None,
+    split_rows: int | None = None,
     **server: Unpack[clients.ServerArguments],
 ) -> DoPut:
     """Open a write whose attempts Spark's tasks make: `put.finish(df.mapInArrow(put, put.schema).collect())`.
 
     With `schema` (`df.schema`) a frame without rows keeps its columns, and rows that don't fit are rejected before a
     task runs. A `run` such as `(query, batch)` is written once: in foreachBatch a batch that is repeated adds nothing.
+    At finish a `queue` gets a split for each 8 MiB of the rows, or for each `split_rows` of them: workers claim it.
     `url` and others as in `penstock.connect`.
     """
     arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
-    return DoPut(clients.connect(**server), path, mode, run, arrow)
+    return DoPut(clients.connect(**server), path, mode, run, arrow, queue, split_rows)
 
 
 def write(
@@ -178,15 +206,18 @@ def write(
     *,
     mode: Mode = "error",
     run: Run | None = None,
+    queue: str | None = None,
+    split_rows: int | None = None,
     progress: bool | None = None,
     **server: Unpack[clients.ServerArguments],
 ) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
-    Shows its progress on a terminal and in a notebook (`progress=False` doesn't). `run` as in `do_put`.
+    With a `queue`, workers claim the rows as splits: `penstock.write(df, "store/j/in", queue="queue/j/in")`. Shows its
+    progress on a terminal and in a notebook (`progress=False` doesn't). `run` and `split_rows` as in `do_put`.
     """
     _check_frame(df)
-    with do_put(path, mode=mode, run=run, schema=df.schema, **server) as put:
+    with do_put(path, mode=mode, run=run, schema=df.schema, queue=queue, split_rows=split_rows, **server) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"

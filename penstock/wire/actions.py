@@ -54,6 +54,10 @@ class OpenWrite(Body):
     schema: str | None = None
     """The columns of a dataset that may get no rows: an Arrow schema's IPC message in base64."""
     run: Run | None = None
+    queue: str | None = None
+    """The path of the queue that gets a message for each part of the dataset at finish."""
+    split_rows: int | None = None
+    """With a queue: the rows of one part at most; without, parts are cut by bytes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,13 @@ class FinishWrite(Body):
     attempts: tuple[str, ...]
     run: Run | None = None
     """A run that was not known at write.open; if another write has finished it, this one adds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TouchWrite(Body):
+    """write.touch: the driver of an open write lives; one with a queue fails after ten minutes without a sign."""
+
+    ticket: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +459,7 @@ OPEN_WRITE = Action("write.open", "Begin a write, or join the open one of its ru
 FINISH_WRITE = Action(
     "write.finish", "Make exactly these attempts the dataset, once per run", FinishWrite, Summary, "ticket"
 )
+TOUCH_WRITE = Action("write.touch", "The driver of an open write lives", TouchWrite, Nothing, "ticket")
 ABORT_WRITE = Action("write.abort", "End a write that shows nothing", AbortWrite, Summary, "ticket")
 ATTACH_CONSUMER = Action("consumer.attach", "Read a topic as a consumer", AttachConsumer, AttachedConsumer)
 ASK_OFFSETS = Action(
@@ -488,7 +500,7 @@ HEALTH = Action("health", "The server's version, state and store", Nothing, Heal
 ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
-        OPEN_WRITE, FINISH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
+        OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
         FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )

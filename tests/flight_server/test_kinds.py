@@ -186,6 +186,7 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
     bodies = {
         "write.open": {"path": "store/y"},
         "write.finish": {"ticket": opened["ticket"], "attempts": [attempt]},
+        "write.touch": {"ticket": opened["ticket"]},
         "write.abort": {"ticket": opened["ticket"]},
         "consumer.offsets": {"path": "topic/x"},
         "consumer.commit": {**reader, "position": attached["position"]},

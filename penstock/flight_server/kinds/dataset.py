@@ -22,9 +22,9 @@ from penstock.rows import schemas
 from penstock.store.payload_table import InlinePart
 from penstock.text import counted
 from penstock.wire import actions as wire
-from penstock.wire.actions import Deleted, Description
+from penstock.wire.actions import Deleted, Description, OpenWrite
 from penstock.wire.paths import Path
-from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import Entry, ReadCommand
 
 
@@ -107,8 +107,11 @@ class DatasetKind(Kind):
         dataset = self.state.ledger.delete(str(path))
         return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count)
 
-    def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
-        return self.state.ledger.open_write(str(path), mode=mode, run=run, schema=schema)
+    def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
+        return self.state.ledger.open_write(
+            str(path), mode=request.mode, run=request.run, schema=schema, queue=request.queue,
+            split_rows=request.split_rows,
+        )  # fmt: skip
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload, own=False)
@@ -141,7 +144,7 @@ class DatasetKind(Kind):
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
         if write.state == "open":
             upload.cast_to(self.state.ledger.fit_schema(write.path, upload.sent, write.mode, write.schema))
-        pieces = ((None, batches) for batches in upload.parts())
+        pieces = ((None, batches) for batches in upload.parts(write.split_rows))
         return keep(self.state, write, upload, pieces, schema=upload.schema, own=own)
 
     def _entry(self, dataset: Dataset) -> Entry:

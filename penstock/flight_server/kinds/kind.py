@@ -15,9 +15,9 @@ from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
-from penstock.wire.actions import Action, AnswerT, Deleted, Description, RequestT
+from penstock.wire.actions import Action, AnswerT, Deleted, Description, OpenWrite, RequestT
 from penstock.wire.paths import Path
-from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import ReadCommand
 
 
@@ -90,7 +90,7 @@ class Kind:
         """Delete what fills the thing at a path, wherever that is; `delete` is called afterwards."""
         raise self._refusal(path, Kind.delete_source, "deleted with its source")
 
-    def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
+    def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
         """Open a write to a path, or join the open one of its run."""
         raise self._refusal(path, Kind.open, "written")
 

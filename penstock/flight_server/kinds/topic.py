@@ -22,7 +22,7 @@ from penstock.queue.topics.append import SmallPut
 from penstock.queue.topics.producers import ProducedBatch, Producers
 from penstock.rows import slices
 from penstock.rows.fitting import Fit
-from penstock.wire.actions import Deleted
+from penstock.wire.actions import Deleted, OpenWrite
 from penstock.wire.exchange import Answer, Beat, Numbered
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
@@ -57,10 +57,12 @@ class TopicKind(JournalKind):
         topic = self.topics.remove(str(path))
         return Deleted(topic.path, topic.rows, topic.bytes, topic.part_count)
 
-    def open(self, path: Path, mode: Mode, run: str | None, schema: pa.Schema | None) -> Write:
-        _check_mode(path, mode)
+    def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
+        _check_mode(path, request.mode)
         plain = None if schema is None else schema.remove_metadata()
-        return self.state.ledger.open_write(str(path), mode="append", run=run, schema=plain)
+        return self.state.ledger.open_write(
+            str(path), mode="append", run=request.run, schema=plain, queue=request.queue
+        )
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         self._cast(upload, write.path, write.schema)

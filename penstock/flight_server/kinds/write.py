@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow.flight as flight
 
 from penstock import steps
+from penstock.errors import InvalidRequest
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
@@ -26,6 +27,7 @@ class WriteKind(Kind):
     def actions(self) -> Handlers:
         yield Handler(wire.OPEN_WRITE, self.open_write)
         yield Handler(wire.FINISH_WRITE, self.finish)
+        yield Handler(wire.TOUCH_WRITE, self.touch)
         yield Handler(wire.ABORT_WRITE, self.abort)
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
@@ -53,7 +55,12 @@ class WriteKind(Kind):
         schema = None if request.schema is None else schemas.decode(request.schema)
         if schema is not None:
             check_schema(schema, state.limits)
-        write = kind.open(path, request.mode, request.run, schema)
+        if request.split_rows is not None and (request.queue is None or request.split_rows < 1):
+            raise InvalidRequest(
+                f"{path}: split_rows={request.split_rows} cuts the splits of a queue: expected 1 row or more, and "
+                "queue='queue/…' with it"
+            )
+        write = kind.open(path, request, schema)
         ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)
 
@@ -64,6 +71,11 @@ class WriteKind(Kind):
         steps.passed("finish.done")
         self.state.sweeper.soon()
         return summary
+
+    def touch(self, call: Call, request: wire.TouchWrite) -> wire.Nothing:
+        """Note that the driver of an open write lives."""
+        self.state.ledger.touch(call.ticket.put, "its driver")
+        return wire.Nothing()
 
     def abort(self, call: Call, request: wire.AbortWrite) -> wire.Summary:
         """End the write of the ticket, if no later one has joined it."""

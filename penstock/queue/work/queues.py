@@ -137,6 +137,17 @@ def remove_upstream(t: Transaction, upstream: str) -> None:
     settle(t, [row["queue"] for row in rows])
 
 
+def remove_failed_writes(t: Transaction, path: str, dataset: str) -> None:
+    """Forget the failed writes to a dataset that filled a queue, as another one takes their place."""
+    rows = t.rows(
+        "DELETE FROM upstreams WHERE queue = (SELECT id FROM queues WHERE path = ?) AND state = 'failed'"
+        " AND upstream GLOB 'write/*' AND EXISTS (SELECT 1 FROM writes WHERE id = substr(upstream, 7) AND path = ?)"
+        " RETURNING queue",
+        path, dataset,
+    )  # fmt: skip
+    settle(t, [row["queue"] for row in rows])
+
+
 def finish(t: Transaction, path: str) -> None:
     """Note that clients push no more to a queue."""
     row = make(t, path)

@@ -14,9 +14,11 @@ from penstock.wire.message import QueueMessage
 
 
 def open_write(t: Transaction, write: Write) -> None:
-    """Note the write as one that fills its queue."""
-    if write.queue is not None:
-        queues.add_upstream(t, write.queue, _upstream(write))
+    """Note the write as one that fills its queue, in place of those to the same path that have failed."""
+    if write.queue is None:
+        return
+    queues.add_upstream(t, write.queue, _upstream(write))
+    queues.remove_failed_writes(t, write.queue, write.path)
 
 
 def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ import pytest
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, PenstockError, WriteEnded
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger.ledger import SILENT
 from penstock.queue.work.ledger_queue import LedgerQueue
 from penstock.wire.actions import ABORT_WRITE, FINISH_WRITE, OPEN_WRITE, AbortWrite, FinishWrite, OpenedWrite, OpenWrite
 from penstock.wire.message import QueueMessage
@@ -132,11 +131,11 @@ def test_a_silent_driver_fails_the_queue_a_living_one_does_not(
 ) -> None:
     ledger, write = server.state.ledger, opened(client)
     now = ledger.now
-    ledger.now = lambda: now() + SILENT - 60
+    ledger.now = lambda: now() + 540
     client.call("write.touch", {"ticket": write.ticket})
-    ledger.now = lambda: now() + SILENT + 60
+    ledger.now = lambda: now() + 660
     assert ledger.expire() == []
-    ledger.now = lambda: now() + 2 * SILENT
+    ledger.now = lambda: now() + 1200
     assert ledger.expire() == [write.write]
 
     assert queue.counts(IN).state == "failed"

@@ -16,8 +16,6 @@ from penstock.client.block import SendingBlock
 from penstock.client.connection import Connection, translate_errors
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
 from penstock.rows import slices
-from penstock.rows.payload import SplitPayload
-from penstock.wire.payloads import PayloadNote
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions, Trailer
 
 _REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
@@ -55,17 +53,11 @@ class Writer(SendingBlock):
                     self._writer.write_batch(piece)
                 self._count(piece)
 
-    def write_payload(self, table: pa.Table, note: PayloadNote) -> None:
-        """Send one payload of a stream of many."""
-        pieces = list(chain.from_iterable(map(slices.sliced, table.to_batches()))) or [_empty_batch(table.schema)]
-        for piece in pieces[:-1]:
-            self._write_noted(piece, replace(note, more=True))
-        self._write_noted(pieces[-1], note)
-
-    def _write_noted(self, piece: pa.RecordBatch, note: PayloadNote) -> None:
+    def write_noted(self, batch: pa.RecordBatch, note: bytes) -> None:
+        """Send a batch, which isn't cut, with its app_metadata."""
         with self._refusal_explained():
-            self._writer.write_with_metadata(piece, pa.py_buffer(note.encode()))
-        self._count(piece)
+            self._writer.write_with_metadata(batch, pa.py_buffer(note))
+        self._count(batch)
 
     def _count(self, piece: pa.RecordBatch) -> None:
         self._batches += 1
@@ -163,26 +155,6 @@ def put(
         return writer.close()
 
     return connection.retry(once, safe=lambda refused: repeatable or not begun)
-
-
-def put_payloads(
-    connection: Connection, schema: pa.Schema, payloads: Sequence[tuple[str, SplitPayload]], *, ttl: float | None
-) -> Receipt:
-    """Keep payloads of one schema, all or none; sent again where the answer is lost, as each replaces its key's."""
-
-    def once() -> Receipt:
-        with Writer(connection, PutCommand(uuid.uuid4().hex, path="store/"), schema) as writer:
-            for key, payload in payloads:
-                split_id = None if payload.split_id == key else payload.split_id
-                note = PayloadNote(key, split_id, dict(payload.metadata) or None, ttl)
-                writer.write_payload(payload.data, note)
-        return writer.close()
-
-    return connection.retry(once)
-
-
-def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def _batches_to_put(

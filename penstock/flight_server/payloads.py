@@ -70,6 +70,7 @@ def receive(state: State, upload: Upload) -> list[PayloadRow]:
         while storing:
             rows.append(storing.popleft().result())
         upload.check_whole()  # 2.
+        state.store.check_room(sum(row.bytes for row in rows if row.part is None))
     except BaseException:
         rows += [future.result() for future in storing if future.exception() is None]
         discard(state, rows)

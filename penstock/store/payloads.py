@@ -203,6 +203,12 @@ class Store(PayloadStore):
             self._note(name, part.bytes)
         return part
 
+    def check_room(self, size: int) -> None:
+        """Reject bytes that the ledger is to take where parts of that size would not fit."""
+        room = self.medium.room()
+        with self._lock:
+            self._check_room(size, room)
+
     def _check_room(self, size: int, room: Room) -> None:
         if self.quota is not None and self._used + size > self.quota:
             raise StoreFull(

@@ -15,10 +15,20 @@ import pytest
 
 from penstock import SplitPayload, SplitPayloadStore, steps
 from penstock.client.client import Client
-from penstock.errors import AlreadyExists, Expired, InvalidRequest, LimitExceeded, Lost, NotFound, PenstockError
+from penstock.errors import (
+    AlreadyExists,
+    Expired,
+    InvalidRequest,
+    LimitExceeded,
+    Lost,
+    NotFound,
+    PenstockError,
+    StoreFull,
+)
 from penstock.flight_server import payloads as server_payloads
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import payloads
+from penstock.ledger.backup import backup
 from penstock.ledger.sweep import free
 from penstock.ledger.verify import verify
 from penstock.queue.destinations import DESTINATIONS
@@ -261,6 +271,38 @@ def test_other_bytes_in_a_row_are_named(server: PenstockServer, store: SplitPayl
     assert store.get("b") is not None
     with ledger.reading() as reader:
         assert payloads.disagreements(reader) == ["the payload store/a has other bytes than were written"]
+
+
+def test_a_memory_store_names_what_it_has_lost(tmp_path: Path) -> None:
+    """Small payloads lie in the ledger, and stay."""
+    for _ in range(2):
+        with served(tmp_path, store="memory:") as server, SplitPayloadStore(server.url) as store:
+            if not store.keys():
+                store.store_all({"large": LARGE, "small": numbers(1)})
+                continue
+            with pytest.raises(Lost, match=r"the payload large is lost: .* in the memory of a server that has stopped"):
+                store.get("large")
+            assert store.get("small") is not None
+            store.store("large", LARGE)
+            assert store.get("large") is not None
+
+
+def test_a_backup_has_payloads(tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "copy"
+    with served(data) as server, SplitPayloadStore(server.url) as store:
+        store.store_all({"large": LARGE, "small": numbers(1)})
+        assert backup(data, DiskMedium(data), target, DESTINATIONS).losses == ()
+    with served(target) as server, SplitPayloadStore(server.url) as store:
+        assert store.get_all(["large", "small"]).keys() == {"large", "small"}
+
+
+def test_small_payloads_wait_for_room_too(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(quota=20_000)
+    with SplitPayloadStore(server.url, retry_for=0) as store:
+        with pytest.raises(StoreFull):
+            store.store_all({f"{n}": numbers(300) for n in range(10)})
+        assert store.keys() == []
+        store.store("one", numbers(300))
 
 
 # --- what is freed, and when ---------------------------------------------------------------

@@ -61,6 +61,8 @@ class Producer(SendingBlock, Listener):
         """The last batch that was taken, that went to this stream, and that is answered with all before it."""
         self._error: PenstockError | None = None
         self._closed, self._stop = False, threading.Event()
+        self._called_back = threading.local()
+        """Whether this thread gives answers, and so runs callbacks: it would wait for itself."""
         self._draining = False
         self._failing_since: float | None = None
         self._pause = _SHORTEST_PAUSE
@@ -98,6 +100,8 @@ class Producer(SendingBlock, Listener):
 
     def flush(self) -> None:
         """Wait until everything that was sent is durable, or raise why it isn't."""
+        if self._is_called_back():
+            raise InvalidRequest("flush and close wait for answers: an answer's callback can't call them")
         with self._changed:
             while self._unanswered and self._error is None:
                 self._changed.wait()
@@ -127,7 +131,7 @@ class Producer(SendingBlock, Listener):
         """Wait for a place in the window."""
         with self._changed:
             self._check_open()
-            while len(self._unanswered) + self._reserved >= self._most:
+            while len(self._unanswered) + self._reserved >= self._most and not self._is_called_back():
                 self._changed.wait()
                 self._check_open()
             self._reserved += 1
@@ -161,7 +165,7 @@ class Producer(SendingBlock, Listener):
             if self._closed and not self._unanswered:  # left before this came
                 return
             answered = self._take(answer)
-        answered.set_result(answer)
+        self._give([(answered, answer)])
         self._end_drained()
 
     def draining(self) -> None:
@@ -209,13 +213,24 @@ class Producer(SendingBlock, Listener):
                     self._written = self._number
                     if not unsent:
                         self._failing_since = None
-                for waiting, answer in answers:
-                    waiting.set_result(answer)
                 for sent in unsent:
                     _write(exchange, sent.batch)
+        self._give(answers)
         if self._stop.is_set():  # closed meanwhile
             exchange.close(_LEAVE)
         self._end_drained()
+
+    def _give(self, answers: list[tuple[Future[Answer], Answer]]) -> None:
+        """Give batches their answers; what is called back may send, without a wait for a place in the window."""
+        self._called_back.now = True
+        try:
+            for waiting, answer in answers:
+                waiting.set_result(answer)
+        finally:
+            self._called_back.now = False
+
+    def _is_called_back(self) -> bool:
+        return getattr(self._called_back, "now", False)
 
     def _end_drained(self) -> None:
         with self._changed:

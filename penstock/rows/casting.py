@@ -98,8 +98,9 @@ def _values_type(kind: Any) -> pa.DataType | None:
 def cast(array: pa.Array, kind: pa.DataType, path: str, *, reading: bool = False) -> pa.Array:
     """Return the values in buffers of a type's layout; `reinterpret` adds its names and nullability afterwards.
 
-    Nothing is lost, else SchemaMismatch names the column. When `reading`, nanoseconds are rounded down to microseconds,
-    and fields of structs that the type doesn't have are left out. Nested types are taken apart here: Arrow's own cast
+    Nothing is lost, else SchemaMismatch names the column. When `reading`, nanoseconds are rounded down to microseconds;
+    fields of structs that the type doesn't have are left out, and so are values of a column that had none when the
+    reader was planned. Nested types are taken apart here: Arrow's own cast
     of a list view is no valid list, and it has none for a dictionary of lists.
     """
     source = array.type
@@ -107,6 +108,8 @@ def cast(array: pa.Array, kind: pa.DataType, path: str, *, reading: bool = False
         return array
     if pa.types.is_null(source) or len(array) == 0:  # the offsets of an empty array may have no bytes at all
         return pa.nulls(len(array), kind)
+    if reading and pa.types.is_null(kind):
+        return pa.nulls(len(array))
     if isinstance(source, pa.BaseExtensionType):
         return cast(array.storage, kind, path, reading=reading)
     if pa.types.is_dictionary(source):

@@ -61,7 +61,8 @@ class Growth:
     """How the schema of a dataset or a topic grows by the rows that are put to it.
 
     Columns keep their names, types, order, and whether they may be null. Nullable columns, and nullable fields within
-    structs, may be added at the end. Anything else is rejected with the difference.
+    structs, may be added at the end; one of type null, which has no value, takes the first type that comes. Anything
+    else is rejected with the difference.
     """
 
     may_lack: bool
@@ -117,7 +118,7 @@ def _fitted(own: pa.Field, new: pa.Field) -> pa.Field | None:
         return _fitted(own, new.with_type(sent.storage_type))
     if same_layout(sent, kind) or pa.types.is_null(sent) or _mean_the_same(kind, sent):
         return own
-    return _combined_nested(own, new, _fitted)
+    return _added(new) if pa.types.is_null(kind) else _combined_nested(own, new, _fitted)
 
 
 def _merged(own: pa.Field, new: pa.Field) -> pa.Field | None:
@@ -127,8 +128,10 @@ def _merged(own: pa.Field, new: pa.Field) -> pa.Field | None:
 
 def _widened(own: pa.Field, new: pa.Field) -> pa.Field | None:
     own = own.with_nullable(own.nullable or new.nullable)
-    if own.type.equals(new.type):
+    if own.type.equals(new.type) or pa.types.is_null(new.type):
         return own
+    if pa.types.is_null(own.type):
+        return _added(new)
     return _combined_nested(own, new, _merged) if own.type.id == new.type.id else None
 
 

@@ -238,6 +238,26 @@ def test_a_future_of_a_sent_batch_cannot_be_cancelled(client: Client, held: Hold
     assert ids(client) == [1, 2]
 
 
+def test_the_callback_of_an_answer_may_send(client: Client) -> None:
+    """Though the window is full: it is the thread that reads answers. It can't wait for any."""
+    told: list[BaseException] = []
+
+    def send_another(answer: Future[Answer]) -> None:
+        second.append(p.send(trips(1_000)))
+        try:
+            p.flush()
+        except InvalidRequest as refused:
+            told.append(refused)
+
+    second: list[Future[Answer]] = []
+    with client.producer(TOPIC, max_in_flight=1) as p:
+        for number in range(20):
+            p.send(trips(number)).add_done_callback(send_another)
+        eventually(lambda: len(told) == 20)
+    assert sorted(ids(client)) == [*range(20), *[1_000] * 20]
+    assert {answer.result(0).shards is None for answer in second} == {False}
+
+
 def test_a_second_session_fences_a_producer(client: Client) -> None:
     with pytest.raises(Fenced), client.producer(TOPIC) as p:
         p.send(trips(1)).result(20)

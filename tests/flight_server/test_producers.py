@@ -47,6 +47,36 @@ def test_whoever_puts_first_the_others_rows_are_taken(client: Client, first: str
     assert "view" not in str(client.info(path).schema)
 
 
+@pytest.mark.parametrize("path", ["topic/x", "store/x"])
+def test_a_column_without_a_value_takes_the_first_type(bare: flight.FlightClient, client: Client, path: str) -> None:
+    """As pandas and polars have none for a column of nulls or of empty lists."""
+    none: dict[str, Any] = {"city": None, "tags": [], "s": {"x": None}}
+    later = {"city": "Oslo", "tags": ["a"], "s": {"x": 1}}
+    rows = [none, later, none]
+    for row in rows:
+        client.put(path, pa.table({name: [value] for name, value in row.items()}), mode="append")
+    types = [pa.string(), pa.list_(pa.string()), pa.struct({"x": pa.int64()})]
+    for table in (client.get(path).read_all(), read(bare, path)):
+        assert table.schema.types == types
+        assert table.to_pylist() == rows
+    assert client.get(path, filter="city = 'Oslo'").read_all().to_pylist() == [later]
+    assert client.get(path, columns=["city"], limit=1).read_all().to_pylist() == [{"city": None}]
+    with pytest.raises(SchemaMismatch, match="city is string, got int64"):
+        client.put(path, pa.table({"city": [1], "tags": [["a"]], "s": [{"x": 1}]}), mode="append")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_attempts_with_and_without_a_type_are_one_dataset(
+    bare: flight.FlightClient, client: Client, order: int
+) -> None:
+    opened = call(bare, "write.open", path="store/x")
+    attempts = [new_attempt(), new_attempt()]
+    for attempt, column in zip(attempts, [pa.nulls(1), pa.array(["Oslo"])][::order], strict=True):
+        put(bare, attempt_of(opened["ticket"], attempt), [pa.record_batch({"city": column})])
+    call(bare, "write.finish", ticket=opened["ticket"], attempts=attempts)
+    assert client.get("store/x").read_all()["city"].to_pylist() == [None, "Oslo"][::order]
+
+
 def at_append(path: str) -> flight.FlightDescriptor:
     return at(path, attempt=new_attempt(), mode="append")
 

@@ -110,6 +110,16 @@ def test_a_reader_gets_the_fields_that_it_knows(sent: Any) -> None:
     assert fitted.to_pylist() == [{"x": {"a": None, "b": 1 if "b" in sent.names else None}}, {"x": None}]
 
 
+def test_a_reader_planned_without_a_type_gets_nulls() -> None:
+    """A put that brought the column's first values doesn't end its query."""
+    schema = pa.schema([("x", pa.null()), ("l", pa.list_(pa.null()))])
+    batch = pa.record_batch({"x": ["new", None], "l": [["new"], []]})
+    (fitted,) = fit_batches([batch], schema, reading=True)
+    assert fitted.to_pydict() == {"x": [None, None], "l": [[None], []]}
+    with pytest.raises(SchemaMismatch, match="column x is string, and can't be cast to null"):
+        list(fit_batches([batch], schema))
+
+
 def test_a_null_is_refused_where_there_may_be_none() -> None:
     strict = pa.schema([pa.field("x", pa.int64(), nullable=False)])
     with pytest.raises(InvalidRequest, match="column x has a null where its schema allows none"):

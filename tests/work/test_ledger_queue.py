@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -231,3 +232,23 @@ def test_pending_messages_are_peeked_at(queues: LedgerQueues) -> None:
     assert [message.message_id for message in queues.queue.pending(IN)] == ["b"]
     assert queues.queue.upstreams(IN) == [("put", "open")]
     assert messages.GRACE == HOUR
+
+
+def test_many_workers_at_once_forward_each_message_once(queues: LedgerQueues) -> None:
+    """Their changes share transactions."""
+    queue, number = queues.queue, 200
+    queue.push(new(IN, *map(str, range(number))))
+    queue.finish(IN)
+
+    def work(worker: int) -> int:
+        done = 0
+        while (lease := queue.claim(IN, f"{worker}-{done}", worker=str(worker), to=[OUT])).leases:
+            key = lease.leases[0].key
+            assert results(queue.forward([Forward((key,), tuple(new(OUT, f"{key.message_id}/0")))])) == ["done"]
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(work, range(8))) == number
+    assert (queue.counts(IN).state, queue.counts(OUT).pushed) == ("complete", number)
+    assert len({name for _ in range(2) for name in names(claim(queue, OUT, number))}) == number

@@ -109,6 +109,16 @@ def test_a_failed_queue_gives_no_messages(queues: LedgerQueues) -> None:
     assert names(claim(queues.queue, IN)) == []
 
 
+def test_a_write_after_a_failed_one_opens_its_queue_again(queues: LedgerQueues) -> None:
+    failed = open_write(queues)
+    claim(queues.queue, IN, to=[OUT])
+    queues.ledger.abort(failed)
+    write = open_write(queues)
+    assert [queues.queue.counts(path).state for path in (IN, OUT)] == ["open", "open"]
+    queues.ledger.finish(write, [])
+    assert [queues.queue.counts(path).state for path in (IN, OUT)] == ["complete", "complete"]
+
+
 def test_a_write_of_the_same_run_joins_its_queue(queues: LedgerQueues) -> None:
     write = open_write(queues, run="night")
     assert open_write(queues, run="night") == write

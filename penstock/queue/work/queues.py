@@ -90,15 +90,17 @@ def make(t: Transaction, path: str) -> sqlite3.Row:
 def add_upstream(t: Transaction, path: str, upstream: str) -> None:
     """Note that an upstream fills a queue; one that had ended or failed is open again."""
     row = make(t, path)
-    if upstream == path or t.row(
-        "SELECT 1 FROM upstreams WHERE queue = ? AND upstream = ? AND state = 'open'", row["id"], upstream
-    ):
+    if upstream == path:
         return  # what a queue's workers push to the queue itself is counted before its upstream message is done
     state, cause = "open", None
     if upstream.startswith("queue/"):
-        _check_no_cycle(t, path, upstream)
         above = by_path(t, upstream)
         state, cause = above["state"], _of_failed(above["cause"])
+    known = t.row("SELECT state FROM upstreams WHERE queue = ? AND upstream = ?", row["id"], upstream)
+    if known is not None and known["state"] == state:
+        return
+    if known is None and upstream.startswith("queue/"):
+        _check_no_cycle(t, path, upstream)
     t.execute(
         "INSERT INTO upstreams(queue, upstream, state, cause) VALUES (?, ?, ?, ?)"
         " ON CONFLICT(queue, upstream) DO UPDATE SET state = excluded.state, cause = excluded.cause",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import random
 import signal
 import subprocess
@@ -59,8 +60,6 @@ LATE = 2.0
 """Seconds for which the second consumer lies behind."""
 QUIET = 2.0
 """Seconds after which the messages of a seek have come again."""
-WITHHELD = 4.0 * DEADLINE
-"""Seconds without a delivery after which the emulator delivers no more."""
 SERVER_STEPS = (
     "exchange.received", "part.synced", "append.durable", "append.committed", "pull.committed", "exchange.answered",
     "release.recorded", "ack.recorded",
@@ -86,18 +85,16 @@ class SubscriptionOutcome(StreamOutcome):
     acks: list[Ack]
     unknown_acks: list[str]
     left: set[str]
-    """Ids of messages that the emulator still had in the end."""
+    """Ids of messages that nobody has acked, or that the emulator still had in the end."""
     commits: Mapping[str, list[Committed]]
     """Of each consumer, in their order."""
     former: set[int]
     """Rows that were published before the subscription was last made."""
     unspooled: int = 0
     """How many rows the journal didn't have when that happened."""
-    withheld: set[int]
-    """Rows of messages that nobody has acked and that the emulator doesn't deliver any more, with no lease on them."""
 
     def forgotten(self) -> set[int]:
-        return (self.former | self.withheld) - {row.seq for row in self.places["journal"]}
+        return self.former - {row.seq for row in self.places["journal"]}
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -125,7 +122,7 @@ def unacked(sent: SentRows, outcome: SubscriptionOutcome) -> Iterator[str]:
 
 def forgotten(sent: SentRows, outcome: SubscriptionOutcome) -> Iterator[str]:
     """L12: of what was published to a subscription that is gone, only what wasn't in the journal then is missing."""
-    gone = len(outcome.forgotten() & outcome.former)
+    gone = len(outcome.forgotten())
     if gone > outcome.unspooled:
         yield f"{gone} rows are missing; the journal lacked {outcome.unspooled} when the subscription was made again"
 
@@ -199,14 +196,11 @@ class SubscriptionStream(SparkStream):
         self.epochs: dict[str, int] = {}
         """In which life of the subscription each run was published."""
         self.epoch, self.unspooled = 0, 0
-        self.waiting: set[str] = set()
-        """Ids of this life's messages that may not be acked yet."""
-        self.ids: dict[int, str] = {}
-        """The ids of this life's rows."""
-        self.former_acks = 0
+        self.waiting: dict[str, float] = {}
+        """When each of this life's messages that may not be acked yet was published, at the earliest, by id."""
         self.timers: list[threading.Timer] = []
         self._acks, self._delivered = 0, (0, time.monotonic())
-        self._source_lost = self._withheld = 0
+        self._source_lost = 0
         self._stack = ExitStack()
         self.emulator = self._stack.enter_context(emulator_process())
         self.recorder, address = self._stack.enter_context(recording(self.emulator.address))
@@ -247,15 +241,12 @@ class SubscriptionStream(SparkStream):
         ]
         self.available.wait(60)
         with self.publishing:
-            epoch, client = self.epoch, self.client
-            self.epochs[run] = epoch
+            self.epochs[run], at = self.epoch, time.time()
             try:
-                ids = client.publish(TOPIC, messages)
+                ids = self.client.publish(TOPIC, messages)
             except grpc.RpcError as error:
                 raise Unanswered from error
-            if epoch == self.epoch:
-                self.waiting.update(ids)
-                self.ids.update(zip((row.seq for row in rows), ids, strict=True))
+            self.waiting.update(dict.fromkeys(ids, at))
 
     def progress(self, counted: Literal["published", "landed"]) -> int:
         lost = self.unspooled if counted == "landed" else 0  # at most; else a moment may never come
@@ -300,14 +291,18 @@ class SubscriptionStream(SparkStream):
 
     def is_done(self) -> bool:
         """Whether all has landed and is acked."""
-        acks = self.recorder.acks
-        self.waiting.difference_update(ack.message.id for ack in acks[self._acks :])
-        self._acks = len(acks)
         if self.recorder.delivered != self._delivered[0]:
             self._delivered = (self.recorder.delivered, time.monotonic())
         quiet = time.monotonic() - self._delivered[1]
-        is_all = quiet > self.patience() and not self.waiting
-        return (is_all or quiet > WITHHELD) and super().is_done()
+        return quiet > self.patience() and not self.unacked() and super().is_done()
+
+    def unacked(self) -> dict[str, float]:
+        """Return the messages that nobody has acked, as `waiting`."""
+        acks = self.recorder.acks[self._acks :]
+        for ack in acks:
+            self.waiting.pop(ack.message.id, None)
+        self._acks += len(acks)
+        return self.waiting
 
     def patience(self) -> float:
         """Return within how many seconds a message that isn't acked comes again."""
@@ -334,16 +329,14 @@ class SubscriptionStream(SparkStream):
         messages = map(Message, table["message_id"].to_pylist(), times)
         places = zip(table["shard"].to_pylist(), table["offset"].to_pylist(), strict=True)
         former = {seq for run in self.rig.sent.runs if self.epochs.get(run.name, 0) < self.epoch for seq in run.rows}
-        left = self.pull_what_is_left(patience)
-        acked = {ack.message.id for ack in self.recorder.acks[self.former_acks :]}
-        withheld = {seq for seq, name in self.ids.items() if name not in acked and name not in left}
+        left = {*self.unacked(), *self.pull_what_is_left(patience)}
         commits = {"Spark": spark_commits(self.driver.checkpoint), "the second consumer": self.second.commits}
         every = SubscriptionOutcome(
             **vars(outcome), messages=dict(zip(messages, places, strict=True)), acks=self.recorder.acks,
             unknown_acks=self.recorder.unknown, left=left, commits=commits, former=former,
-            unspooled=self.unspooled, withheld=withheld,
+            unspooled=self.unspooled,
         )  # fmt: skip
-        self._source_lost, self._withheld = len(every.forgotten() & former), len(every.forgotten() - former)
+        self._source_lost = len(every.forgotten())
         return every
 
     def pull_what_is_left(self, within: float) -> set[str]:
@@ -356,7 +349,7 @@ class SubscriptionStream(SparkStream):
     def notes(self) -> dict[str, int]:
         return {
             "delivered": self.recorder.delivered, "acks": len(self.recorder.acks), "source lost": self._source_lost,
-            "withheld": self._withheld, "lives of the subscription": self.epoch + 1,
+            "lives of the subscription": self.epoch + 1,
         }  # fmt: skip
 
     def ends(self) -> list[str]:
@@ -396,16 +389,18 @@ def killed_at(step: str, stream: SubscriptionStream, dice: random.Random) -> Non
 
 def puller_killed_at(step: str, stream: SubscriptionStream, dice: random.Random) -> None:
     """Whichever puller comes to the step first."""
-    crash, began = stream.rig.server.hooks / "puller-crash", time.monotonic()
+    crash, sought = stream.rig.server.hooks / "puller-crash", time.monotonic()
     crash.write_text(step)
     stream.rig.allow(stream.rig.rows // 100)  # messages that pass the step
 
     def is_dead() -> bool:
-        if time.monotonic() > began + 10:  # all is published and acked
+        nonlocal sought
+        if time.monotonic() > sought + DEADLINE:  # all is published and acked
+            sought = time.monotonic()
             seek_back(stream, dice)
         return not crash.exists()
 
-    stream.rig.until(is_dead, f"a puller comes to {step}", within=60)
+    stream.rig.until(is_dead, f"a puller comes to {step}", within=120)
 
 
 def puller_killed(stream: SubscriptionStream, dice: random.Random) -> None:
@@ -443,7 +438,7 @@ def emulator_restarted(stream: SubscriptionStream, dice: random.Random) -> None:
     stream.available.clear()
     rows = sum(stream.next_offsets().values())
     stream.emulator.kill()
-    with stream.recorder.refusing("UNAVAILABLE"):
+    with stream.publishing, stream.recorder.refusing("UNAVAILABLE"):
         begin_epoch(stream, rows)
         stream.emulator.start()
         stream.client.close()
@@ -464,16 +459,17 @@ def subscription_made_again(stream: SubscriptionStream, dice: random.Random) -> 
 def begin_epoch(stream: SubscriptionStream, rows: int) -> None:
     """Note that a subscription is gone, and how many rows the journal had before."""
     stream.recorder.forget()
-    stream.waiting.clear()
-    stream.ids.clear()
-    stream.former_acks = len(stream.recorder.acks)
+    stream.unacked().clear()
     stream.epoch += 1
     stream.unspooled = stream.rig.sent.count - rows
 
 
 def seek_back(stream: SubscriptionStream, dice: random.Random) -> None:
-    """What was acked a moment ago comes again."""
-    stream.client.seek(SUBSCRIPTION, time.time() - dice.uniform(1, 5))
+    """What was acked a moment ago comes again. A seek acks all that was published before its time, so it is that of
+    the oldest message that isn't acked, or earlier."""
+    with stream.publishing:
+        oldest = min(stream.unacked().values(), default=math.inf)
+        stream.client.seek(SUBSCRIPTION, min(time.time(), oldest) - dice.uniform(1, 5))
 
 
 def permission_lost(stream: SubscriptionStream, dice: random.Random) -> None:

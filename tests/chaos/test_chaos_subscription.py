@@ -81,7 +81,7 @@ def good() -> SubscriptionOutcome:
         acks=[Ack(message(row.seq), 20.0 if row.offset < 15 else 30.0) for row in landed],
         unknown_acks=[], left=set(),
         commits={"Spark": [Committed(10.0, {2: 20}), Committed(25.0, {2: 25})], "other": [Committed(19.0, {2: 25})]},
-        former={row.seq for row in some(0)}, unspooled=5, withheld=set(),
+        former={row.seq for row in some(0)}, unspooled=5,
     )  # fmt: skip
 
 

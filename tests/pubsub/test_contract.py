@@ -164,6 +164,22 @@ def test_a_seek_back_brings_what_was_acked(broker: Broker) -> None:
     assert client.pull(names.subscription, within=NOTHING) == []
 
 
+def test_a_seek_acks_all_that_was_published_before(broker: Broker) -> None:
+    """Also a seek back, and also what nobody has pulled yet, or has and didn't ack."""
+    broker.create(deadline=DEADLINE)
+    client, names = broker.client, broker.names
+    client.publish(names.topic, [b"pulled"])
+    [pulled] = client.pull_all(names.subscription, 1)
+    client.publish(names.topic, [b"waits"])
+    broker.let_pass(4.1)
+    client.publish(names.topic, [b"later"])
+    client.seek(names.subscription, pulled.message.publish_time.ToMicroseconds() / 1e6 + 4.0)
+    assert data(client.pull_all(names.subscription, 1)) == [b"later"]
+    broker.let_pass(PAST)
+    assert data(client.pull_all(names.subscription, 1)) == [b"later"]
+    assert client.pull(names.subscription, within=NOTHING) == []
+
+
 def test_attempts_are_counted_with_a_dead_letter_topic(broker: Broker) -> None:
     broker.client.create_topic(broker.names.dead_letters)
     broker.create(deadline=60, dead_letter=broker.names.dead_letters)

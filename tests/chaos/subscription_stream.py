@@ -309,9 +309,13 @@ class SubscriptionStream(SparkStream):
         return DEADLINE + QUIET if self.recorder.unsettled() else QUIET
 
     def drain(self) -> None:
+        self.wait_for_stopped()
+        super().drain()
+
+    def wait_for_stopped(self) -> None:
+        """Wait until all that is stopped goes on."""
         for timer in self.timers:
             timer.join()
-        super().drain()
 
     def outcome(self) -> SubscriptionOutcome:
         patience = self.patience()
@@ -361,8 +365,7 @@ class SubscriptionStream(SparkStream):
     def close(self) -> None:
         self.ended.set()
         super().close()
-        for timer in self.timers:
-            timer.join()
+        self.wait_for_stopped()
         if self.puller is not None:
             self.puller.kill()
             self.puller.wait(30)
@@ -434,7 +437,9 @@ def driver_stopped(stream: SubscriptionStream, dice: random.Random) -> None:
 
 
 def emulator_restarted(stream: SubscriptionStream, dice: random.Random) -> None:
-    """Topic, subscription and messages are forgotten; ids of messages and acks begin anew."""
+    """Topic, subscription and messages are forgotten; ids of messages and acks begin anew. No puller is stopped: it
+    may send acks that it had in mind, as ids of the new emulator, before it hears of anything."""
+    stream.wait_for_stopped()
     stream.available.clear()
     rows = sum(stream.next_offsets().values())
     stream.emulator.kill()
@@ -447,11 +452,13 @@ def emulator_restarted(stream: SubscriptionStream, dice: random.Random) -> None:
 
 
 def subscription_made_again(stream: SubscriptionStream, dice: random.Random) -> None:
-    """Its unacked messages are gone."""
-    with stream.publishing:
+    """Its unacked messages are gone, and so are pullers that had some."""
+    stream.wait_for_stopped()
+    pullers = set(stream.pullers())
+    with stream.publishing, stream.recorder.refusing("NOT_FOUND"):
         rows = sum(stream.next_offsets().values())
         stream.client.delete_subscription(SUBSCRIPTION)
-        time.sleep(1)  # pullers find it gone
+        stream.rig.until(lambda: not pullers & set(stream.pullers()), "pullers find it gone")
         begin_epoch(stream, rows)
         stream.make_subscription()
 

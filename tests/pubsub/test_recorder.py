@@ -47,6 +47,14 @@ def test_an_ack_id_that_was_not_given_out_is_noted() -> None:
         assert (recorder.acks, recorder.unknown) == ([], [received.ack_id])
 
 
+def test_acks_that_are_refused_with_all_else_are_not_noted() -> None:
+    with recorded(1) as (recorder, client):
+        [received] = client.pull_all(NAMES.subscription, 1)
+        with recorder.refusing("UNAVAILABLE"), pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            client.acknowledge(NAMES.subscription, [received.ack_id])
+        assert (recorder.acks, recorder.unknown) == ([], [])
+
+
 def test_a_stream_is_served_and_refused() -> None:
     with recorded(250) as (recorder, client), client.stream(NAMES.subscription) as stream:
         assert len({each.message.message_id for each in stream.wait_for(250)}) == 250

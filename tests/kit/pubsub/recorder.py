@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """An ack that was asked for, whatever came of it."""
+    """An ack that was asked for, whatever came of it; not while all calls were refused."""
 
     message: Message
     at: float
@@ -161,6 +161,7 @@ class Recorder:
     def _note_acks(self, ack_ids: Any) -> None:
         at = time.time()
         with self._lock:
+            self._refuse()  # before a `forget` that comes while all is refused, or not at all
             for ack_id in ack_ids:
                 message = self._messages.get(ack_id)
                 if message is None:
@@ -180,12 +181,15 @@ class Recorder:
             self.delivered += len(received)
         return len(received)
 
+    def _refuse(self) -> None:
+        if (refusal := self._refusal) is not None:
+            raise Refused(refusal, "the recorder refuses it")
+
     def _code_of_cancelled(self) -> str:
         return "CANCELLED" if self._refusal is None else self._refusal
 
     def _forward(self, method: str, request: bytes, context: Any, timeout: float | None) -> bytes:
-        if (refusal := self._refusal) is not None:
-            raise Refused(refusal, "the recorder refuses it")
+        self._refuse()
         call = self._channel.unary_unary(method).future(request, timeout=timeout)
         with self._lock:
             self._open.add(call)

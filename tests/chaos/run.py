@@ -117,9 +117,9 @@ def is_reached(rig: Rig, moment: Moment, since: float) -> bool:
     return rig.workload.progress(moment.counted) >= moment.rows or time.monotonic() > since + LONGEST_WAIT
 
 
-def asked_rows() -> int:
-    """Return how many rows a run has: PENSTOCK_CHAOS_ROWS, or the default."""
-    return int(os.environ.get("PENSTOCK_CHAOS_ROWS") or ROWS)
+def asked_rows(rows: int = ROWS) -> int:
+    """Return how many rows a run has: PENSTOCK_CHAOS_ROWS, or so many."""
+    return int(os.environ.get("PENSTOCK_CHAOS_ROWS") or rows)
 
 
 def asked_seed() -> int:
@@ -128,16 +128,22 @@ def asked_seed() -> int:
 
 
 def check_survival(
-    folder: Path, make: Callable[[Rig], Workload], capsys: pytest.CaptureFixture[str], plan: Plan, *, least: int
+    folder: Path,
+    make: Callable[[Rig], Workload],
+    capsys: pytest.CaptureFixture[str],
+    plan: Plan,
+    *,
+    least: int,
+    rows: int = ROWS,
 ) -> None:
     """Run a drawn seed: no law is broken, and each kind of the plan has fallen, at least so many faults in all."""
     seed = asked_seed()
     with capsys.disabled():
         print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
-    report = run(seed, folder, make, rows=asked_rows())
+    report = run(seed, folder, make, rows=asked_rows(rows))
     with capsys.disabled():
         print(report)  # noqa: T201  # its line is a figure of the documentation
-    assert {law: rows[:20] for law, rows in report.broken.items() if rows} == {}, report
+    assert {law: wrong[:20] for law, wrong in report.broken.items() if wrong} == {}, report
     assert report.unexplained == [], report
     assert report.faults.total() >= least, report
     assert set(report.faults) == set(plan.least), report

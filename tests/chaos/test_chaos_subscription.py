@@ -24,9 +24,10 @@ from tests.kit.spark import needs_spark
 
 SEED = 7
 PLAN = SubscriptionStream.plan
+SOME = 30_000
+"""Rows of a run that doesn't take long; those of `make soak` have 200,000."""
 
 
-@pytest.mark.soak  # five minutes beside other tests, two alone; the emulator may stop delivering for some of them
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.process
@@ -39,7 +40,8 @@ def test_messages_survive_faults_of_all_kinds(
     if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
         pytest.skip("Spark before 4.2 tells that the last batch is done when the query starts again")
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
-    check_survival(tmp_path, partial(SubscriptionStream, python=bare_python), capsys, PLAN, least=60)
+    make = partial(SubscriptionStream, python=bare_python)
+    check_survival(tmp_path, make, capsys, PLAN, least=60, rows=SOME)
 
 
 def test_a_schedule_of_messages_has_every_kind_of_fault() -> None:

@@ -403,7 +403,7 @@ def puller_killed_at(step: str, stream: SubscriptionStream, dice: random.Random)
             seek_back(stream, dice)
         return not crash.exists()
 
-    stream.rig.until(is_dead, f"a puller comes to {step}", within=120)
+    stream.rig.until(is_dead, f"a puller comes to {step}")
 
 
 def puller_killed(stream: SubscriptionStream, dice: random.Random) -> None:

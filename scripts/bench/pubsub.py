@@ -20,16 +20,8 @@ from typing import Any
 
 import pyarrow as pa
 
-COLUMNS = pa.schema(
-    [
-        pa.field("message_id", pa.string(), nullable=False),
-        pa.field("publish_time", pa.timestamp("us", "UTC"), nullable=False),
-        pa.field("ordering_key", pa.string(), nullable=False),
-        pa.field("attributes", pa.map_(pa.string(), pa.string()), nullable=False),
-        pa.field("delivery_attempt", pa.int32()),
-        pa.field("data", pa.binary(), nullable=False),
-    ]
-)
+from penstock.queue.pubsub.registry import MESSAGES
+
 BATCH = 1_000
 """Messages in a batch of columns, at least."""
 _SUBSCRIBER = "/google.pubsub.v1.Subscriber/"
@@ -139,7 +131,7 @@ def columns(received: Sequence[Any]) -> pa.RecordBatch:
     arrays = [
         pa.array([each.message_id for each in messages], pa.string()),
         pa.array([each.seconds * 1_000_000 + each.nanos // 1_000 for each in times], pa.int64()).cast(
-            COLUMNS.field("publish_time").type
+            MESSAGES.field("publish_time").type
         ),
         pa.array([each.ordering_key for each in messages], pa.string()),
         pa.MapArray.from_arrays(
@@ -150,7 +142,7 @@ def columns(received: Sequence[Any]) -> pa.RecordBatch:
         pa.array([each.delivery_attempt or None for each in received], pa.int32()),
         pa.array([each.data for each in messages], pa.binary()),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=COLUMNS)
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
 
 
 PEERS: Mapping[str, Callable[..., None]] = {"subscribe": subscribe, "stream": bare_stream, "pull": bare_pull}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from tests.kit.wait import eventually
 
 
 @pytest.fixture
-def owned(tmp_path: Path, clock: Clock) -> Owned:
+def owned(tmp_path: Path, clock: Clock) -> Iterator[Owned]:
     owned = Owned(tmp_path, clock)
     owned.attach()
-    return owned
+    yield owned
+    owned.close()
 
 
 def leases(*offsets: int, puller: str = "p") -> pa.RecordBatch:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.queue.pubsub import leases
-from penstock.queue.pubsub.leases import Leases, Request, Watchdog, pack
+from penstock.queue.pubsub.lease_groups import pack
+from penstock.queue.pubsub.leases import Leases, Request
+from penstock.queue.pubsub.readers import Watchdog
 
 
 def make() -> Leases:

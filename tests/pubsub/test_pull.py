@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from penstock.errors import Denied, Expired, NotFound, Unavailable
-from penstock.queue.pubsub import leases, pull, readers
+from penstock.queue.pubsub import inbox, readers
 from penstock.queue.pubsub.pull import PullOptions
 from tests.kit.pubsub.emulator import Names
 from tests.kit.pubsub.fake import FakePubSub, served
@@ -118,7 +118,7 @@ def test_what_was_released_already_is_acked_at_once(
 def test_batches_without_an_answer_are_sent_again(
     fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "_MOST_GATHERED", 1_000)
+    monkeypatch.setattr(inbox, "_MOST", 1_000)
     server.answers = False
     fake.load(pubsub_names.subscription, 5_000)
     run = start()
@@ -290,7 +290,7 @@ def test_pulling_pauses_at_the_bound(fake: FakePubSub, server: StandIn, start: S
 def test_pulling_pauses_while_the_server_takes_nothing(
     fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "_MOST_GATHERED", 1_000)
+    monkeypatch.setattr(inbox, "_MOST", 1_000)
     server.answers = False
     fake.load(pubsub_names.subscription, 50_000, size=1_000)
     run = start(most_bytes=5_000_000)
@@ -304,7 +304,7 @@ def test_pulling_pauses_while_the_server_takes_nothing(
 def test_a_stream_that_says_nothing_is_opened_again(
     fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "SILENCE", 0.5)
+    monkeypatch.setattr(readers, "SILENCE", 0.5)
     fake.load(pubsub_names.subscription, 10)
     run = start()
     eventually(lambda: len(server.rows) == 10)

@@ -203,7 +203,7 @@ def test_the_failures_of_single_ids_are_read(fake_pubsub: FakePubSub) -> None:
         pubsub.close()
 
 
-def test_other_details_beside_the_failures_of_ids_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_ids_are_found_among_other_details(monkeypatch: pytest.MonkeyPatch) -> None:
     status = status_pb2.Status()
     for reason, metadata in (
         ("QUOTA", {"consumer": "p"}),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from penstock.queue.pubsub.registry import MESSAGES
 from scripts.bench import pubsub as bench
 from tests.kit.pubsub import messages as pb
 from tests.kit.pubsub.client import connected
@@ -20,7 +21,7 @@ def test_columns_are_the_messages() -> None:
     second = pb.ReceivedMessage(ack_id="2")
     batch = bench.columns([first, second])
     batch.validate(full=True)
-    assert batch.schema == bench.COLUMNS
+    assert batch.schema == MESSAGES
     assert batch.to_pylist() == [
         {
             "message_id": "17",

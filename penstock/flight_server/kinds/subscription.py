@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,37 +13,32 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
-from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable, of_code
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.flight_server import endpoints
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind
 from penstock.flight_server.kinds.kind import Handler, Handlers
-from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.pulled_subscription import PulledSubscription, wanted_pullers
+from penstock.flight_server.puller_stream import serve_puller
 from penstock.flight_server.pullers import pullers_of
 from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
+from penstock.flight_server.subscription_figures import figures_of, gauges_of
 from penstock.flight_server.subscription_log import SubscriptionLog
 from penstock.ledger import parts
 from penstock.ledger.parts import Slice
 from penstock.queue.pubsub import registry
-from penstock.queue.pubsub.rate import streams_needed
 from penstock.queue.pubsub.registry import Options
 from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
-from penstock.text import cut, printable
 from penstock.wire import actions as wire
-from penstock.wire.exchange import Acks, Answer, AskAcks, Beat, Numbered, Released, Report, Welcome
 from penstock.wire.paths import Path, of_acks, parse
-from penstock.wire.position import Position
 from penstock.wire.read import Entry, ReadCommand
 
 if TYPE_CHECKING:
-    from penstock.queue.pubsub.pulled import PullerStream
     from penstock.queue.pubsub.source import Source, Subscriptions
-    from penstock.queue.pubsub.subscription import State as OwnerState
     from penstock.queue.pubsub.subscription import Subscription
 
 log = logging.getLogger("penstock")
@@ -54,8 +48,6 @@ _ACKS_WITHIN = 5.0
 """Seconds for which the pullers' answers about their leases are waited for."""
 _ACKS_LIFE = 600.0
 """Seconds for which an ack ledger can be read once it is gathered: its bytes are stored so long."""
-_END = 30.0
-"""Seconds for which the end of a puller's stream waits for the answers of its last batches."""
 
 
 class SubscriptionKind(JournalKind):
@@ -71,7 +63,9 @@ class SubscriptionKind(JournalKind):
         self._stopped = threading.Event()
         self._log = SubscriptionLog(lambda path: path in self._owners)
         self._thread = threading.Thread(target=self._look_after, name="penstock-subscriptions", daemon=True)
-        state.metrics.gauges(self._gauges)
+        state.metrics.gauges(
+            lambda: (gauge for owner in self._all_owners() for gauge in gauges_of(owner.path, owner.state()))
+        )
 
     def start(self) -> None:
         log.addHandler(self._log)
@@ -245,56 +239,8 @@ class SubscriptionKind(JournalKind):
     # --- pullers ----------------------------------------------------------------------------
 
     def exchange(self, path: Path, stream: Stream) -> None:
-        """Serve a puller: append what is new, answer with the place of each row, push what is released."""
-        from penstock.queue.pubsub.pulled import PullerStream
-
-        hello = stream.hello()
-        if hello.producer is not None:
-            raise InvalidRequest(f"{path}: a puller has nothing to lose, and no producer's id: say hello without one")
-        owner = self._owner(str(path))
-        puller = PullerStream(
-            answer=lambda n, places: stream.send(Answer(n), places),
-            refuse=stream.refuse,
-            push=lambda position: stream.send(Released(position)),
-            ask=lambda request: stream.send(AskAcks(request)),
-        )
-        name, last = uuid.uuid4().hex, 0
-
-        def welcome(released: Position) -> None:
-            stream.send(Welcome(name, 0, stream.silence, journal=owner.journal, released=released))
-
-        owner.connect(puller, welcome)
-        try:
-            for message, batch in stream.messages():
-                if isinstance(message, Numbered) and batch is not None:
-                    if message.n != last + 1:
-                        raise InvalidRequest(f"{path}: expected batch {last + 1}, got {message.n}")
-                    last = message.n
-                    self.state.metrics.moved("in", batch.num_rows, batch.nbytes)
-                    owner.submit(puller, message.n, batch)
-                    owner.recover()
-                elif isinstance(message, Report):
-                    self._report(owner, puller, message)
-                elif isinstance(message, Acks):
-                    owner.take_acks(puller, message.request, batch)
-                elif not isinstance(message, Beat):
-                    raise InvalidRequest(f"{path}: a puller sends no message of type {message.type!r}")
-            owner.settled(puller, _END)
-        finally:
-            owner.disconnect(puller)
-
-    def _report(self, owner: Subscription, puller: PullerStream, report: Report) -> None:
-        if not all(type(count) is int for count in report.counters.values()):
-            raise InvalidRequest(f"{owner.path}: Report.counters: expected {{name: number}}")
-        owner.report(
-            puller,
-            counters=report.counters,
-            acked=_ranges(owner.path, report.acked),
-            oldest_unacked=report.oldest_unacked,
-            name=report.puller and printable(cut(report.puller, 80)),
-        )
-        if report.code is not None:
-            owner.fail(of_code(report.code, report.text or report.code))
+        """Serve a puller."""
+        serve_puller(self._owner(str(path)), stream, self.state.metrics)
 
     def _look_after(self) -> None:
         """Look after the owners and their pullers, which are children of this thread."""
@@ -316,7 +262,7 @@ class SubscriptionKind(JournalKind):
     # --- what is seen -----------------------------------------------------------------------
 
     def figures(self, path: Path) -> wire.SubscriptionFigures:
-        return _figures(self._owner(str(path)).state())
+        return figures_of(self._owner(str(path)).state())
 
     def warned(self, path: Path, number: int) -> tuple[wire.LogLine, ...]:
         return self._log.after(str(path), number)
@@ -365,42 +311,6 @@ class SubscriptionKind(JournalKind):
             ),
         )  # fmt: skip
 
-    def _gauges(self) -> Iterator[Gauge]:
-        for owner in self._all_owners():
-            state, labels = owner.state(), {"topic": owner.path}
-            figures = _figures(state)
-            for name, text, value in (
-                ("penstock_unreleased_rows", "Rows that aren't released.", figures.unreleased_rows),
-                ("penstock_unreleased_bytes", "About their bytes.", figures.unreleased_bytes),
-                ("penstock_dedup_ids", "Messages by which redeliveries are known.", state.ids),
-                ("penstock_pullers", "Pullers that are connected.", figures.pullers),
-                ("penstock_outstanding_leases", "Leases of connected pullers.", figures.outstanding),
-                ("penstock_lease_extensions", "Leases extended by connected pullers.", figures.extensions),
-                ("penstock_lease_lapses", "Leases of connected pullers that have lapsed.", figures.lapses),
-                ("penstock_acks_sent", "Acks sent by connected pullers.", figures.acks_sent),
-                ("penstock_acks_confirmed", "Of these, accepted by Pub/Sub.", figures.acks_confirmed),
-                ("penstock_acks_failed", "Of these, refused by Pub/Sub.", figures.acks_failed),
-                ("penstock_oldest_unacked_seconds", "Age of the oldest lease.", figures.oldest_unacked or 0.0),
-                ("penstock_pulled_bytes_per_second", "What comes, over 10 s.", figures.bytes_per_second),
-                ("penstock_streams_needed", "Streams of 10 MB/s for what comes.", figures.streams_needed),
-            ):
-                yield Gauge(name, text, value, labels)
-            for cause, count in state.duplicates.items():
-                text = "Messages that came again since the server's start, by cause."
-                yield Gauge("penstock_duplicates", text, count, {**labels, "cause": cause})
-
-
-def _figures(state: OwnerState) -> wire.SubscriptionFigures:
-    def total(name: str) -> int:
-        return sum(int(each.counters.get(name, 0)) for each in state.pullers)
-
-    return wire.SubscriptionFigures(
-        len(state.pullers), total("outstanding"), total("extensions"), total("lapses"), total("acks_sent"),
-        total("acks_confirmed"), total("acks_failed"), state.unreleased_rows, state.unreleased_bytes,
-        dict(state.duplicates), round(state.bytes_per_second), streams_needed(state.bytes_per_second),
-        max((each.oldest_unacked for each in state.pullers if each.oldest_unacked is not None), default=None),
-    )  # fmt: skip
-
 
 def _select_acks(path: Path, command: ReadCommand) -> Selection:
     if any(each is not None for each in (command.part, command.start, command.end, command.since)):
@@ -415,17 +325,6 @@ def _default_ack(source: Source) -> tuple[registry.Ack, str]:
     if source.has_dead_letters:
         return "journal", "it has a dead-letter policy, which counts each lease that lapses as an attempt"
     return "commit", "the default"
-
-
-def _ranges(path: str, acked: dict[str, object]) -> dict[int, list[tuple[int, int]]]:
-    """Return the ranges of a report, which come as JSON."""
-    ranges: dict[int, list[tuple[int, int]]] = {}
-    for shard, pairs in acked.items():
-        try:
-            ranges[int(shard)] = [(int(first), int(end)) for first, end in pairs]  # type: ignore[attr-defined]
-        except (TypeError, ValueError) as malformed:
-            raise InvalidRequest(f"{path}: Report.acked: expected {{shard: [[first, end], …]}}") from malformed
-    return ranges
 
 
 def _extra_is_missing(missing: ImportError) -> InvalidRequest:

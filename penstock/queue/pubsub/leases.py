@@ -5,7 +5,7 @@
     each          and offset   is behind it     answered
 
 Leases are numbered from 0 in the order of their receipt. A million of them is usual, so no lease has an object of its
-own: a `_Group` has up to 1,000 neighbours with one deadline, which one request extends, and `_Places` finds those of an
+own: a `Group` has up to 1,000 neighbours with one deadline, which one request extends, and `Places` finds those of an
 offset in sorted arrays.
 
 The caller runs what `due` returns, any number at once, and passes each request to `settle` with what came of it.
@@ -14,9 +14,8 @@ The caller runs what `due` returns, any number at once, and passes each request 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -24,29 +23,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.queue.pubsub.history import History, Rows, State, begun
+from penstock.queue.pubsub.history import History, Rows, State
+from penstock.queue.pubsub.lease_groups import MOST_BYTES, MOST_IDS, Group, Groups, Numbers, pack, size_of
+from penstock.queue.pubsub.lease_places import Places
 
-MOST_IDS = 1_000
-"""Ids of one request."""
-MOST_BYTES = 500 * 1024
-"""Bytes of one request: Pub/Sub refuses 512 KiB."""
 MOST_PARALLEL = 8
 """Requests to ack that are under way at once, and as many to extend: 1 M leases in 125 round trips."""
-_ID_OVERHEAD = 4  # bytes of an id's tag and length
-_NAME_BYTES = 1024  # of the subscription's name, and the rest of a request
 _EARLIEST, _LATEST = 0.4, 0.5
 """When a lease is extended, as a share of its length: drawn between these, so that groups don't come at once."""
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_EXTENSION_PAUSE = 1.0, 600.0, 4.0
 """Seconds until a request is tried again: doubled from the first up to the longest."""
 
-HEARTBEAT = 30.0
-"""Seconds between two heartbeats on a stream."""
-EXPECTED_WITHIN, SILENCE = 90.0, 600.0
-"""Seconds without a response after which a stream is opened again: where one must come, and anywhere."""
-
 Verb = Literal["ack", "extend", "nack"]
 Outcome = Literal["ok", "transient", "permanent"]
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +51,7 @@ class Request:
     """The rows of those to ack."""
     sent: float = 0.0
     attempt: int = 0
-    group: _Group | None = None
+    group: Group | None = None
     """What is extended as a whole."""
 
 
@@ -79,12 +68,12 @@ class Leases:
         self._next = 0
         self._floor = 0
         """Leases below it are forgotten."""
-        self._groups = _Groups()
-        self._places = _Places()
+        self._groups = Groups()
+        self._places = Places()
         self._unplaced: dict[int, int] = {}
         """The first lease of each response that has no places yet, and their number."""
         self._released: dict[int, int] = {}
-        self._extensions: list[tuple[float, int, _Group]] = []
+        self._extensions: list[tuple[float, int, Group]] = []
         """A heap of when to extend which group; one that has changed since has another time."""
         self._waiting: deque[Request] = deque()
         """Requests to ack or nack that were never sent."""
@@ -107,7 +96,7 @@ class Leases:
         self.counters["received"] += len(ack_ids)
         for start, end in pack(ack_ids):
             numbers = np.arange(first + start, first + end, dtype=np.int64)
-            group = _Group(numbers, ack_ids[start:end], arrived, arrived + seconds)
+            group = Group(numbers, ack_ids[start:end], arrived, arrived + seconds)
             self._groups.append(group)
             self._schedule(group, arrived + seconds * self._jitter())
         if ack_ids:
@@ -147,7 +136,7 @@ class Leases:
         for group in self._groups:
             self._history.add(group.rows[group.alive], "forgotten", self._now)
         self._floor = self._next
-        self._groups, self._places = _Groups(), _Places()
+        self._groups, self._places = Groups(), Places()
         for queue in (self._unplaced, self._extensions, self._waiting, self._again):
             queue.clear()
 
@@ -266,11 +255,11 @@ class Leases:
     def _joined(self) -> Request:
         """Take the next request that waits, joined with those behind it as far as one call may have them."""
         joined = [self._waiting.popleft()]
-        ids, size = len(joined[0].ack_ids), _size(joined[0].ack_ids)
+        ids, size = len(joined[0].ack_ids), size_of(joined[0].ack_ids)
         while self._waiting and self._waiting[0].verb == joined[0].verb:
             ids += len(self._waiting[0].ack_ids)
-            size += _size(self._waiting[0].ack_ids)
-            if ids > MOST_IDS or size > MOST_BYTES - _NAME_BYTES:
+            size += size_of(self._waiting[0].ack_ids)
+            if ids > MOST_IDS or size > MOST_BYTES:
                 break
             joined.append(self._waiting.popleft())
         if len(joined) == 1:
@@ -294,7 +283,7 @@ class Leases:
             self.counters["acks_sent"] += len(request.ack_ids)
         return request
 
-    def _extend(self, group: _Group, now: float) -> Request | None:
+    def _extend(self, group: Group, now: float) -> Request | None:
         """Return the request that extends a group, with small ones behind it; None if it has lapsed, or is gone."""
         if not group.count:
             return None
@@ -374,7 +363,7 @@ class Leases:
             self._history.add(rows, "lapsed" if unsure else state, self._now)
         return count
 
-    def _schedule(self, group: _Group, at: float) -> None:
+    def _schedule(self, group: Group, at: float) -> None:
         group.extend_at = at
         self._order += 1
         heapq.heappush(self._extensions, (at, self._order, group))
@@ -383,205 +372,8 @@ class Leases:
         return self._random.uniform(_EARLIEST, _LATEST)
 
 
-def pack(ack_ids: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of ids that fit into a request each."""
-    most = MOST_BYTES - _NAME_BYTES
-    if len(ack_ids) <= MOST_IDS and len("".join(ack_ids).encode()) + _ID_OVERHEAD * len(ack_ids) <= most:
-        if ack_ids:
-            yield 0, len(ack_ids)
-        return
-    start = size = 0
-    for at, ack_id in enumerate(ack_ids):
-        more = len(ack_id.encode()) + _ID_OVERHEAD
-        if at > start and (at - start == MOST_IDS or size + more > most):
-            yield start, at
-            start, size = at, 0
-        size += more
-    if start < len(ack_ids):
-        yield start, len(ack_ids)
-
-
-class Watchdog:
-    """Says when a stream that merely looks open is to be opened again."""
-
-    def __init__(self, now: float) -> None:
-        self._heard = now
-        self._answers = False
-
-    def heard(self, now: float, *, empty: bool) -> None:
-        """Take a response; one without messages answers a heartbeat, so that any silence means something."""
-        self._heard = now
-        self._answers = self._answers or empty
-
-    def stalled(self, now: float, *, expecting: bool) -> bool:
-        """Tell whether nothing has come for too long; `expecting`: messages are known to be there."""
-        return now - self._heard > (EXPECTED_WITHIN if self._answers or expecting else SILENCE)
-
-
-class _Group:
-    """Neighbouring leases with one deadline."""
-
-    __slots__ = ("ack_ids", "acking", "alive", "arrived", "attempt", "count", "deadline", "extend_at", "first",
-                 "lapsed", "leases", "rows", "size")  # fmt: skip
-
-    def __init__(self, leases: Numbers, ack_ids: list[str], arrived: float, deadline: float) -> None:
-        self.first = int(leases[0])
-        self.leases, self.ack_ids = leases, ack_ids
-        self.alive = np.ones(len(leases), np.bool_)
-        self.acking = np.zeros(len(leases), np.bool_)
-        """Whose ack is queued or under way."""
-        self.rows = begun(len(leases), arrived)
-        self.count = len(leases)
-        self.size = _size(ack_ids)
-        self.arrived, self.deadline = arrived, deadline
-        self.extend_at: float | None = None
-        self.attempt = 0
-        self.lapsed = False
-
-    def shrink(self) -> None:
-        """Free the ids of leases that have ended, once they are half of it."""
-        if self.count * 2 <= len(self.ack_ids):
-            rows = self.alive.nonzero()[0]
-            self.leases, self.acking, self.rows = self.leases[rows], self.acking[rows], self.rows[rows]
-            self.ack_ids = [self.ack_ids[row] for row in rows.tolist()]
-            self.alive, self.size = np.ones(len(rows), np.bool_), _size(self.ack_ids)
-
-
-class _Groups:
-    """All groups, in the order of their leases."""
-
-    def __init__(self) -> None:
-        self._groups: list[_Group] = []
-        self._firsts: list[int] = []
-        self.count = 0
-        """The number of leases."""
-
-    @property
-    def oldest(self) -> float | None:
-        return self._groups[0].arrived if self._groups else None
-
-    def __iter__(self) -> Iterator[_Group]:
-        return iter(self._groups)
-
-    def append(self, group: _Group) -> None:
-        self._groups.append(group)
-        self._firsts.append(group.first)
-        self.count += group.count
-
-    def find(self, leases: Numbers) -> Iterator[tuple[_Group, Numbers]]:
-        """Yield the groups of these leases, which are sorted, with the rows of those that haven't ended."""
-        start = 0
-        while start < len(leases):
-            index = bisect_right(self._firsts, int(leases[start])) - 1
-            last = self._firsts[index + 1] if index + 1 < len(self._firsts) else None
-            end = len(leases) if last is None else int(np.searchsorted(leases, last))
-            if index >= 0:
-                group = self._groups[index]
-                rows = _rows_of(leases[start:end], group.leases)
-                rows = rows[group.alive[rows]]
-                if len(rows):
-                    yield group, rows
-            start = end
-
-    def drop(self, leases: Numbers) -> list[tuple[Rows, bool]]:
-        """End these leases; return what is known of them, by group, and whether they had lapsed."""
-        dropped, empty = [], False
-        for group, rows in list(self.find(np.sort(leases))):
-            dropped.append((group.rows[rows], group.lapsed))
-            group.alive[rows] = False
-            group.count -= len(rows)
-            self.count -= len(rows)
-            empty = empty or not group.count
-            group.shrink()
-        if empty:
-            self._keep([group for group in self._groups if group.count])
-        return dropped
-
-    def absorb(self, group: _Group, until: float) -> None:
-        """Let a small group have its neighbours that are to be extended until then, as far as one request goes."""
-        index = first = bisect_right(self._firsts, group.first)
-        count, size = group.count, group.size
-        while index < len(self._groups):
-            other = self._groups[index]
-            count, size = count + other.count, size + other.size
-            if count > MOST_IDS or size > MOST_BYTES - _NAME_BYTES:
-                break
-            if other.lapsed or other.extend_at is None or other.extend_at > until:
-                break
-            index += 1
-        others = self._groups[first:index]
-        if not others:
-            return
-        joined = [group, *others]
-        group.leases = np.concatenate([each.leases for each in joined])
-        group.alive = np.concatenate([each.alive for each in joined])
-        group.acking = np.concatenate([each.acking for each in joined])
-        group.rows = np.concatenate([each.rows for each in joined])
-        group.ack_ids = [ack_id for each in joined for ack_id in each.ack_ids]
-        group.count, group.size = sum(each.count for each in joined), sum(each.size for each in joined)
-        group.arrived = min(each.arrived for each in joined)
-        group.deadline = min(each.deadline for each in joined)
-        for each in others:
-            each.extend_at, each.count = None, 0
-        del self._groups[first:index], self._firsts[first:index]
-
-    def _keep(self, groups: list[_Group]) -> None:
-        self._groups, self._firsts = groups, [group.first for group in groups]
-
-
-class _Places:
-    """Where the leased rows are: for each shard runs of offsets, sorted, each with its lease; -1: not any more."""
-
-    def __init__(self) -> None:
-        self._runs: dict[int, list[tuple[Numbers, Numbers]]] = {}
-
-    def replace(self, shard: int, offsets: Numbers, leases: Numbers) -> Numbers:
-        """Add rows, by offset; return the leases that these places had."""
-        runs = self._runs.setdefault(shard, [])
-        before = [self._take(run, offsets) for run in runs]
-        runs.append((offsets, leases))
-        while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):  # each row is merged log(rows) times
-            upper, lower = runs.pop(), runs.pop()
-            runs.append(_merged(lower, upper))
-        return np.concatenate([leases[:0], *before])
-
-    def take_below(self, shard: int, end: int) -> Iterator[tuple[Numbers, Numbers]]:
-        """Take the rows below an offset: their offsets and leases, by lease."""
-        runs = self._runs.get(shard, [])
-        for index, (offsets, leases) in enumerate(runs):
-            below = int(np.searchsorted(offsets, end))
-            if below:
-                runs[index] = offsets[below:], leases[below:]
-                order = np.argsort(leases[:below], kind="stable")
-                order = order[leases[order] >= 0]
-                yield offsets[order], leases[order]
-        self._runs[shard] = [run for run in runs if len(run[0])]
-
-    @staticmethod
-    def _take(run: tuple[Numbers, Numbers], wanted: Numbers) -> Numbers:
-        """Take the leases of these offsets out of a run."""
-        offsets, leases = run
-        if not len(offsets) or wanted[-1] < offsets[0] or wanted[0] > offsets[-1]:
-            return wanted[:0]
-        rows = _rows_of(wanted, offsets)
-        taken = leases[rows]
-        leases[rows] = -1
-        return taken[taken >= 0]
-
-
-def _merged(lower: tuple[Numbers, Numbers], upper: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
-    offsets, leases = np.concatenate([lower[0], upper[0]]), np.concatenate([lower[1], upper[1]])
-    present = leases >= 0
-    offsets, leases = offsets[present], leases[present]
-    order = np.argsort(offsets, kind="stable")
-    return offsets[order], leases[order]
-
-
-def _rows_of(wanted: Numbers, values: Numbers) -> Numbers:
-    """Return at which rows the values, which are sorted and not none, have what is wanted."""
-    rows = np.searchsorted(values, wanted)
-    present: Numbers = rows[(rows < len(values)) & (values[np.minimum(rows, len(values) - 1)] == wanted)]
-    return present
+def _window(verb: Verb) -> str:
+    return "extend" if verb == "extend" else "ack"
 
 
 def _ranges(offsets: Numbers) -> Iterator[tuple[int, int]]:
@@ -591,11 +383,3 @@ def _ranges(offsets: Numbers) -> Iterator[tuple[int, int]]:
     for run in np.split(offsets, breaks):
         if len(run):
             yield int(run[0]), int(run[-1]) + 1
-
-
-def _size(ack_ids: Sequence[str]) -> int:
-    return sum(map(len, ack_ids)) + _ID_OVERHEAD * len(ack_ids)
-
-
-def _window(verb: Verb) -> str:
-    return "extend" if verb == "extend" else "ack"

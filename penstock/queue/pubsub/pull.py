@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock import steps
 from penstock.errors import Internal, PenstockError, TimedOut, Unavailable
 from penstock.queue.pubsub import acks, columns, history
+from penstock.queue.pubsub.inbox import Inbox, Piece
 from penstock.queue.pubsub.leases import Leases, Outcome, Request
 from penstock.queue.pubsub.readers import PullReader, Reader, Response, StreamReader
 from penstock.queue.pubsub.transport import PubSub, failures_of, is_retried, translate
@@ -35,10 +36,6 @@ _log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2
 """Batches without an answer: one is stored while the next one is on its way."""
-_GATHERED, _GATHERED_BYTES, _GATHERED_SECONDS = 1_000, columns.MOST_BYTES, 0.02
-"""When a batch is sent: so many messages or bytes are there, or the first waits for so long."""
-_MOST_GATHERED = 10_000
-"""Messages of one batch at most, where more have come while the window was full: fewer, larger batches cost less."""
 _REPORT = 1.0
 _RETRY_FOR = 600.0
 """Seconds for which a server that is away is waited for."""
@@ -91,16 +88,6 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Messages that wait to be sent."""
-
-    received: Sequence[Any]
-    first: int
-    size: int
-    since: float
-
-
-@dataclass(slots=True)
 class _Threads:
     """The threads of a puller."""
 
@@ -123,7 +110,7 @@ class Puller:
         self._pubsub, self._connect, self._options = pubsub, connect, options
         self._changed = threading.Condition()  # all that follows
         self._leases = Leases(seconds=float(options.lease_seconds))
-        self._inbox: deque[_Piece] = deque()
+        self._inbox = Inbox()
         self._unanswered: deque[_Batch] = deque()
         self._bytes = 0
         """Of what is in either."""
@@ -201,7 +188,7 @@ class Puller:
                     [each.ack_id for each in received], arrived=response.arrived, seconds=response.seconds
                 )
                 size = response.size * len(received) // len(response.received)
-                self._inbox.append(_Piece(received, first, size, time.monotonic()))
+                self._inbox.add(Piece(received, first, size, time.monotonic()))
                 self._bytes += size
             self._changed.notify_all()
         steps.passed("puller.received")
@@ -250,40 +237,22 @@ class Puller:
             self._unanswered.append(batch)
         return batch
 
-    def _gather(self, exchange: Exchange) -> list[_Piece]:
+    def _gather(self, exchange: Exchange) -> list[Piece]:
         """Wait for enough messages and for a place in the window; return them, or nothing."""
         until = self._reported + _REPORT
         while not self.stopping.is_set() and self._exchange is exchange:
             now, wake = time.monotonic(), until
             if self._inbox and len(self._unanswered) < _IN_FLIGHT and not self._draining:
-                wake = min(until, self._inbox[0].since + _GATHERED_SECONDS)
-                if now >= self._inbox[0].since + _GATHERED_SECONDS or self._is_enough():
-                    return self._pop_pieces()
+                due = self._inbox.due()
+                if now >= due:
+                    return self._inbox.take()
+                wake = min(until, due)
             if now >= until or self._asked:
                 return []
             self._changed.wait(max(0.001, wake - now))
         if self.stopping.is_set():
             self._changed.wait(0.05)  # for answers
         return []
-
-    def _is_enough(self) -> bool:
-        messages = size = 0
-        for piece in self._inbox:
-            messages, size = messages + len(piece.received), size + piece.size
-            if messages >= _GATHERED or size >= _GATHERED_BYTES:
-                return True
-        return False
-
-    def _pop_pieces(self) -> list[_Piece]:
-        """Take neighbours up to the size of a batch; one piece at least."""
-        pieces = [self._inbox.popleft()]
-        messages, size = len(pieces[0].received), pieces[0].size
-        while self._inbox and size + self._inbox[0].size <= _GATHERED_BYTES:
-            messages, size = messages + len(self._inbox[0].received), size + self._inbox[0].size
-            if messages > _MOST_GATHERED:
-                break
-            pieces.append(self._inbox.popleft())
-        return pieces
 
     def answered(self, answer: Answer, places: pa.RecordBatch | None) -> None:
         """Take the places of the oldest batch's rows."""

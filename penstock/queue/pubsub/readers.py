@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import grpc
 
 from penstock.errors import PenstockError
-from penstock.queue.pubsub.leases import HEARTBEAT, Watchdog
 from penstock.queue.pubsub.transport import PubSub, StreamingPullRequest, is_retried, translate
 
 _log = logging.getLogger(__name__)
@@ -28,6 +27,12 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 """Seconds until a stream is opened again: the first time, and at most; as soon as a response comes they begin anew."""
 _LONG = 1.0  # seconds without reading after which responses may have waited in the transport's buffers
 _BUFFERED = 16 << 20  # the most that these hold
+
+
+_HEARTBEAT = 30.0
+"""Seconds between two heartbeats on a stream."""
+EXPECTED_WITHIN, SILENCE = 90.0, 600.0
+"""Seconds without a response after which a stream is opened again: where one must come, and anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ class StreamReader(Reader):
         """Send a heartbeat; open a stream again that says nothing any more."""
         if self._waits_for_room:
             self._watchdog.heard(now, empty=False)
-        if now - self._beat > HEARTBEAT:
+        if now - self._beat > _HEARTBEAT:
             self._beat = now
             self._requests.put(StreamingPullRequest())
         if self._watchdog.stalled(now, expecting=expecting):
@@ -218,3 +223,20 @@ class StreamReader(Reader):
                 arrived = stale if unread > 0 else now
                 self._take(Response(response.received_messages, size, arrived, self._seconds, exactly_once))
             unread -= size
+
+
+class Watchdog:
+    """Says when a stream that merely looks open is to be opened again."""
+
+    def __init__(self, now: float) -> None:
+        self._heard = now
+        self._answers = False
+
+    def heard(self, now: float, *, empty: bool) -> None:
+        """Take a response; one without messages answers a heartbeat, so that any silence means something."""
+        self._heard = now
+        self._answers = self._answers or empty
+
+    def stalled(self, now: float, *, expecting: bool) -> bool:
+        """Tell whether nothing has come for too long; `expecting`: messages are known to be there."""
+        return now - self._heard > (EXPECTED_WITHIN if self._answers or expecting else SILENCE)

@@ -19,12 +19,13 @@ import pyarrow as pa
 from penstock.client.exchange import Exchange, Listener
 from penstock.client.settings import ConnectSettings
 from penstock.errors import PenstockError
+from penstock.queue.pubsub.registry import MESSAGES
 from penstock.wire.exchange import Answer
 from penstock.wire.position import Position
 from scripts import emulator
 from scripts.bench.bench import Bench, Case, Page, Side
 from scripts.bench.figures import Line, Measure, Promise, Sample
-from scripts.bench.pubsub import COLUMNS, fake, publisher, run_peer
+from scripts.bench.pubsub import fake, publisher, run_peer
 from scripts.bench.pulling import Intake, consume, intake
 from scripts.bench.session import TENTH
 from scripts.bench.watch import memory, peaks
@@ -418,9 +419,9 @@ def _messages(numbers: Any) -> pa.RecordBatch:
     empty = pa.array([""] * count, pa.string())
     ids = pa.array(10**15 + numbers).cast(pa.string())
     attributes = pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), empty[:0], empty[:0])
-    times = pa.array(1_795_000_000_000_000 + numbers).view(COLUMNS.field("publish_time").type)
+    times = pa.array(1_795_000_000_000_000 + numbers).view(MESSAGES.field("publish_time").type)
     columns = [ids, times, empty, attributes, pa.nulls(count, pa.int32()), ids.cast(pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, schema=COLUMNS)
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
 
 
 PAGE = Page(

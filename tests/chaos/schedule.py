@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -32,6 +32,10 @@ class Plan:
     """How many there are in all."""
     early: str | None = None
     """A kind that needs enough rows behind it."""
+
+    def once(self) -> Plan:
+        """Return a plan with one fault of each kind."""
+        return replace(self, least=dict.fromkeys(self.least, 1), faults=len(self.least))
 
 
 def schedule(seed: int, rows: int, plan: Plan) -> list[Moment]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos import faults, oracle, topic_stream
 from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
-from tests.chaos.run import check_survival
+from tests.chaos.run import ROWS, check_survival
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample, StreamOutcome
 from tests.chaos.topic_stream import TopicStream
@@ -22,20 +22,33 @@ from tests.kit.spark import needs_spark
 
 SEED = 7
 PLAN = TopicStream.plan
+SHORT = ROWS * len(PLAN.least) // PLAN.faults
+"""Rows of a run with one fault of each kind: as many between two faults."""
 LAWS = {**oracle.LAWS, **TopicStream.laws}
+
+
+class ShortStream(TopicStream):
+    """Each fault falls once."""
+
+    plan = PLAN.once()
 
 
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.process
 @pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("workload", "count"), [(ShortStream, SHORT), pytest.param(TopicStream, ROWS, marks=pytest.mark.soak)]
+)
 def test_rows_survive_faults_of_all_kinds(
-    tmp_path: Path, bare_python: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, bare_python: Path, capsys: pytest.CaptureFixture[str], workload: type[TopicStream], count: int
 ) -> None:
     """Faults of all kinds fall under a stream: no row is lost, changed or doubled."""
     needs_spark()
     pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
-    check_survival(tmp_path, partial(TopicStream, python=bare_python), capsys, PLAN, least=40)
+    check_survival(
+        tmp_path, partial(workload, python=bare_python), capsys, PLAN, least=workload.plan.faults, rows=count
+    )
 
 
 # --- the proxy ---------------------------------------------------------------------------------

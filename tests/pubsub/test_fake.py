@@ -143,7 +143,7 @@ def test_a_stream_is_capped(fake_pubsub: FakePubSub, faked: PubSub) -> None:
     with faked.stream(LOAD) as stream:
         stream.wait_for(2_000)
         size = sum(response.ByteSize() for response in stream.responses[:-1])
-    assert time.monotonic() - began > size / 1e6 * 0.9
+    assert time.monotonic() - began > size / 1e6 * 0.7  # a stream catches up with 0.1 s
 
 
 def test_requests_of_acks_have_a_limit(fake_pubsub: FakePubSub, faked: PubSub) -> None:

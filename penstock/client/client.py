@@ -9,18 +9,21 @@ from typing import Any, Self, TypedDict, overload
 
 import pyarrow as pa
 
-from penstock.client import put
+from penstock.client import push, put
 from penstock.client.arguments import Start, check_path, check_read, to_position, to_start
+from penstock.client.claim import Claims
 from penstock.client.connection import Connection
 from penstock.client.follow import Follower
 from penstock.client.get import fetch, read_info, read_tickets
+from penstock.client.heartbeats import Heartbeats
 from penstock.client.producer import Producer
 from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
-from penstock.wire.actions import Action, AnswerT, RequestT
+from penstock.wire.actions import FINISH_QUEUE, Action, AnswerT, RequestT
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
+from penstock.wire.queue import FinishQueue
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
@@ -71,6 +74,7 @@ class Client:
     def __init__(self, settings: ConnectSettings) -> None:
         self.settings = settings
         self.connection = Connection(settings)
+        self._heartbeats = Heartbeats(self.connection)
 
     def __repr__(self) -> str:
         return f"penstock.connect({self.settings.url!r})"
@@ -85,7 +89,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Readers that are still in use end with an error."""
+        """Close the connection. Readers that are still in use end with an error, and leases are extended no more."""
+        self._heartbeats.close()
         self.connection.close()
 
     # --- in ---------------------------------------------------------------------------------
@@ -137,6 +142,20 @@ class Client:
         """
         check_path(path)
         return Producer(self.connection, path, max_in_flight=max_in_flight)
+
+    def push(self, queue: str, payloads: Any, *, finish: bool = False) -> int:
+        """Push payloads to a queue, a message each: a table, a SplitPayload, or a list of them; return how many.
+
+        A QueueMessage is pushed as it is: its `payload_key` names a payload that is stored already, or is empty for a
+        split that workers read from its source. Those of one schema are one transaction. `finish` says that no client
+        pushes more: the queue is complete once it is drained. `put` writes rows, and where it cuts them says nothing;
+        each payload of a push is one unit of work.
+        """
+        outputs = push.to_outputs(queue, payloads)
+        push.push(self.connection, outputs)
+        if finish:
+            self.call(FINISH_QUEUE, FinishQueue(queue))
+        return len(outputs)
 
     def attempt(self, ticket: str, schema: pa.Schema) -> Writer:
         """Return a writer for one of many attempts of an open write, in any process; wait while the server has no room.
@@ -202,6 +221,21 @@ class Client:
         `get` would have to keep the offsets itself, and to notice a topic that was deleted and created again.
         """
         return Follower(self.connection, path, start, columns, filter)
+
+    def claim(self, queue: str, *, prefetch: int = 2, to: Sequence[str] = ()) -> Claims:
+        """Return the messages of a queue as they come, each leased to this worker with its payload loaded:
+
+            for lease in c.claim("queue/j/in", to=["queue/j/out"]):
+                with lease as split:
+                    lease.forward("queue/j/out", score(split.payload))
+
+        The block's end acks the message; an exception releases it, is logged and kept, and the fifth one makes the
+        message dead, while the loop goes on. The loop ends when the queue is complete: all that fills it has ended, and
+        every message is done or dead. `prefetch` payloads are loaded while one is worked on. `to` names the queues that
+        this worker forwards to, so that they are complete after this one also if it never forwards anything.
+        """
+        check_path(queue)
+        return Claims(self.connection, self._heartbeats, queue, prefetch=prefetch, to=to)
 
     def info(
         self,

@@ -8,20 +8,16 @@ with penstock.SplitPayloadStore() as store:
 from __future__ import annotations
 
 import base64
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
 from penstock.client.client import Client, connect
-from penstock.client.connection import Connection
 from penstock.client.get import read_tickets
-from penstock.client.put import Writer
+from penstock.client.push import put_payloads
 from penstock.errors import InvalidRequest, Lost, NotFound
-from penstock.rows import slices
 from penstock.rows.payload import PayloadStore, SplitPayload, payloads_by_key, plain
 from penstock.wire.actions import CLEAR_PAYLOADS, FIND_PAYLOADS, LIST_PAYLOADS
 from penstock.wire.paths import check_key, check_payload_key
@@ -32,9 +28,7 @@ from penstock.wire.payloads import (
     FindPayloads,
     FoundPayload,
     ListPayloads,
-    PayloadNote,
 )
-from penstock.wire.put import PutCommand, Receipt
 
 _T = TypeVar("_T")
 
@@ -83,7 +77,7 @@ class SplitPayloadStore(PayloadStore):
             streams.setdefault(plain(payload.data.schema).serialize().to_pybytes(), []).append((key, payload))
         for stream in streams.values():
             for some in _batched(stream, MOST_PAYLOADS):
-                _put(self._client.connection, some, ttl=ttl)
+                put_payloads(self._client.connection, some, ttl=ttl)
         return len(by_key)
 
     def get_all(self, keys: Iterable[str]) -> dict[str, SplitPayload]:
@@ -128,27 +122,6 @@ class SplitPayloadStore(PayloadStore):
         while some := self._client.call(LIST_PAYLOADS, ListPayloads(prefix, keys[-1] if keys else "")).keys:
             keys += some
         return keys
-
-
-def _put(connection: Connection, payloads: list[tuple[str, SplitPayload]], *, ttl: float | None) -> Receipt:
-    """Put payloads of one schema, all or none; sent again where the answer is lost, as each replaces its key's."""
-    schema = plain(payloads[0][1].data.schema)
-
-    def once() -> Receipt:
-        with Writer(connection, PutCommand(uuid.uuid4().hex, path="store/"), schema) as writer:
-            for key, payload in payloads:
-                split_id = None if payload.split_id == key else payload.split_id
-                note = PayloadNote(key, split_id, dict(payload.metadata) or None, ttl)
-                pieces = list(chain.from_iterable(map(slices.sliced, payload.data.to_batches())))
-                pieces = pieces or [
-                    pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
-                ]
-                for piece in pieces[:-1]:
-                    writer.write_noted(piece, replace(note, more=True).encode())
-                writer.write_noted(pieces[-1], note.encode())
-        return writer.close()
-
-    return connection.retry(once)
 
 
 def _store_of(client: Client) -> SplitPayloadStore:

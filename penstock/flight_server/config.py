@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from penstock.errors import InvalidRequest
 from penstock.flight_server.limits import ServerLimits
 from penstock.queue.pubsub.registry import MOST_PULLERS
+from penstock.queue.work.lease_queue import LEASE
 
 DEFAULT_LISTEN = "grpc://127.0.0.1:8815"
 DEFAULT_HTTP = "127.0.0.1:8816"
@@ -67,6 +68,8 @@ class ServerConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
     patience: float = 10.0
     """Seconds for which a start waits for a data folder or a port that another process has."""
+    queue_lease: float = LEASE
+    """Seconds for which a worker has a message without saying that it is alive."""
     watch_every: float = 1.0
     """Seconds between looks for puts that are silent."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,7 +39,7 @@ def put_payloads(state: State, upload: Upload) -> Receipt:
     1. The bytes of large ones are durable, unseen; small ones wait in memory. 2. The trailer says that the stream is
     whole. 3. One transaction points the keys at them. After a crash in between, parts that no row names are orphans.
     """
-    rows = receive(state, upload)
+    rows = receive(state, upload, partial(_name, state.ledger.now()))
     steps.passed("payloads.durable")
     try:
         state.ledger.bind_payloads(rows)  # 3.
@@ -50,23 +53,50 @@ def put_payloads(state: State, upload: Upload) -> Receipt:
     return Receipt("", upload.attempt, upload.rows, sum(row.bytes for row in rows), parts, "")
 
 
-def receive(state: State, upload: Upload) -> list[PayloadRow]:
-    """Return the payloads of a stream for `payloads.bind`, whose bytes are durable or in the rows themselves."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """How a payload of a stream is kept."""
+
+    key: str
+    split_id: str
+    metadata: Mapping[str, Any]
+    expires: float | None = None
+
+
+def _name(now: float, note: wire.PayloadNote) -> Named:
+    key = note.key or ""
+    return Named(key, note.split_id or key, note.metadata or {}, None if note.ttl is None else now + note.ttl)
+
+
+def receive(
+    state: State,
+    upload: Upload,
+    name: Callable[[wire.PayloadNote], Named | None],
+    default: wire.PayloadNote | None = None,
+) -> list[PayloadRow]:
+    """Return the payloads of a stream for `payloads.bind`, whose bytes are durable or in the rows themselves.
+
+    `name` is called for each payload in the stream's order; None: its note is all that there is. `default` is the note
+    of a batch without one.
+    """
     rows: list[PayloadRow] = []
     storing: deque[Future[PayloadRow]] = deque()
-    now, keys = state.ledger.now(), set[str]()
+    keys = set[str]()
     try:
-        for note, batches in _payloads(upload):
-            key = _add_key(keys, note.key or "")
-            schema = carrying(upload.schema, note.split_id or key, note.metadata or {})
-            expires = None if note.ttl is None else now + note.ttl
+        for note, batches in _payloads(upload, default):
+            named = name(note)
+            if named is None:
+                _check_is_empty(batches)
+                continue
+            key = _add_key(keys, named.key)
+            schema = carrying(upload.schema, named.split_id, named.metadata)
             if len(storing) == _IN_FLIGHT:
                 rows.append(storing.popleft().result())
-            keep = state.store.keep
+            keep, path, expires = state.store.keep, f"store/{key}", named.expires
             if sum(map(size_of, batches)) <= INLINE:
-                rows.append(keep(key, schema, batches, path=f"store/{key}", expires=expires))
+                rows.append(keep(key, schema, batches, path=path, expires=expires))
             else:
-                storing.append(state.pool.submit(keep, key, schema, batches, path=f"store/{key}", expires=expires))
+                storing.append(state.pool.submit(keep, key, schema, batches, path=path, expires=expires))
         while storing:
             rows.append(storing.popleft().result())
         upload.check_whole()  # 2.
@@ -78,17 +108,24 @@ def receive(state: State, upload: Upload) -> list[PayloadRow]:
     return rows
 
 
+def _check_is_empty(batches: list[pa.RecordBatch]) -> None:
+    if any(batch.num_rows for batch in batches):
+        raise InvalidRequest("a message with a payload_key of its own brings rows: send it without them")
+
+
 def discard(state: State, rows: list[PayloadRow]) -> None:
     """Delete the bytes of payloads that no transaction named."""
     state.store.discard(row.part for row in rows if row.part is not None)
 
 
-def _payloads(upload: Upload) -> Iterator[tuple[wire.PayloadNote, list[pa.RecordBatch]]]:
+def _payloads(
+    upload: Upload, default: wire.PayloadNote | None
+) -> Iterator[tuple[wire.PayloadNote, list[pa.RecordBatch]]]:
     """Give each payload of a stream: the note of its first batch, and its batches."""
     first: wire.PayloadNote | None = None
     batches: list[pa.RecordBatch] = []
     size = 0
-    for batch, note in upload.noted(wire.PayloadNote):
+    for batch, note in upload.noted(wire.PayloadNote, default):
         first = first or note
         if note.key not in (None, first.key):
             raise InvalidRequest(f"the payload {first.key} lacks its end: the batch before {note.key} says `more`")

@@ -89,11 +89,13 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
     command = PutCommand.decode(descriptor.command)
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
-    own = (command.path, command.mode, command.run, command.brief, command.create)
+    own = (command.path, command.mode, command.run, command.brief, command.create, command.forward)
     if command.ticket is None and command.path is None:
         raise InvalidRequest("a put needs a path, or the ticket of an open write")
     if command.ticket is not None and any(each is not None for each in own):
-        raise InvalidRequest("a put has either the ticket of an open write, or path, mode, run and create of its own")
+        raise InvalidRequest(
+            "a put has either the ticket of an open write, or path, mode, run, create and forward of its own"
+        )
     return replace(command, attempt=command.attempt.replace("-", ""))
 
 

@@ -99,11 +99,13 @@ class Upload:
             if metadata is not None:
                 self._trailer = Trailer.decode(metadata)
 
-    def noted(self, kind: type[NoteT]) -> Iterator[tuple[pa.RecordBatch, NoteT]]:
-        """Give each batch with its note, until the trailer, which has no batch."""
+    def noted(self, kind: type[NoteT], default: NoteT | None = None) -> Iterator[tuple[pa.RecordBatch, NoteT]]:
+        """Give each batch with its note, or the default one, until the trailer, which has no batch."""
         for batch, metadata in self._chunks():
             if batch is None:
                 self._trailer = Trailer.decode(metadata or b"")
+            elif metadata is None and default is not None:
+                yield batch, default
             elif metadata is None:
                 raise InvalidRequest(f"a batch of many payloads lacks its app_metadata: expected a {kind.__name__}")
             else:

@@ -88,6 +88,11 @@ def look_up(reader: Reader, key: str, now: float) -> Bytes | None:
     return None if part is None else Bytes(None, part["name"], part["rows"])
 
 
+def adopt(t: Transaction, key: str) -> None:
+    """Let a payload that was stored for a time go with the last message that names it, and not before."""
+    payload_table.set_bound(t, key)
+
+
 def remove(t: Transaction, key: str) -> PayloadRow | None:
     """Remove a payload, and return it; one that an undone message names stays for that one, and goes with it."""
     row = payload_table.find(t, key, t.now)

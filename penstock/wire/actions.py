@@ -425,6 +425,7 @@ class Description(Body):
     queries: tuple[LandedEpoch, ...] | None = None
     """Of a dataset or a topic: what the queries that write to it have landed last."""
     subscription: SubscriptionState | None = None
+    queue: queue.QueueDescription | None = None
     write: str | None = None
     mode: Mode | None = None
     state: State | None = None
@@ -448,6 +449,7 @@ class Health(Body):
     datasets: int | None = None
     topics: int | None = None
     subscriptions: int | None = None
+    queues: int | None = None
     rows: int | None = None
     open_writes: int | None = None
     visible_bytes: int | None = None
@@ -502,6 +504,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     for action in (
         OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
+        CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES, FINISH_QUEUE,
         FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )
 }  # fmt: skip

@@ -29,6 +29,16 @@ class PayloadNote(Body):
     metadata: dict[str, Any] | None = None
     ttl: float | None = None
     """Seconds after which the payload is deleted."""
+    queue: str | None = None
+    """Of a put to a queue: the one that gets the message, by default the put's path."""
+    message_id: str | None = None
+    """Of a pushed message; those of a forward, and by default all, are named by the server."""
+    payload_key: str | None = None
+    """The payload is stored under this key already, or there is none (''); the batch has no rows then."""
+    adopt: bool | None = None
+    """The payload of `payload_key` goes with the last message that names it, and not before."""
+    timestamp: float | None = None
+    """The message's, by default now."""
     more: bool | None = None
     """Whether the next batch belongs to this payload, too."""
 

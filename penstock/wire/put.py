@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from penstock.wire.body import Body
+from penstock.wire.queue import LeaseKey
 
 Mode = Literal["error", "append", "overwrite"]
 Run = Annotated[str, 1_024]
@@ -43,6 +44,8 @@ class PutCommand(Body):
     """The sender waits for the server's word `{"v":1}`, which admits this put, before it sends the first batch."""
     create: TopicOptions | None = None
     """Make the topic at `path`, with the stream's schema; the stream has no rows."""
+    forward: tuple[LeaseKey, ...] | None = None
+    """Of a put to a queue: the leases whose messages the stream was made of. They are acked in its transaction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class ClaimedMessages(Body):
     cause: str | None = None
     """Why the queue has failed."""
     retry_after: float | None = None
+    local: str | None = None
+    """The abstract Unix socket where processes of this host get file descriptors for tickets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +161,21 @@ class QueueCounts(Body):
     oldest: float | None = None
     """When the first pending message was pushed, in seconds since 1970."""
     cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream(Body):
+    """What fills a queue: write/ID, a queue whose workers forward to this one, or put, all clients that push."""
+
+    upstream: str
+    state: QueueState
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDescription(Body):
+    """What describe says of a queue."""
+
+    counts: QueueCounts
+    done_per_second: float
+    """Over the last minute."""
+    upstreams: tuple[Upstream, ...]

@@ -143,28 +143,32 @@ def test_a_kind_starts_and_closes_with_its_server(shelf: PenstockServer) -> None
 def test_a_verb_that_a_kind_lacks_names_the_kinds_with_it(client: flight.FlightClient) -> None:
     with refused("invalid", "shelf/a can't be written: expected store/… or topic/…"):
         call(client, "write.open", path="shelf/a")
-    with refused("invalid", "write/a can't be written: expected store/… or topic/… or shelf/…"):
+    with refused("invalid", "write/a can't be written: expected store/… or topic/… or queue/… or shelf/…"):
         put(client, at("write/a"), [trips(1)])
-    with refused("invalid", "write/a can't be read: expected store/… or topic/… or subscription/… or shelf/…"):
+    with refused(
+        "invalid", "write/a can't be read: expected store/… or topic/… or subscription/… or queue/… or shelf/…"
+    ):
         info(client, "write/a")
     with pytest.raises(pa.ArrowException, match="shelf/a can't be read: expected store/… or topic/…"):
         client.get_schema(at("shelf/a"))
 
 
 ASKED: dict[str, Callable[[flight.FlightClient], object]] = {
-    "get_flight_info": lambda client: info(client, "queue/a"),
-    "list_flights": lambda client: list_paths(client, b"queue/"),
-    "do_put": lambda client: put(client, at("queue/a"), [trips(1)]),
-    "describe": lambda client: call(client, "describe", path="queue/a"),
-    "delete": lambda client: call(client, "delete", path="queue/a"),
-    "write.open": lambda client: call(client, "write.open", path="queue/a"),
+    "get_flight_info": lambda client: info(client, "bucket/a"),
+    "list_flights": lambda client: list_paths(client, b"bucket/"),
+    "do_put": lambda client: put(client, at("bucket/a"), [trips(1)]),
+    "describe": lambda client: call(client, "describe", path="bucket/a"),
+    "delete": lambda client: call(client, "delete", path="bucket/a"),
+    "write.open": lambda client: call(client, "write.open", path="bucket/a"),
 }
 
 
 @pytest.mark.parametrize("verb", ASKED)
 def test_a_path_of_an_unknown_kind_is_refused_with_the_known(verb: str, bare: flight.FlightClient) -> None:
     with refused(
-        "invalid", "path 'queue/", "expected one that begins with store/ or topic/ or subscription/ or write/"
+        "invalid",
+        "path 'bucket/",
+        "expected one that begins with store/ or topic/ or subscription/ or queue/ or write/",
     ):
         ASKED[verb](bare)
 
@@ -183,6 +187,9 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
     attached = call(bare, "consumer.attach", **reader)
     opened = call(bare, "write.open", path="store/x", mode="append")
     attempt = put(bare, attempt_of(opened["ticket"], new_attempt()), [trips(1)])["attempt"]
+    put(bare, at("queue/x"), [trips(1), trips(2)])
+    claimed = call(bare, "queue.claim", path="queue/x", claim="c1", worker="w")["messages"][0]
+    leases = [{"queue": "queue/x", "message_id": claimed["message"]["message_id"], "token": claimed["token"]}]
     bodies = {
         "write.open": {"path": "store/y"},
         "write.finish": {"ticket": opened["ticket"], "attempts": [attempt]},
@@ -196,6 +203,13 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
         "payload.find": {"keys": ["x", "none"]},
         "payload.keys": {},
         "payload.clear": {"prefix": "none/"},
+        "queue.claim": {"path": "queue/x", "claim": "c2", "worker": "w"},
+        "queue.release": {"leases": leases, "failure": {"error": "E"}},
+        "queue.drop": {"leases": leases, "failure": {"error": "E"}},
+        "queue.redrive": {"path": "queue/x"},
+        "queue.finish": {"path": "queue/x"},
+        "queue.ack": {"leases": leases},
+        "queue.extend": {"leases": leases},
     }
     answer = call(bare, name, **bodies.get(name, reader))
     assert ACTIONS[name].answer.from_json(answer).to_json() == answer

@@ -136,10 +136,11 @@ def test_a_dead_message_has_its_cause_and_worker(queues: LedgerQueues, clock: Cl
         queue.release([b])
         clock.advance(LEASE)
     queue.tend(lambda: False)
-    dead = {each.message.message_id: each for each in queue.dead(IN)}
+    dead = {each.message.message_id: each for each in queue.peek(IN, dead=True)}
     assert (dead["a"].failure, dead["a"].tries, dead["a"].worker) == (failure, 5, "host:1")
-    assert [dead[name].failure.error for name in "bc"] == ["TooManyTries", "LeaseExpired"]
-    assert [each.message.message_id for each in queue.dead(IN, after="a", most=1)] == ["b"]
+    failures = [dead[name].failure for name in "bc"]
+    assert [each and each.error for each in failures] == ["TooManyTries", "LeaseExpired"]
+    assert [each.message.message_id for each in queue.peek(IN, dead=True, most=1)] == ["a"]
 
 
 def test_leases_end_where_nobody_claims(queues: LedgerQueues, clock: Clock) -> None:
@@ -226,10 +227,12 @@ def test_a_call_has_at_most_10_000_messages(queues: LedgerQueues) -> None:
         queues.queue.push(new(IN, *map(str, range(10_001))))
 
 
-def test_pending_messages_are_peeked_at(queues: LedgerQueues) -> None:
+def test_undone_messages_are_peeked_at(queues: LedgerQueues) -> None:
     queues.queue.push(new(IN, "a", "b"))
     claimed(queues.queue, IN)
-    assert [message.message_id for message in queues.queue.pending(IN)] == ["b"]
+    assert [(each.message.message_id, each.state, each.tries) for each in queues.queue.peek(IN)] == [
+        ("a", "claimed", 1), ("b", "pending", 0),
+    ]  # fmt: skip
     assert queues.queue.upstreams(IN) == [("put", "open")]
     assert messages.GRACE == HOUR
 

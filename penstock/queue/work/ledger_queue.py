@@ -15,9 +15,8 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.work import messages, queues
 from penstock.queue.work.lease_queue import LEASE, MOST_MESSAGES, Claim, Forward, NewMessage
 from penstock.queue.work.leases import Leases
-from penstock.queue.work.messages import Bind, DeadMessage, Row, Settling
-from penstock.wire.message import QueueMessage
-from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts
+from penstock.queue.work.messages import Bind, PeekedMessage, Row, Settling
+from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueState
 
 _MOST_DELAY = 24 * 3600.0
 _SOME_OVER = 1_000  # leases that one transaction ends
@@ -208,17 +207,17 @@ class LedgerQueue:
         with self._ledger.reading() as reader:
             return [queues.counts(reader, path) for path in queues.below(reader, folder)]
 
-    def upstreams(self, path: str) -> list[tuple[str, str]]:
+    def upstreams(self, path: str) -> list[tuple[str, QueueState]]:
         """Return what fills a queue: each upstream and its state."""
         return queues.upstreams(self._ledger.database, path)
 
-    def pending(self, path: str, *, most: int = 1_000) -> list[QueueMessage]:
-        """Return the next pending messages, without a lease."""
-        return messages.pending(self._ledger.database, path, most=most)
+    def count(self) -> int:
+        """Return how many queues there are."""
+        return queues.number(self._ledger.database)
 
-    def dead(self, path: str, *, after: str = "", most: int = 1_000) -> list[DeadMessage]:
-        """Return dead messages in the order of their push, those behind the message `after`."""
-        return messages.dead(self._ledger.database, path, after=after, most=most)
+    def peek(self, path: str, *, dead: bool = False, most: int = 1_000) -> list[PeekedMessage]:
+        """Return the first messages that aren't done, or the dead ones, without a lease."""
+        return messages.peek(self._ledger.database, path, dead=dead, most=most)
 
     def remove(self, path: str) -> None:
         """Remove a queue: its leases are over, and `tend` drops its messages."""

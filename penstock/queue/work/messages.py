@@ -51,14 +51,19 @@ _as_json = json.JSONEncoder(allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
-class DeadMessage:
-    """A message that was set aside, and why."""
+class PeekedMessage:
+    """A message as it is seen without a lease."""
 
     message: QueueMessage
+    bytes: int
+    state: str
     tries: int
-    worker: str
-    failure: Failure
-    ended: float
+    worker: str | None
+    """Of the last claim."""
+    failure: Failure | None
+    """The last one."""
+    ended: float | None
+    """When it was set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,27 +424,26 @@ def redrive(t: Transaction, path: str, message_ids: Sequence[str], most: int) ->
     return number
 
 
-def dead(reader: Reader, path: str, *, after: str = "", most: int = 1_000) -> list[DeadMessage]:
-    """Return dead messages of a queue in the order of their push, those behind the message `after`."""
+def peek(reader: Reader, path: str, *, dead: bool, most: int) -> list[PeekedMessage]:
+    """Return the first messages of a queue in the order of their push, without a lease: dead ones, or undone ones."""
     queue = queues.by_path(reader, path)["id"]
-    rows = reader.rows(
-        "SELECT * FROM messages WHERE queue = ?1 AND state = 'dead' AND id > coalesce("
-        "(SELECT id FROM messages WHERE queue = ?1 AND message_id = ?2), 0) ORDER BY id LIMIT ?3",
-        queue, after, most,
-    )  # fmt: skip
+    states = "'dead'" if dead else "'pending', 'delayed', 'claimed'"
+    query = f"SELECT * FROM messages WHERE queue = ? AND state IN ({states}) ORDER BY id LIMIT ?"  # noqa: S608  # our own text
+    rows = reader.rows(query, queue, most)
     return [
-        DeadMessage(
-            _to_message(row), row["tries"], row["worker"], Failure.from_json(json.loads(row["failure"])), row["ended"]
+        PeekedMessage(
+            _to_message(row), row["bytes"], _public(row["state"]), row["tries"], row["worker"],
+            Failure.from_json(json.loads(row["failure"])) if row["failure"] else None, row["ended"],
         )
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
-def pending(reader: Reader, path: str, *, most: int = 1_000) -> list[QueueMessage]:
-    """Return the next pending messages of a queue, without a lease."""
-    queue = queues.by_path(reader, path)["id"]
-    rows = reader.rows("SELECT * FROM messages WHERE queue = ? AND state = 'pending' ORDER BY id LIMIT ?", queue, most)
-    return [_to_message(row) for row in rows]
+def known(reader: Reader, new: Iterable[NewMessage]) -> set[tuple[str, str]]:
+    """Return those of some messages, by queue and id, that their queues have or had."""
+    query = "SELECT 1 FROM messages JOIN queues ON queues.id = queue WHERE path = ? AND message_id = ?"
+    names = ((each.queue, each.message.message_id) for each in new)
+    return {name for name in names if reader.row(query, *name) is not None}
 
 
 def prune(t: Transaction) -> int:

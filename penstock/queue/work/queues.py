@@ -9,7 +9,7 @@ from penstock.errors import InvalidRequest, LimitExceeded, NotFound
 from penstock.ledger.tables import Transaction, paths_below
 from penstock.store.database import Reader, Tables
 from penstock.wire import paths
-from penstock.wire.queue import QueueCounts
+from penstock.wire.queue import QueueCounts, QueueState
 
 TABLES: Tables = {
     6: """
@@ -54,13 +54,18 @@ def counts(reader: Reader, path: str) -> QueueCounts:
     )  # fmt: skip
 
 
+def number(reader: Reader) -> int:
+    """Return how many queues there are."""
+    return int(reader.rows("SELECT count(*) AS number FROM queues WHERE path IS NOT NULL")[0]["number"])
+
+
 def below(reader: Reader, folder: str) -> list[str]:
     """Return the paths of the queues below a folder's path, in order."""
     rows = reader.rows("SELECT path FROM queues WHERE path >= ? AND path < ? ORDER BY path", *paths_below(folder))
     return [row["path"] for row in rows]
 
 
-def upstreams(reader: Reader, path: str) -> list[tuple[str, str]]:
+def upstreams(reader: Reader, path: str) -> list[tuple[str, QueueState]]:
     """Return what fills a queue: each upstream and its state."""
     rows = reader.rows(
         "SELECT upstream, upstreams.state FROM upstreams JOIN queues ON queues.id = queue WHERE path = ?"
@@ -81,9 +86,8 @@ def make(t: Transaction, path: str) -> sqlite3.Row:
     place = paths.parse(path)
     if place.kind != "queue" or place.key.rpartition("/")[2] == "dead":
         raise InvalidRequest(f"{path} is no queue: expected queue/NAME, where the last name isn't 'dead'")
-    number = t.rows("SELECT count(*) AS number FROM queues")[0]["number"]
-    if number >= MOST_QUEUES:
-        raise LimitExceeded(f"the server has {number:,} queues, its most: remove some")
+    if (count_all := number(t)) >= MOST_QUEUES:
+        raise LimitExceeded(f"the server has {count_all:,} queues, its most: remove some")
     return t.rows("INSERT INTO queues(path, made) VALUES (?, ?) RETURNING *", path, t.now)[0]
 
 

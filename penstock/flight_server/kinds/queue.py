@@ -1,0 +1,264 @@
+"""queue/…: queues of work, whose messages workers claim in leases."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InvalidRequest, LeaseLost, Lost
+from penstock.flight_server import endpoints, payloads
+from penstock.flight_server.gate import Call
+from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
+from penstock.flight_server.metrics import Gauge
+from penstock.flight_server.pacing import Polls, Rates
+from penstock.flight_server.push import Pushed, push
+from penstock.flight_server.selection import Selection, select
+from penstock.flight_server.state import State
+from penstock.flight_server.upload import Admit
+from penstock.ledger import payloads as rows_of_payloads
+from penstock.ledger.parts import Slice
+from penstock.ledger.payloads import Bytes
+from penstock.queue.work.lease_queue import Lease
+from penstock.queue.work.ledger_queue import LedgerQueue
+from penstock.queue.work.messages import PeekedMessage
+from penstock.rows import schemas
+from penstock.store.payload_table import encode
+from penstock.wire import actions as wire
+from penstock.wire import queue as bodies
+from penstock.wire.paths import Path
+from penstock.wire.put import PutCommand, Receipt
+from penstock.wire.read import Entry, ReadCommand
+
+_MOST_CLAIMED = 256
+"""Messages of one claim's answer: each may have 43 kB of payload in it, and a body 16 MiB."""
+_MOST_PEEKED = 10_000
+"""Messages that a peek shows."""
+_MOST_TRACE = 8_000
+"""Characters of a failure's trace, its end."""
+MESSAGES = pa.schema(
+    [
+        ("message_id", pa.string()), ("split_id", pa.string()), ("payload_key", pa.string()),
+        ("metadata", pa.string()), ("timestamp", pa.timestamp("us", "UTC")), ("bytes", pa.int64()),
+        ("state", pa.string()), ("tries", pa.int32()), ("worker", pa.string()), ("error", pa.string()),
+        ("text", pa.string()), ("trace", pa.string()), ("ended", pa.timestamp("us", "UTC")),
+    ]
+)  # fmt: skip
+"""The columns of a peek; `metadata` is JSON, `error` to `ended` are of dead messages, and of those that failed once."""
+
+
+class QueueKind(Kind):
+    """Queues: a put pushes messages, with their payloads; actions claim them and end their leases."""
+
+    name = "queue"
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.queue = LedgerQueue(state.ledger, lease=state.config.queue_lease)
+        self._polls = Polls()
+        self._rates = Rates()
+        state.metrics.gauges(self._gauges)
+        self._ended = state.metrics.counter(
+            "penstock_leases_total", "Leases that ended, by how: ack, forward, release, drop; lost: refused.", "how"
+        )
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        self.queue.tend(stop)
+
+    def totals(self) -> dict[str, int]:
+        return {"queues": self.queue.count()}
+
+    def actions(self) -> Handlers:
+        yield Handler(wire.CLAIM_MESSAGES, self.claim)
+        yield Handler(wire.ACK_LEASES, self.ack)
+        yield Handler(wire.RELEASE_LEASES, self.release)
+        yield Handler(wire.EXTEND_LEASES, self.extend)
+        yield Handler(wire.DROP_LEASES, self.drop)
+        yield Handler(wire.REDRIVE_MESSAGES, self.redrive)
+        yield Handler(wire.FINISH_QUEUE, self.finish)
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def claim(self, call: Call, request: bodies.ClaimMessages) -> bodies.ClaimedMessages:
+        """Lease messages; a worker that gets none is told when to ask again, and holds no thread meanwhile."""
+        most, worker = min(request.most, _MOST_CLAIMED), request.worker[:200]
+        claim = self.queue.claim(request.path, request.claim, worker=worker, most=most, to=request.to)
+        wait = None if claim.leases or claim.state != "open" else self._polls.wait(time.monotonic())
+        return bodies.ClaimedMessages(
+            claim.state, tuple(self._with_payloads(claim.leases)), self.queue.lease, claim.cause, wait, self.state.local
+        )
+
+    def _with_payloads(self, leases: Sequence[Lease]) -> Iterator[bodies.ClaimedMessage]:
+        """Give the messages, each with the bytes of its payload or a ticket for them; with neither if they are gone.
+
+        A ticket needs nothing that holds its part: the message does, for as long as its lease lasts.
+        """
+        expires = self.state.ticket_expiry()
+        with self.state.ledger.reading() as reader:
+            for lease in leases:
+                located = None
+                if lease.part is not None:
+                    located = Bytes(None, lease.part, 0)
+                elif lease.message.payload_key:
+                    with suppress(Lost):
+                        located = rows_of_payloads.look_up(reader, lease.message.payload_key, 0.0)
+                inline = ticket = None
+                if located is not None and located.inline is not None:
+                    inline = base64.b64encode(located.inline).decode()
+                elif located is not None:
+                    ticket = payloads.read_ticket(self.state, lease.message.payload_key, located, expires)
+                yield bodies.ClaimedMessage(lease.message, lease.key.token, lease.tries, inline, ticket)
+
+    def ack(self, call: Call, request: bodies.AckLeases) -> bodies.LeaseOutcomes:
+        """Note messages as done."""
+        return self._answer("ack", request.leases, self.queue.ack(request.leases))
+
+    def release(self, call: Call, request: bodies.ReleaseLeases) -> bodies.LeaseOutcomes:
+        """Give messages back."""
+        outcomes = self.queue.release(request.leases, delay=request.delay, failure=_cut(request.failure))
+        return self._answer("release", request.leases, outcomes)
+
+    def extend(self, call: Call, request: bodies.ExtendLeases) -> bodies.LeaseOutcomes:
+        """Let leases last for longer."""
+        return bodies.LeaseOutcomes(tuple(self.queue.extend(request.leases)))
+
+    def drop(self, call: Call, request: bodies.DropLeases) -> bodies.LeaseOutcomes:
+        """Set messages aside as dead."""
+        outcomes = self.queue.drop(request.leases, _cut(request.failure) or request.failure)
+        return self._answer("drop", request.leases, outcomes)
+
+    def redrive(self, call: Call, request: bodies.RedriveMessages) -> bodies.RedrivenMessages:
+        """Make dead messages pending again."""
+        return bodies.RedrivenMessages(self.queue.redrive(request.path, request.message_ids))
+
+    def finish(self, call: Call, request: bodies.FinishQueue) -> bodies.QueueCounts:
+        """Note that clients push no more."""
+        return self.queue.finish(request.path)
+
+    def _answer(
+        self, how: str, leases: Sequence[bodies.LeaseKey], outcomes: list[bodies.LeaseOutcome]
+    ) -> bodies.LeaseOutcomes:
+        for lease, outcome in zip(leases, outcomes, strict=True):
+            if outcome.state == "done":
+                self._note_done(how, [lease])
+            else:
+                self._ended.labels("lost" if outcome.code else how).inc()
+        self.state.sweeper.soon()
+        return bodies.LeaseOutcomes(tuple(outcomes))
+
+    # --- pushing ----------------------------------------------------------------------------
+
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
+        """Push the messages of a stream; with `forward` they are what was made of leased ones, which are acked."""
+        if command.mode == "overwrite" or command.create is not None or (command.run is not None and not command.brief):
+            raise InvalidRequest(f"{path} is a queue, which only takes messages: omit mode, run and create")
+        leases = command.forward or ()
+        with admit() as upload:
+            try:
+                receipt = push(self.state, self.queue, Pushed(self.state.ledger, path, command), upload)
+            except LeaseLost:
+                self._ended.labels("lost").inc(len(leases))
+                raise
+        self._note_done("forward", leases)
+        return receipt
+
+    def _note_done(self, how: str, leases: Sequence[bodies.LeaseKey]) -> None:
+        for lease in leases:
+            self._ended.labels(how).inc()
+            self._rates.note(lease.queue, time.monotonic())
+
+    # --- what is seen -----------------------------------------------------------------------
+
+    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Show messages and their state: those that aren't done, or at …/dead the dead ones."""
+        selection = _select(path, command)
+        expires = self.state.ticket_expiry()
+        queue, is_dead = _of_dead(path)
+        peeked = self.queue.peek(queue, dead=is_dead, most=_MOST_PEEKED)
+        stream = pa.py_buffer(encode(MESSAGES, _to_batches(peeked)))
+        rows = Slice("", len(peeked), stream.size, MESSAGES, len(peeked), inline=stream)
+        entry = Entry(str(path), "messages", len(peeked), stream.size, 1)
+        return endpoints.readable(self.state, descriptor, selection, [rows], entry, expires)
+
+    def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
+        self.queue.counts(_of_dead(path)[0])  # or the error that there is none
+        return _select(path, command).schema
+
+    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
+        """List the queues below a folder, at any depth: they have no lines for folders."""
+        queue, is_dead = _of_dead(folder) if folder.key else (str(folder), False)
+        if is_dead:
+            counts = self.queue.counts(queue)
+            yield endpoints.listed(Entry(str(folder), "messages", counts.dead))
+            return
+        for counts in self.queue.below(queue) or ([self.queue.counts(queue)] if folder.key else []):
+            yield endpoints.listed(Entry(counts.path, "queue", counts.pushed, counts.bytes, state=counts.state))
+
+    def describe(self, path: Path) -> wire.Description:
+        queue, is_dead = _of_dead(path)
+        counts = self.queue.counts(queue)
+        if is_dead:
+            return wire.Description("messages", str(path), counts.dead, schema=schemas.to_json(MESSAGES))
+        rate = self._rates.per_second(queue, time.monotonic())
+        upstreams = tuple(bodies.Upstream(*each) for each in self.queue.upstreams(queue))
+        return wire.Description(
+            "queue", queue, counts.pushed, counts.bytes, queue=bodies.QueueDescription(counts, rate, upstreams)
+        )
+
+    def delete(self, path: Path) -> wire.Deleted:
+        """Remove a queue with its messages: leases are over, and payloads go that only its messages name."""
+        counts = self.queue.counts(str(path))
+        self.queue.remove(str(path))
+        return wire.Deleted(str(path), counts.pushed, counts.bytes, 0)
+
+    def _gauges(self) -> Iterator[Gauge]:
+        now = self.state.ledger.now()
+        for counts in self.queue.below("queue/"):
+            labels = {"queue": counts.path}
+            for state in ("pending", "claimed", "done", "dead"):
+                number = getattr(counts, state)
+                yield Gauge("penstock_queue_messages", "Messages, by state.", number, labels | {"state": state})
+            yield Gauge("penstock_queue_bytes", "Bytes of payloads of messages that aren't done.", counts.bytes, labels)
+            age = 0.0 if counts.oldest is None else max(0.0, now - counts.oldest)
+            yield Gauge("penstock_queue_oldest_seconds", "Age of the oldest pending message.", age, labels)
+
+
+def _to_batches(peeked: Sequence[PeekedMessage]) -> list[pa.RecordBatch]:
+    """Return messages as rows of a peek."""
+    rows = [
+        {
+            "message_id": each.message.message_id, "split_id": each.message.split_id,
+            "payload_key": each.message.payload_key, "metadata": json.dumps(each.message.metadata),
+            "timestamp": round(each.message.timestamp * 1e6), "bytes": each.bytes, "state": each.state,
+            "tries": each.tries, "worker": each.worker,
+            "ended": None if each.ended is None else round(each.ended * 1e6),
+            **({} if each.failure is None else each.failure.to_json()),
+        }
+        for each in peeked
+    ]  # fmt: skip
+    batches: list[pa.RecordBatch] = pa.Table.from_pylist(rows, MESSAGES).to_batches()
+    return batches
+
+
+def _cut(failure: bodies.Failure | None) -> bodies.Failure | None:
+    """Return a failure without the beginning of an endless trace."""
+    if failure is None:
+        return None
+    return bodies.Failure(failure.error[:200], failure.text[:1_000], failure.trace[-_MOST_TRACE:])
+
+
+def _of_dead(path: Path) -> tuple[str, bool]:
+    """Return the queue's path, and whether the path is that of its dead messages, …/dead."""
+    queue, _, last = path.key.rpartition("/")
+    return (f"queue/{queue}", True) if last == "dead" and queue else (str(path), False)
+
+
+def _select(path: Path, command: ReadCommand) -> Selection:
+    if (command.start, command.end, command.since, command.journal, command.part) != (None,) * 5:
+        raise InvalidRequest(f"{path} has no offsets and no parts: read it by columns, filter and limit alone")
+    return select(command, str(path), MESSAGES)

@@ -1,0 +1,357 @@
+"""Queues through the door: push, claim, forward, drain, complete."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.client.claim import Lease
+from penstock.client.client import Client, connect
+from penstock.errors import InvalidRequest, LeaseLost, NotFound, WriteEnded
+from penstock.flight_server.pacing import Polls, Rates
+from penstock.flight_server.server import PenstockServer
+from penstock.rows.payload import SplitPayload
+from penstock.wire.message import QueueMessage
+from tests.kit.queues import IN, OUT, counts, drained, numbered, states, work
+from tests.kit.server import process_server
+from tests.kit.wait import eventually
+
+LEASE = 1.0
+
+
+@pytest.fixture
+def quick(make_server: Callable[..., PenstockServer]) -> Iterator[Client]:
+    """A client of a server whose leases are short."""
+    with connect(make_server(queue_lease=LEASE).url, retry_for=5) as client:
+        yield client
+
+
+@pytest.mark.process
+def test_payloads_go_from_queue_to_queue(tmp_path: Path) -> None:
+    with process_server(tmp_path / "data") as server, connect(server.url) as c:
+        assert c.push(IN, numbered(0, 1, 2), finish=True) == 3
+        work(c)
+        assert drained(c, OUT) == [0, 2, 4]
+        assert [counts(c, path)["state"] for path in (IN, OUT)] == ["complete", "complete"]
+
+
+# --- push ---------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_payload_comes_out_as_it_went_in(client: Client) -> None:
+    large = pa.table({"x": range(1_000_000)})
+    own = SplitPayload(numbered(7)[0], "split-7", {"by": "me"})
+    client.push(IN, [large, own, large.slice(0, 2).to_batches()[0], large.slice(0, 0)])
+    client.push(IN, large.slice(5, 3), finish=True)
+
+    splits = {}
+    for lease in client.claim(IN):
+        with lease as split:
+            splits[split.message.metadata["num_records"]] = split
+    assert {n: split.payload.data.to_pydict() for n, split in splits.items() if n not in (1, 1_000_000)} == {
+        0: {"x": []}, 2: {"x": [0, 1]}, 3: {"x": [5, 6, 7]},
+    }  # fmt: skip
+    assert splits[1_000_000].payload.data == large
+    assert splits[1].payload == own
+    assert (splits[1].message.split_id, splits[1].message.metadata) == ("split-7", {"num_records": 1, "by": "me"})
+    assert splits[2].payload.split_id == splits[2].message.split_id == splits[2].message.message_id
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_worker_on_another_host_fetches_payloads(client: Client) -> None:
+    large = pa.table({"x": range(1_000_000)})
+    client.push(IN, [large, large.slice(0, 0)], finish=True)
+    assert drained(client, IN) == list(range(1_000_000))
+
+
+def test_a_source_message_has_no_payload(client: Client) -> None:
+    client.push(IN, QueueMessage("m1", "s1", "", {"range": [0, 9]}, 12.5), finish=True)
+    for lease in client.claim(IN):
+        with lease as split:
+            assert split.message == QueueMessage("m1", "s1", "", {"range": [0, 9]}, 12.5)
+            with pytest.raises(InvalidRequest, match="message m1 has no payload"):
+                _ = split.payload
+
+
+def test_a_message_may_name_a_stored_payload(client: Client) -> None:
+    client.put("store/j/data", numbered(1)[0])
+    with pytest.raises(NotFound, match="no payload store/j/model: store it before"):
+        client.push(IN, QueueMessage("m1", "s1", "j/model"))
+    assert client.list("queue/") == ()
+
+
+def test_a_push_that_is_sent_twice_adds_nothing(client: Client) -> None:
+    message = QueueMessage("m1", "s1", "")
+    client.push(IN, [message, message])
+    client.push(IN, message)
+    assert states(client) == (1, 0, 0, 0)
+    client.call("queue.finish", {"path": IN})
+    with pytest.raises(InvalidRequest, match="is finished"):
+        client.push(IN, numbered(1))
+
+
+def test_any_put_of_rows_pushes_its_batches(client: Client) -> None:
+    client.put(IN, iter(numbered(1)[0].to_batches() + numbered(2)[0].to_batches()))
+    client.call("queue.finish", {"path": IN})
+    assert drained(client, IN) == [1, 2]
+
+
+# --- forward ------------------------------------------------------------------------------------
+
+
+def test_one_lease_forwards_to_several_queues_at_once(client: Client) -> None:
+    """Also with other columns, and with payloads of a part: nothing of it is seen before the block ends."""
+    client.push(IN, numbered(1), finish=True)
+    words = pa.table({"word": ["a", "b"]})
+    large = pa.table({"x": range(100_000)})
+    for lease in client.claim(IN, to=[OUT, "queue/j/words", "queue/j/none"]):
+        with lease as split:
+            lease.forward(OUT, [large, *numbered(8, 9)])
+            lease.forward("queue/j/words", SplitPayload(words, "w", {"k": 1}))
+            lease.forward("queue/j/words", words)
+            assert states(client, OUT) == (0, 0, 0, 0)
+    assert states(client) == (0, 0, 1, 0)
+    assert drained(client, OUT) == sorted([*range(100_000), 8, 9])
+    texts = []
+    for lease in client.claim("queue/j/words"):
+        with lease as split:
+            assert split.payload.data == words
+            texts.append((split.payload.split_id, split.payload.metadata, split.message.metadata))
+            assert split.payload.split_id == split.message.split_id
+    own, unnamed = texts
+    assert own == ("w", {"k": 1}, {"source_stage": "j/in", "num_records": 2, "k": 1})
+    assert unnamed[0].endswith("/j/words/1")
+    assert counts(client, "queue/j/none")["state"] == "complete"
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_payloads_go_with_their_last_message(client: Client) -> None:
+    client.push(IN, [pa.table({"x": range(1_000_000)}), *numbered(1)], finish=True)
+    work(client)
+    assert len(drained(client, OUT)) == 1_000_001
+    assert counts(client, OUT)["bytes"] == 0
+
+
+def test_what_can_not_be_forwarded_fails_its_message(client: Client) -> None:
+    client.push(IN, numbered(1))
+    client.push(OUT, numbered(1))
+    (lease,) = first(client)
+    with lease:
+        lease.forward(OUT, object())
+    (lease,) = first(client, OUT)
+    with lease:
+        lease.forward(IN, numbered(1))
+        lease.forward("queue/j/dead", numbered(1))
+    peeked = client.get(OUT).read_all().to_pylist()
+    assert [(each["state"], each["error"].rpartition(".")[2]) for each in peeked] == [("pending", "InvalidRequest")]
+    assert "queue/j/dead is no queue" in peeked[0]["text"]
+
+
+def first(client: Client, path: str = IN, number: int = 1) -> list[Lease]:
+    """Claim messages, and leave the loop."""
+    leases: list[Lease] = []
+    for lease in client.claim(path, prefetch=0):
+        leases.append(lease)
+        if len(leases) == number:
+            break
+    return leases
+
+
+# --- what fails ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let failed messages be pending again at once."""
+    monkeypatch.setattr("penstock.client.claim.backoff", lambda tries: 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_message_that_fails_five_times_is_dead(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The loop goes on, and ends; the error is kept with the message, which can be redriven."""
+    caplog.set_level(logging.WARNING, "penstock")
+    client.push(IN, numbered(1, 2, 3), finish=True)
+    good = []
+    for lease in client.claim(IN):
+        with lease as split:
+            [x] = split.payload.data["x"].to_pylist()
+            if x == 2:
+                raise ValueError("no score for 2")
+            good.append(x)
+    assert (good, states(client)) == ([1, 3], (0, 0, 2, 1))
+    [dead] = client.get(f"{IN}/dead").read_all().to_pylist()
+    assert (dead["error"], dead["text"], dead["tries"], dead["state"]) == ("ValueError", "no score for 2", 5, "dead")
+    assert 'raise ValueError("no score for 2")' in dead["trace"]
+    assert dead["worker"].rpartition(":")[2].isdecimal()
+    assert sum("failed at try" in record.message for record in caplog.records) == 5
+
+    assert client.call("queue.redrive", {"path": IN, "message_ids": [dead["message_id"]]}) == {"messages": 1}
+    assert drained(client, IN) == [2]
+
+
+def test_a_failed_message_waits_before_it_comes_again(client: Client) -> None:
+    client.push(IN, numbered(1))
+    (lease,) = first(client)
+    with lease:
+        raise ValueError
+    assert states(client) == (1, 0, 0, 0)
+    assert client.call("queue.claim", {"path": IN, "claim": "c", "worker": "w"})["messages"] == []
+
+
+def test_ctrl_c_gives_the_message_back_at_once(client: Client) -> None:
+    client.push(IN, numbered(1, 2, 3))
+
+    def work() -> None:
+        for lease in client.claim(IN):
+            with lease:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    eventually(lambda: states(client) == (3, 0, 0, 0))
+    assert {each["error"] for each in client.get(IN).read_all().to_pylist()} == {None}
+
+
+def test_a_worker_may_release_or_drop_by_itself(client: Client) -> None:
+    client.push(IN, numbered(1, 2))
+    first_lease, second = first(client, number=2)
+    with first_lease:
+        first_lease.drop("not for us")
+    with second:
+        second.release(delay=60)
+    assert states(client) == (1, 0, 0, 1)
+    [dead] = client.get(f"{IN}/dead").read_all().to_pylist()
+    assert (dead["error"], dead["text"]) == ("Dropped", "not for us")
+    with pytest.raises(InvalidRequest, match="settled already"):
+        second.ack()
+
+
+def test_leaving_the_loop_gives_back_what_was_loaded_ahead(client: Client) -> None:
+    client.push(IN, numbered(*range(6)))
+    for lease in client.claim(IN, prefetch=3):
+        with lease:
+            pass
+        break
+    eventually(lambda: states(client) == (5, 0, 1, 0))
+
+
+def test_stop_ends_the_loop_behind_the_block(client: Client) -> None:
+    client.push(IN, numbered(*range(6)))
+    claims, done = client.claim(IN), 0
+    for lease in claims:
+        with lease:
+            claims.stop()
+            done += 1
+    assert (done, states(client)) == (1, (5, 0, 1, 0))
+    with pytest.raises(InvalidRequest, match="iterated over already"):
+        next(iter(claims))
+
+
+def test_a_write_that_fails_fails_its_workers(client: Client) -> None:
+    write = client.call("write.open", {"path": "store/j/in", "queue": IN})
+    client.call("write.abort", {"ticket": write["ticket"]})
+    with pytest.raises(WriteEnded, match=r"queue/j/in has failed: write/.* was aborted"):
+        drained(client, IN)
+
+
+def test_a_queue_that_is_not_there_is_named(client: Client) -> None:
+    with pytest.raises(NotFound, match="no queue at queue/j/in"):
+        drained(client, IN)
+
+
+# --- leases -------------------------------------------------------------------------------------
+
+
+def test_a_lease_lasts_for_as_long_as_its_block(quick: Client) -> None:
+    quick.push(IN, numbered(1), finish=True)
+    for lease in quick.claim(IN):
+        with lease:
+            until = time.monotonic() + 3 * LEASE
+            eventually(partial(_is_past, until))
+            assert states(quick) == (0, 1, 0, 0)
+        assert not lease.lost
+    assert states(quick) == (0, 0, 1, 0)
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() > moment
+
+
+def test_a_lost_lease_is_told_and_nothing_of_it_counts(quick: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick.push(IN, numbered(1, 2), finish=True)
+    monkeypatch.setattr("penstock.client.heartbeats.Heartbeats.watch", lambda *_: None)
+    (late,) = first(quick)
+    with late:
+        late.forward(OUT, numbered(99))
+        eventually(lambda: states(quick) == (2, 0, 0, 0))
+        late.forward(OUT, numbered(98))
+    assert late.lost
+    with pytest.raises(LeaseLost, match="another worker may have the message"):
+        late.ack()
+    monkeypatch.undo()
+    work(quick)
+    assert drained(quick, OUT) == [2, 4]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_lost_payload_is_named_and_dead_at_its_second_try(client: Client, server: PenstockServer) -> None:
+    client.push(IN, [pa.table({"x": range(100_000)}), *numbered(1)], finish=True)
+    (part,) = [name for name, _ in server.state.store.medium.names()]
+    server.state.store.discard([part])
+    assert drained(client, IN) == [1]
+    [dead] = client.get(f"{IN}/dead").read_all().to_pylist()
+    assert (dead["error"], dead["tries"]) == ("penstock.errors.Lost", 2)
+
+
+# --- what is seen -------------------------------------------------------------------------------
+
+
+def test_a_peek_claims_nothing(client: Client) -> None:
+    client.push(IN, numbered(1, 2))
+    assert client.get(IN, columns=["state", "tries"], limit=1).read_all().to_pylist() == [
+        {"state": "pending", "tries": 0}
+    ]
+    assert client.get(IN, filter="state = 'claimed'").read_all().num_rows == 0
+    assert client.get(f"{IN}/dead").read_all().num_rows == 0
+    assert states(client) == (2, 0, 0, 0)
+    with pytest.raises(InvalidRequest, match="has no offsets"):
+        client.get(IN, start={0: 1})
+
+
+def test_queues_are_listed_described_and_deleted(client: Client) -> None:
+    client.push(IN, numbered(1, 2))
+    client.push(OUT, numbered(3))
+    assert [(entry.path, entry.kind, entry.rows) for entry in client.list("queue/")] == [
+        (IN, "queue", 2), (OUT, "queue", 1),
+    ]  # fmt: skip
+    described = client.call("describe", {"path": IN})["queue"]
+    assert described["upstreams"] == [{"upstream": "put", "state": "open"}]
+    assert (described["counts"]["pushed"], described["done_per_second"]) == (2, 0)
+    assert client.delete(IN)["rows"] == 2
+    assert [entry.path for entry in client.list("queue/")] == [OUT]
+    with pytest.raises(NotFound):
+        client.call("describe", {"path": IN})
+    assert client.call("health")["queues"] == 1
+
+
+def test_waiting_workers_take_turns() -> None:
+    polls = Polls(per_second=50, shortest=0.1)
+    assert polls.wait(0.0) == 0.1
+    waits = [polls.wait(0.0) for _ in range(200)]
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(0.1 + 200 / 50)
+    assert polls.wait(100.0) == pytest.approx(0.1)
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    rates = Rates()
+    for second in (0, 100, 100, 130):
+        rates.note(IN, second)
+    assert rates.per_second(IN, 130) == 0.05
+    assert rates.per_second(OUT, 130) == 0

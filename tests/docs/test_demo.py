@@ -12,19 +12,28 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from scripts import demo_spark
+from scripts import demo_spark, emulator
 from tests.kit.spark import needs_spark
 
-DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+DEMO, PUBSUB_DEMO = SCRIPTS / "demo.py", SCRIPTS / "demo_pubsub.py"
 
 
 def run_demo(folder: Path, **environment: str) -> str:
     """Run the whole demo in `folder`, and return what it prints."""
+    output = run(DEMO, folder, **environment)
+    assert [file.name for file in folder.iterdir()] == ["trips.parquet"]
+    assert pq.read_metadata(folder / "trips.parquet").num_rows == 500_000
+    return output
+
+
+def run(script: Path, folder: Path, **environment: str) -> str:
+    """Run a script in `folder`, and return what it prints."""
     if not Path(sys.executable).with_name("penstock").exists():
         pytest.skip("penstock isn't installed beside this Python")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "COLUMNS"))}
     process = subprocess.Popen(
-        [sys.executable, DEMO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         env={**inherited, "TMPDIR": str(folder), **environment}, start_new_session=True,
     )  # fmt: skip
     try:
@@ -34,8 +43,6 @@ def run_demo(folder: Path, **environment: str) -> str:
         process.communicate()
         raise
     assert (process.returncode, errors.strip()) == (0, ""), output
-    assert [file.name for file in folder.iterdir()] == ["trips.parquet"]
-    assert pq.read_metadata(folder / "trips.parquet").num_rows == 500_000
     assert "\x1b" not in output
     return output
 
@@ -61,6 +68,24 @@ def test_the_demo_shows_all_steps_with_spark(tmp_path: Path) -> None:
         assert re.search(r"kill -9.*\n", output)
         assert re.search(r"^ *published +landed +lost +doubled ", output, re.MULTILINE)
         assert re.search(r"^ *300,000 +300,000 +0 +0 +1 ", output, re.MULTILINE)
+
+
+@pytest.mark.soak  # two minutes, most of them the emulator's
+@pytest.mark.process
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_killed_puller_costs_the_demo_no_message(tmp_path: Path) -> None:
+    """`make demo-pubsub`: nothing lost, nothing twice, nothing left in the subscription."""
+    needs_spark()
+    from pyspark.sql import SparkSession
+
+    if (lack := emulator.missing()) is not None or not hasattr(SparkSession, "dataSource"):
+        pytest.skip(lack or "Spark has Python data sources from 4.0 on")
+    output = run(PUBSUB_DEMO, tmp_path)
+    assert re.search(r"^\$ kill -9 \d+ \(the puller, after", output, re.MULTILINE)
+    assert re.search(r"^ *published +landed +lost +doubled +kill -9 ", output, re.MULTILINE)
+    assert re.search(r"^ *30,000 +30,000 +0 +0 +1 ", output, re.MULTILINE)
+    assert re.search(r"^left in Pub/Sub after .*: 0$", output, re.MULTILINE)
 
 
 @pytest.mark.process

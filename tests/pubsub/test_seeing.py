@@ -16,6 +16,8 @@ import pytest
 
 from penstock.client.client import Client, connect
 from penstock.errors import Denied, InvalidRequest
+from penstock.flight_server.kinds.subscription import SubscriptionKind
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.queue.pubsub.registry import ACKS
 from penstock.spark_plugin.consumption import Consumption
@@ -255,6 +257,24 @@ def test_a_token_is_needed(make_server: Callable[..., PenstockServer], tmp_path:
     server = make_server(token_file=token_file(tmp_path))
     with connect(server.url, retry_for=0) as stranger, pytest.raises(Denied):
         acks(stranger, "subscription/p/orders")
+
+
+def test_subscriptions_share_what_a_server_may_know(
+    address: str, make_server: Callable[..., PenstockServer], fake_pubsub: FakePubSub, pubsub_names: Names
+) -> None:
+    """A share of --limit dedup_ids each."""
+    server = make_server(allow_emulator=True, pullers=0, limits=ServerLimits(dedup_ids=100))
+    paths = [pubsub_names.path, f"{pubsub_names.path}-2"]
+    for name in (pubsub_names.subscription, f"{pubsub_names.subscription}-2"):
+        fake_pubsub.load(name, 1)
+    with connect(server.url) as client:
+        for path in paths:
+            client.call(actions.ATTACH_SUBSCRIPTION, actions.AttachSubscription(path))
+        kind = server.state.kinds["subscription"]
+        assert isinstance(kind, SubscriptionKind)
+        assert [owner.known.window_ids for owner in kind._all_owners()] == [50, 50]
+        client.call(actions.DELETE, actions.DeleteTarget(paths[0]))
+        assert [owner.known.window_ids for owner in kind._all_owners()] == [100]
 
 
 def test_figures_are_json(client: Client, path: str) -> None:

@@ -165,6 +165,7 @@ class SubscriptionKind(JournalKind):
             topic = self.topics.remove(str(path))
             with self._lock:
                 owner = self._owners.pop(topic.path, None)
+                self._share_window()
             if owner is not None:
                 owner.close(NotFound(f"{path} was detached"))
             self._log.forget(topic.path)
@@ -192,9 +193,13 @@ class SubscriptionKind(JournalKind):
                 self._owners[path] = owner
                 name = f"penstock-index-{path[-40:]}"
                 threading.Thread(target=self._rebuild, args=(owner,), name=name, daemon=True).start()
-            for each in self._owners.values():
-                each.known.window_ids = self.state.limits.dedup_ids // len(self._owners)
+            self._share_window()
         return owner
+
+    def _share_window(self) -> None:
+        """Let all owners together know as many ids as the server may."""
+        for owner in self._owners.values():
+            owner.known.window_ids = self.state.limits.dedup_ids // len(self._owners)
 
     def _rebuild(self, owner: Subscription) -> None:
         began = time.monotonic()

@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "flight_server": ("penstock", *BELOW, "store", "ledger", "queue"),
     "client": BELOW,
     "spark_plugin": ("penstock", *BELOW, "client"),
+    "pipeline": ("penstock", *BELOW, "client", "spark_plugin"),
     "cli": ("penstock", *BELOW, "client"),
     "penstock": (*GROUND, "rows", "client", "spark_plugin"),  # __init__ itself: lazy names
 }
@@ -272,6 +273,11 @@ def test_import_penstock_is_light() -> None:
 def test_connect_pulls_in_pyarrow_and_nothing_else() -> None:
     loaded = run("import penstock, sys; penstock.connect; print(*sys.modules)", ROOT).split()
     assert {"penstock.client.client", "pyarrow.flight"} <= set(loaded)
+    assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
+
+
+def test_a_pipeline_pulls_in_neither_spark_nor_ray() -> None:
+    loaded = run("import penstock.pipeline, sys; print(*sys.modules)", ROOT).split()
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
 
 

@@ -13,7 +13,8 @@
     ├── Lost                  the bytes are gone or corrupt; named, never served as fewer rows
     ├── Denied                no token, a wrong one, or a ticket that isn't ours
     ├── Unavailable           not now (draining, too many streams, unreachable): try again, after `retry_after` seconds
-    │   └── StoreFull         no room for the bytes: free some, then try again
+    │   ├── StoreFull         no room for the bytes: free some, then try again
+    │   └── QueueFull         the queue's workers are behind, and drain it: try again for as long as they do
     ├── TimedOut              the deadline passed; what happened to the call isn't known
     └── Internal              our fault: the request id finds it in the server's log
 
@@ -126,6 +127,12 @@ class StoreFull(Unavailable):
     code = "full"
 
 
+class QueueFull(Unavailable):
+    """No room in a queue that its workers drain."""
+
+    code = "queue-full"
+
+
 class TimedOut(PenstockError):
     """The deadline passed."""
 
@@ -140,7 +147,7 @@ class Internal(PenstockError):
 
 _KINDS: tuple[type[PenstockError], ...] = (
     InvalidRequest, SchemaMismatch, LimitExceeded, NotFound, AlreadyExists, WriteEnded, Expired,
-    Fenced, LeaseLost, Lost, Denied, Unavailable, StoreFull, TimedOut, Internal,
+    Fenced, LeaseLost, Lost, Denied, Unavailable, StoreFull, QueueFull, TimedOut, Internal,
 )  # fmt: skip
 _BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in _KINDS}
 
@@ -148,6 +155,7 @@ FLIGHT_CLASSES: dict[str, str] = {
     "denied": "FlightUnauthenticatedError",
     "unavailable": "FlightUnavailableError",
     "full": "FlightUnavailableError",
+    "queue-full": "FlightUnavailableError",
     "timed-out": "FlightTimedOutError",
     "internal": "FlightInternalError",
 }

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.client.settings import ConnectSettings
-from penstock.errors import InvalidRequest, StoreFull, TimedOut, Unavailable, from_flight
+from penstock.errors import InvalidRequest, QueueFull, StoreFull, TimedOut, Unavailable, from_flight
 from penstock.wire.body import VERSION
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class Connection:
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 spread = (1 + os.urandom(1)[0] / 256) / 2  # clients that failed together shouldn't retry together
                 wait = max(error.retry_after or 0, pause) * spread
+                if isinstance(error, QueueFull):  # its workers make room, however long that takes
+                    give_up = time.monotonic() + wait + retry_for
                 if time.monotonic() + wait > give_up:
                     if late:
                         raise

@@ -47,6 +47,10 @@ class ServerLimits:
     """Seconds for which the client of a do_exchange may send or read nothing; both ends beat thrice in that."""
     dedup_ids: int = 10_000_000
     """Messages that were acked, by which redeliveries are recognized, of all subscriptions: 24 bytes each."""
+    queue_messages: int = 10_000_000
+    """Messages of one queue that wait for its workers; a put that fills it waits from then on."""
+    queue_bytes: int = 64 << 30
+    """Bytes of the payloads of one queue."""
     put_time: int = 12 * 3600
     """Seconds that one do_put may take in all."""
     datasets: int = 1_000_000

@@ -77,6 +77,8 @@ def put(
         return kind.put(path, command, admit)
     write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)
     state.watch.check_not_cut(command.attempt)
+    if write.queue is not None:
+        state.queue_bound.admit(write.queue)
     kind, _ = state.locate(write.path)
     with admit() as upload:
         return kind.attempt(write, upload)

@@ -22,6 +22,7 @@ from penstock.flight_server.kinds.kind import Kind
 from penstock.flight_server.local import LocalDoor
 from penstock.flight_server.metrics import Gauge, Metrics
 from penstock.flight_server.put import put
+from penstock.flight_server.queue_bound import QueueBound
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import Signer
 from penstock.flight_server.watch import Watch
@@ -44,6 +45,7 @@ class PenstockServer(flight.FlightServerBase):
         self.state = State(
             config, self.url, self.port, ledger, store, signer, metrics, Journals(ledger, store, metrics), streams,
             watch=Watch(config.limits, every=config.watch_every),
+            queue_bound=QueueBound(ledger, config.limits),
             sweeper=Sweeper(ledger, store, self._tend),
             pool=ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store"),
             local=local.name,

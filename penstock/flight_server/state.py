@@ -13,6 +13,7 @@ from penstock.flight_server.gate import Streams
 from penstock.flight_server.journals import Journals
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
+from penstock.flight_server.queue_bound import QueueBound
 from penstock.flight_server.tickets import Signer
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
@@ -40,6 +41,7 @@ class State:
     journals: Journals
     streams: Streams
     watch: Watch
+    queue_bound: QueueBound
     sweeper: Sweeper
     pool: Executor
     """Threads that store parts, for all puts together."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
+import threading
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
-from penstock import SplitPayload, SplitPayloadStore
+from penstock import SplitPayload
 from penstock.errors import InvalidRequest
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
-from penstock.queue.work.ledger_queue import LedgerQueue
 from penstock.spark_plugin.heartbeat import Heartbeat
+from penstock.wire.actions import DESCRIBE, Target
+from penstock.wire.queue import QueueCounts
 from tests.kit.spark import Rows, expected_rows, row_frame, stored_rows
 from tests.kit.wait import eventually
 
@@ -26,20 +30,18 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("url_variable")]
 IN = "queue/j/in"
 
 
-@pytest.fixture
-def queue(server: PenstockServer) -> LedgerQueue:
-    return LedgerQueue(server.state.ledger)
+def counts(client: Client) -> QueueCounts:
+    queue = client.call(DESCRIBE, Target(IN)).queue
+    assert queue is not None
+    return queue.counts
 
 
-def drained(queue: LedgerQueue) -> list[SplitPayload]:
-    """Claim, load and ack splits until the queue is complete."""
-    splits: list[SplitPayload] = []
-    store = SplitPayloadStore()
-    while (claim := queue.claim(IN, uuid.uuid4().hex, worker="w", most=7)).state == "open":
-        assert claim.leases, "an open queue without messages: nobody would push any more"
-        splits += [payload for lease in claim.leases if (payload := store.get(lease.message.payload_key)) is not None]
-        assert {each.state for each in queue.ack([lease.key for lease in claim.leases])} == {"done"}
-    assert claim.state == "complete"
+def drained(client: Client) -> list[SplitPayload]:
+    """Return what a worker gets until the queue is complete."""
+    splits = []
+    for lease in client.claim(IN):
+        with lease as split:
+            splits.append(split.payload)
     return splits
 
 
@@ -50,42 +52,61 @@ def rows_of(splits: list[SplitPayload]) -> Rows:
     return rows
 
 
-def test_a_frame_is_drained_split_by_split(spark: SparkSession, queue: LedgerQueue) -> None:
+def test_a_frame_is_drained_split_by_split(spark: SparkSession, client: Client) -> None:
     written = penstock.write(row_frame(spark, 100_000, 4), "store/j/in", queue=IN, split_rows=10_000)
 
-    splits = drained(queue)
+    splits = drained(client)
     assert rows_of(splits) == expected_rows(100_000) == stored_rows("store/j/in")
     assert [split.data.num_rows for split in splits].count(10_000) == 8
     assert len(splits) == written.parts == 12
-    assert all(split.split_id.startswith("j/in@") for split in splits)
 
 
-def test_a_run_that_is_written_again_pushes_nothing(spark: SparkSession, queue: LedgerQueue) -> None:
+def test_a_run_that_is_written_again_pushes_nothing(spark: SparkSession, client: Client) -> None:
     for _ in range(2):
         penstock.write(row_frame(spark, 100, 2), "store/j/in", queue=IN, run="nightly", mode="append")
-    assert (queue.counts(IN).pushed, rows_of(drained(queue))) == (2, expected_rows(100))
+    assert (counts(client).pushed, rows_of(drained(client))) == (2, expected_rows(100))
 
 
-def test_a_frame_without_rows_completes_its_queue(spark: SparkSession, queue: LedgerQueue) -> None:
+def test_a_frame_without_rows_completes_its_queue(spark: SparkSession, client: Client) -> None:
     penstock.write(row_frame(spark, 100, 2).limit(0), "store/j/in", queue=IN)
-    assert drained(queue) == []
+    assert drained(client) == []
 
 
-def test_a_job_that_fails_fails_its_queue_and_mends_it(spark: SparkSession, queue: LedgerQueue) -> None:
+def test_a_job_that_fails_fails_its_queue_and_mends_it(spark: SparkSession, client: Client) -> None:
     broken = row_frame(spark, 100, 2).selectExpr("if(id > 70, raise_error('of the user'), id) AS id", "text")
     with pytest.raises(Exception, match="of the user"):
         penstock.write(broken, "store/j/in", queue=IN)
-    assert (queue.counts(IN).state, queue.counts(IN).pushed) == ("failed", 0)
+    assert (counts(client).state, counts(client).pushed) == ("failed", 0)
 
     penstock.write(row_frame(spark, 100, 2), "store/j/in", queue=IN)
-    assert rows_of(drained(queue)) == expected_rows(100)
+    assert rows_of(drained(client)) == expected_rows(100)
 
 
-def test_a_put_by_hand_fills_a_queue(spark: SparkSession, queue: LedgerQueue) -> None:
+def test_a_put_by_hand_fills_a_queue(spark: SparkSession, client: Client) -> None:
     put = penstock.do_put("store/j/in", queue=IN, split_rows=30)
-    assert queue.counts(IN).state == "open"
+    assert counts(client).state == "open"
     put.finish(row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect())
-    assert [split.data.num_rows for split in drained(queue)] == [30, 20, 30, 20]
+    assert [split.data.num_rows for split in drained(client)] == [30, 20, 30, 20]
+
+
+def test_tasks_wait_while_the_workers_are_behind(
+    spark: SparkSession, make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Eight tasks of ten times the bound each wait for a write before them to be drained, and none fails."""
+    server = make_server(data=tmp_path / "bounded", limits=ServerLimits(queue_messages=2))
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    with penstock.connect() as client:
+        first, second = (penstock.do_put(f"store/j/{name}", queue=IN, split_rows=5) for name in "ab")
+        first.finish(row_frame(spark, 800, 8).mapInArrow(first, first.schema).collect())
+        assert counts(client).pending == 160
+        splits: list[SplitPayload] = []
+        worker = threading.Thread(target=lambda: splits.extend(drained(client)))
+        frame = row_frame(spark, 1_600, 8, start=800).mapInArrow(second, second.schema)
+        threading.Timer(1, worker.start).start()
+        second.finish(frame.collect())
+        assert counts(client).done > 150
+        worker.join(60)
+    assert rows_of(splits) == expected_rows(1_600)
 
 
 def test_options_that_contradict_are_refused_at_the_driver(spark: SparkSession, client: Client) -> None:

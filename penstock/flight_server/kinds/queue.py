@@ -158,6 +158,8 @@ class QueueKind(Kind):
         if command.mode == "overwrite" or command.create is not None or (command.run is not None and not command.brief):
             raise InvalidRequest(f"{path} is a queue, which only takes messages: omit mode, run and create")
         leases = command.forward or ()
+        if not leases:  # a worker that waited here would keep its own queue from draining
+            self.state.queue_bound.admit(str(path))
         with admit() as upload:
             try:
                 receipt = push(self.state, self.queue, Pushed(self.state.ledger, path, command), upload)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock import steps
 from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.flight_server.state import State
+from penstock.flight_server.storing import discard_running, next_stored
 from penstock.flight_server.tickets import ReadTicket
 from penstock.flight_server.upload import Upload
 from penstock.ledger import payloads
@@ -91,19 +92,19 @@ def receive(
             key = _add_key(keys, named.key)
             schema = carrying(upload.schema, named.split_id, named.metadata)
             if len(storing) == _IN_FLIGHT:
-                rows.append(storing.popleft().result())
+                rows.append(next_stored(storing, "store/"))
             keep, path, expires = state.store.keep, f"store/{key}", named.expires
             if sum(map(size_of, batches)) <= INLINE:
                 rows.append(keep(key, schema, batches, path=path, expires=expires))
             else:
                 storing.append(state.pool.submit(keep, key, schema, batches, path=path, expires=expires))
         while storing:
-            rows.append(storing.popleft().result())
+            rows.append(next_stored(storing, "store/"))
         upload.check_whole()  # 2.
         state.store.check_room(sum(row.bytes for row in rows if row.part is None))
     except BaseException:
-        rows += [future.result() for future in storing if future.exception() is None]
         discard(state, rows)
+        discard_running(storing, lambda row: discard(state, [row]))
         raise
     return rows
 

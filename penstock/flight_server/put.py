@@ -19,6 +19,7 @@ from penstock import steps
 from penstock.errors import InvalidRequest, PenstockError, StoreFull, WriteEnded
 from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
+from penstock.flight_server.storing import discard_running, next_stored
 from penstock.flight_server.upload import Upload
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.writes import Write
@@ -159,15 +160,15 @@ def _store(
             if shard is not None:
                 shards.append(shard)
             if len(running) == _IN_FLIGHT:
-                stored.append(running.popleft().result())
+                stored.append(next_stored(running, write.path))
             name = f"{prefix}-{number:06}"
             running.append(state.pool.submit(state.store.write, name, schema, batches, path=write.path))
         while running:
-            stored.append(running.popleft().result())
+            stored.append(next_stored(running, write.path))
         upload.check_whole()
     except BaseException:
-        stored += [future.result() for future in running if future.exception() is None]
         state.store.discard(part.name for part in stored)
+        discard_running(running, lambda part: state.store.discard([part.name]))
         raise
     return stored, shards
 

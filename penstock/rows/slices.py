@@ -110,6 +110,14 @@ class Dictionaries:
         return size
 
 
+def repeated_bytes(batch: pa.RecordBatch, before: pa.RecordBatch | None) -> int:
+    """Return the bytes of the dictionaries that a batch shares with the one before it, which lives: so do addresses."""
+    dictionaries = Dictionaries()
+    if before is not None:
+        dictionaries.repeated(before)
+    return dictionaries.repeated(batch)
+
+
 def _dictionaries(array: Any) -> Iterator[pa.Array]:
     return (each.dictionary for each in _coded(array))
 

@@ -41,7 +41,9 @@ _APPLICATION = 0x50454E53  # "PENS"
 _NOT_COMMITTED = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_BUSY"}
 """Errors of a COMMIT whose last frame, which makes the others count, wasn't written."""
 _PATIENCE = 30.0
-"""Seconds after which a change that still waits is withdrawn; one that has started is awaited."""
+"""Seconds after which a change that still waits is withdrawn."""
+_ENDLESS = 300.0
+"""Seconds more for which one that has started is awaited: an fsync may never return."""
 _GROUP = 256
 """Changes of one transaction at most: the first one's answer waits for the last."""
 _IDLE_READERS = 8
@@ -174,7 +176,7 @@ class Database:
             return change.result(_PATIENCE)
         except Late:
             if change.done() or not change.cancel():  # its own error, or it has started
-                return change.result()
+                return _result_of_started(change)
             raise Unavailable(
                 f"the ledger was busy for {_PATIENCE:g} s, so the change was withdrawn: try again", retry_after=5
             ) from None
@@ -336,6 +338,19 @@ class Database:
         self._thread.join()
         for connection in (*readers, self._connection):
             connection.close()
+
+
+def _result_of_started(change: Future[_T]) -> _T:
+    try:
+        return change.result(_ENDLESS)
+    except Late:
+        if change.done():
+            raise
+        raise Unsettled(
+            f"a change of the ledger waits for the disk for {_ENDLESS:g} s, and whether it will be made isn't known: "
+            "look at the disk, then try again",
+            retry_after=5,
+        ) from None
 
 
 @contextmanager

@@ -231,6 +231,32 @@ def test_a_dictionary_is_not_stored_with_each_batch(client: Client, server: Pens
         nested.send(pa.record_batch({"x": pa.StructArray.from_arrays([columns[0]], ["word"])})).result(20)
 
 
+def test_a_large_value_is_not_stored_with_each_batch(client: Client, server: PenstockServer) -> None:
+    """A client sends it once: 2 MB and 100 batches of one row were 200 MB on disk, plain or not."""
+    words = pa.array(["x" * (2 << 20)])
+    large = pa.record_batch({"x": pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), words)})
+    client.put("topic/plain", pa.table({"x": ["a"]}))
+    for path in (TOPIC, "topic/plain"):
+        with (
+            pytest.raises(LimitExceeded, match="came with an earlier batch would be stored once more for 1 rows"),
+            client.producer(path) as producer,
+        ):
+            producer.send(large).result(20)
+            producer.send(large).result(20)
+        assert client.get(path).read_all()["x"].to_pylist()[-1] == words[0].as_py()
+    assert server.state.store.used < 6 << 20
+
+
+def test_short_values_may_be_shared_by_any_number_of_batches(client: Client) -> None:
+    words = pa.array([f"{number:0500}" for number in range(2_000)])
+    indices = pa.array(range(2_000), pa.int32())
+    batch = pa.record_batch({"x": pa.DictionaryArray.from_arrays(indices, words)})
+    with client.producer(TOPIC) as producer:
+        for _ in range(3):
+            producer.send(batch).result(20)
+    assert client.get(TOPIC).read_all().num_rows == 6_000
+
+
 def test_a_stranger_is_refused_before_its_first_message(
     make_server: Callable[..., PenstockServer], tmp_path: Path
 ) -> None:

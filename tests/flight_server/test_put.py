@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from penstock.flight_server import storing
 from penstock.flight_server.server import PenstockServer
+from penstock.store.disk import DiskMedium
 from tests.kit import wire
-from tests.kit.wait import files
+from tests.kit.wait import eventually, files
 from tests.kit.wire import TRIPS, at, call, create_topic, ids, list_paths, new_attempt, put, refused, trailer, trips
 
 MIB = 1 << 20
@@ -43,6 +46,25 @@ def test_a_put_without_its_trailer_is_refused_and_leaves_nothing(bare: flight.Fl
     assert wire.list_paths(bare) == []
     assert wire.list_paths(bare, b"write/") == []
     assert parts(tmp_path) == set()
+
+
+def test_a_put_does_not_wait_for_ever_for_the_disk(
+    bare: flight.FlightClient, server: PenstockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored after all is deleted, as nobody names it."""
+    resume, write = threading.Event(), DiskMedium.write
+
+    def hanging(medium: DiskMedium, *arguments: Any) -> object:
+        assert resume.wait(20)
+        return write(medium, *arguments)
+
+    monkeypatch.setattr(DiskMedium, "write", hanging)
+    monkeypatch.setattr(storing, "PATIENCE", 0.05)
+    with refused("timed-out", "store/x: the put waits for the disk for 0.05 s, so nothing of it is kept"):
+        put(bare, at("store/x"), [trips(1)])
+    resume.set()
+    eventually(lambda: server.state.store.used == 0 and parts(tmp_path) == set())
+    assert list_paths(bare) == []
 
 
 def test_the_last_batch_may_carry_the_trailer(bare: flight.FlightClient) -> None:

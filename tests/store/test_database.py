@@ -181,6 +181,23 @@ def test_a_change_that_has_started_is_awaited(database: Database, monkeypatch: p
     assert database.run(slow) == 1
 
 
+def test_a_change_that_never_ends_is_not_awaited_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outcome is unknown, as that of a COMMIT may be."""
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    monkeypatch.setattr(module, "_ENDLESS", 0.01)
+    resume = threading.Event()
+
+    def hanging(sql: sqlite3.Connection) -> int:
+        assert resume.wait(20)
+        return insert(1)(sql)
+
+    with pytest.raises(Unsettled, match=r"a change of the ledger waits for the disk for 0\.01 s, .* isn't known"):
+        database.run(hanging)
+    resume.set()
+    database.submit(insert(2)).result(10)
+    assert numbers(database) == [1, 2]
+
+
 def test_readers_wait_for_no_change(database: Database) -> None:
     database.run(insert(1))
     busy = Busy(database)  # in the middle of its transaction

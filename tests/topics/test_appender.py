@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock import steps
-from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, Unavailable, WriteEnded
+from penstock.errors import AlreadyExists, InvalidRequest, SchemaMismatch, StoreFull, TimedOut, Unavailable, WriteEnded
 from penstock.ledger.attempts import Attempt
 from penstock.queue.topics import append, keys
 from penstock.queue.topics.append import Appender, SmallPut
@@ -96,6 +96,30 @@ def test_a_put_that_comes_after_the_end_is_told_so(reach: Reach) -> None:
     appender.close()
     with pytest.raises(Unavailable, match="shutting down: put again"):
         appender.append(small_put(1))
+
+
+def test_a_put_does_not_wait_for_ever_for_the_disk(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outcome is unknown then; the same run put again is stored once."""
+    started, resume = threading.Event(), threading.Event()
+    write = DiskMedium.write
+
+    def hanging(medium: DiskMedium, *arguments: Any) -> object:
+        started.set()
+        assert resume.wait(20)
+        return write(medium, *arguments)
+
+    monkeypatch.setattr(DiskMedium, "write", hanging)
+    monkeypatch.setattr(append, "PATIENCE", 0.05)
+    appender = Appender(reach.ledger, reach.store)
+    appender.start()
+    with pytest.raises(TimedOut, match=r"1 rows wait for the disk for 0\.05 s, .* isn't known: put them again"):
+        appender.append(small_put(1, run="r"))
+    assert started.is_set()
+    resume.set()
+    monkeypatch.setattr(append, "PATIENCE", 20)
+    assert appender.append(small_put(1, run="r")).rows == 1
+    appender.close()
+    assert reach.ids() == [1]
 
 
 # --- refused puts ----------------------------------------------------------------------------

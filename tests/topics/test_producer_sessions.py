@@ -19,9 +19,10 @@ from penstock.errors import (
     Lost,
     PenstockError,
     StoreFull,
+    TimedOut,
     Unavailable,
 )  # fmt: skip
-from penstock.queue.topics import producers
+from penstock.queue.topics import append, producers
 from penstock.queue.topics.append import Append, Placed
 from penstock.queue.topics.producers import UNSEEN
 from penstock.store.database import Unsettled
@@ -435,3 +436,20 @@ def test_a_batch_that_comes_after_the_end_is_told_so(rig: ProducerRig, reach: Re
     told.session.wait()
     eventually(lambda: told.numbers() == [1])
     assert isinstance(error_of(told), Unavailable)
+
+
+def test_a_producer_does_not_wait_for_ever_for_the_disk(rig: ProducerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with its next batch nor at its end; when it comes back it learns what is stored."""
+    monkeypatch.setattr(append, "PATIENCE", 0.05)
+    monkeypatch.setattr(producers, "_UNSETTLED_BYTES", 1)
+    told = rig.hello()
+    told.append(1, 1)
+    producer = told.session.producer
+    words = f"1 batches of producer {producer} wait for the disk for 0.05 s"
+    with pytest.raises(TimedOut, match=words):
+        told.append(2, 2)
+    with pytest.raises(TimedOut, match=words), told.session:
+        pass
+    assert rig.producers.live() == 0
+    rig.commit()
+    assert rig.hello(producer).session.last == 1

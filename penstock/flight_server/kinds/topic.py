@@ -29,6 +29,8 @@ from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 
 _MOST_SPARE = 64 << 10
 """Bytes of the values that a producer's batch may have in nested dictionaries, and not in its rows."""
+_MOST_REPEATED = 1_024
+"""Bytes for each row, beside those, of values that an earlier batch of the stream brought."""
 
 
 class TopicKind(JournalKind):
@@ -99,6 +101,7 @@ class TopicKind(JournalKind):
         with self.producers.open(str(path), stream.hello(), answer=answer, refuse=stream.refuse) as session:
             stream.send(session.welcome(stream.silence))
             fit: Fit | None = None
+            before: pa.RecordBatch | None = None
             for message, batch in stream.messages():
                 if isinstance(message, Beat):
                     continue
@@ -107,7 +110,10 @@ class TopicKind(JournalKind):
                 if fit is None:
                     fit = Fit.of(batch.schema, self.state.ledger.fit_schema(str(path), batch.schema.remove_metadata()))
                 rows = [_trimmed(path, piece) for piece in fit.pieces(batch)]
-                session.append(message.n, message.acked, fit.target, rows, sum(map(slices.size_of, rows)))
+                size = sum(map(slices.size_of, rows))
+                _check_repeated(path, batch, before, size)
+                before = batch
+                session.append(message.n, message.acked, fit.target, rows, size)
         if stream.said_bye:
             session.forget()
 
@@ -150,6 +156,17 @@ def _trimmed(path: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
             f"each batch is stored with its own, of at most {_MOST_SPARE:,}. Send plain columns, or put the rows"
         )
     return batch
+
+
+def _check_repeated(path: Path, batch: pa.RecordBatch, before: pa.RecordBatch | None, stored: int) -> None:
+    """Reject a batch of large values that were sent once, with a batch before it, and would be stored with each."""
+    repeated = slices.repeated_bytes(batch, before)
+    repeated = min(repeated, stored - (slices.size_of(batch) - repeated))
+    if repeated > (most := _MOST_SPARE + _MOST_REPEATED * batch.num_rows):
+        raise LimitExceeded(
+            f"{path}: {repeated:,} bytes of dictionaries that came with an earlier batch would be stored once more for "
+            f"{batch.num_rows:,} rows, at most {most:,} are: send plain columns, or put the rows"
+        )
 
 
 def _check_mode(path: Path, mode: Mode | None) -> None:

@@ -9,12 +9,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from penstock import steps
-from penstock.errors import PenstockError, StoreFull, Unavailable, WriteEnded
+from penstock.errors import PenstockError, StoreFull, TimedOut, Unavailable, WriteEnded
 from penstock.ledger import attempts, parts, writes
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
@@ -31,6 +32,8 @@ from penstock.wire.put import Receipt
 log = logging.getLogger("penstock")
 GROUP_BYTES = 8 << 20
 """About how much one group has at most; what comes meanwhile is the next one's."""
+PATIENCE = 60.0
+"""Seconds for which a put, or a producer's next batch, waits for the committer: an fsync may never return."""
 OnStep = Callable[[str, float, int], None]
 """Called after each step of a group with the step, its seconds, and the number of appends."""
 
@@ -162,7 +165,15 @@ class Appender:
     def append(self, put: SmallPut) -> Receipt:
         """Return the put's receipt, once its rows are durable and readable."""
         self.submit(put)
-        return put.answer.result()
+        try:
+            return put.answer.result(PATIENCE)
+        except Late:
+            if put.answer.done():
+                raise
+            raise TimedOut(
+                f"{put.path}: {put.rows:,} rows wait for the disk for {PATIENCE:g} s, and whether they will be stored "
+                "isn't known: put them again as the same run (penstock's clients do), which stores them once"
+            ) from None
 
     def submit(self, append: Append) -> None:
         """Queue an append, which will be settled or fail."""

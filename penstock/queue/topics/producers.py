@@ -19,10 +19,10 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock.errors import Expired, Fenced, InvalidRequest, LimitExceeded, Lost, SchemaMismatch, Unavailable
+from penstock.errors import Expired, Fenced, InvalidRequest, LimitExceeded, Lost, SchemaMismatch, TimedOut, Unavailable
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import journal
+from penstock.queue.topics import append, journal
 from penstock.queue.topics.append import Append, Appender, Placed
 from penstock.store.database import Reader, Tables
 from penstock.wire.exchange import MOST_UNACKED, Answer, Hello, Welcome
@@ -167,8 +167,9 @@ class Session:
                 f"expected at most {n - 1}, and at least {n - MOST_UNACKED}: read the answers, and say so (acked)"
             )
         with self._changed:
-            while self._unsettled and self._bytes + size > _UNSETTLED_BYTES and self.error is None:
-                self._changed.wait()
+            self._wait_until(
+                lambda: not self._unsettled or self._bytes + size <= _UNSETTLED_BYTES or self.error is not None
+            )
             if self.error is not None:
                 raise self.error
             self._unsettled += 1
@@ -191,8 +192,14 @@ class Session:
     def wait(self) -> None:
         """Wait until each batch is stored, or not."""
         with self._changed:
-            while self._unsettled:
-                self._changed.wait()
+            self._wait_until(lambda: not self._unsettled)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(condition, append.PATIENCE):
+            raise TimedOut(
+                f"{self.path}: {self._unsettled} batches of producer {self.producer} wait for the disk for "
+                f"{append.PATIENCE:g} s, and whether they will be stored isn't known: come back with the same id"
+            )
 
     def settled(self, batch: ProducedBatch, placed: Placed) -> None:
         """Answer a batch."""
@@ -224,8 +231,10 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.wait()
-        self.producers.leave(self)
+        try:
+            self.wait()
+        finally:
+            self.producers.leave(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,6 +21,8 @@ from penstock.text import suggest
 
 _MAX_DEPTH, _MAX_TERMS = 50, 100
 """Arrow walks an expression by recursion, on stacks of 1 MB: 1,500 terms ended the process."""
+_SHORT = 64 << 10
+"""Bytes of a filter and its schema that are remembered: 16 of them make 1 MiB, however large others are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,14 @@ class Filter:
             raise InvalidRequest(f"filter {self.text[:200]!r} can't be evaluated: {str(failed)[:200]}") from failed
 
 
-@lru_cache(16)  # a request for tickets and each do_get with one of them parse the same text
 def parse_filter(text: str, schema: pa.Schema) -> Filter:
     """Parse a filter over rows of this schema; reject by name what does not fit."""
+    if len(text) + schema.serialize().size > _SHORT:
+        return _parse(text, schema)
+    return _parse_short(text, schema)
+
+
+def _parse(text: str, schema: pa.Schema) -> Filter:
     parser = _Parser(text, schema)
     expression = parser.parse()
     columns = tuple(parser.columns)
@@ -72,6 +79,9 @@ def parse_filter(text: str, schema: pa.Schema) -> Filter:
     except pa.ArrowException as unfit:
         raise InvalidRequest(f"filter {text[:200]!r} doesn't fit the columns: {str(unfit)[:200]}") from unfit
     return Filter(text, expression, columns)
+
+
+_parse_short = lru_cache(16)(_parse)  # a request for tickets and each do_get with one of them parse the same text
 
 
 class _Parser:

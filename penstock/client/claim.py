@@ -16,6 +16,7 @@ import random
 import signal
 import socket
 import threading
+import time
 import traceback
 import uuid
 from collections import deque
@@ -69,6 +70,8 @@ _MOST_TRACE = 8_000
 """Characters of a failure's trace, its end."""
 _LOST_TRIES = 2
 """A message whose payload is lost is dead at this try: the first may have met a server that was just put back."""
+_AHEAD, _MOST_AHEAD = 0.1, 64
+"""Seconds of work, and messages, that are loaded ahead of a worker that is quick: a claim costs as much as an ack."""
 _STOP_CHECK = 0.2
 """Seconds between two looks at `stop` while the worker waits for a lease."""
 _LEAVE = 10.0
@@ -298,6 +301,8 @@ class _Loader:
         self._ready: deque[Lease] = deque()
         self._waits = False
         """Whether the worker waits for a lease."""
+        self._taken, self._pace = time.monotonic(), _AHEAD
+        """When the worker took its last lease, and the seconds that it needs for one, of late."""
         self._ended = False
         self._error: BaseException | None = None
         self._parts: LocalParts | None = None
@@ -322,6 +327,8 @@ class _Loader:
                 self._waits = False
             if self._ready and not self.stopping:
                 lease = self._ready.popleft()
+                now = time.monotonic()
+                self._taken, self._pace = now, (self._pace + now - self._taken) / 2
                 self._changed.notify_all()
                 return lease
             if self._error is not None and not self.stopping:
@@ -356,8 +363,10 @@ class _Loader:
         """Return how many leases to claim; 0 at the end."""
         with self._changed:
             while not (self.stopping or self._ended):
-                room = self._prefetch + self._waits - len(self._ready)
-                if room > 0:
+                quick = int(_AHEAD / max(self._pace, _AHEAD / _MOST_AHEAD))
+                ahead = self._prefetch and max(self._prefetch, quick)
+                room = ahead + self._waits - len(self._ready)
+                if room > (ahead - self._prefetch) // 2:
                     return room
                 self._changed.wait(_STOP_CHECK)
             return 0

@@ -231,8 +231,9 @@ class Client:
 
         The block's end acks the message; an exception releases it, is logged and kept, and the fifth one makes the
         message dead, while the loop goes on. The loop ends when the queue is complete: all that fills it has ended, and
-        every message is done or dead. `prefetch` payloads are loaded while one is worked on. `to` names the queues that
-        this worker forwards to, so that they are complete after this one also if it never forwards anything.
+        every message is done or dead. `prefetch` payloads are loaded while one is worked on; more, up to 64, if that is
+        a tenth of a second's work. `to` names the queues that this worker forwards to, so that they are complete after
+        this one also if it never forwards anything.
         """
         check_path(queue)
         return Claims(self.connection, self._heartbeats, queue, prefetch=prefetch, to=to)

@@ -241,6 +241,18 @@ def test_leaving_the_loop_gives_back_what_was_loaded_ahead(client: Client) -> No
     eventually(lambda: states(client) == (5, 0, 1, 0))
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.06])
+def test_a_quick_worker_claims_many_at_once(client: Client, server: PenstockServer, seconds: float) -> None:
+    """A slow one has no more than `prefetch` besides the one it works on."""
+    client.push(IN, numbered(*range(12 if seconds else 200)), finish=True)
+    most_claimed = 0
+    for lease in client.claim(IN):
+        with lease:
+            time.sleep(seconds)
+            most_claimed = max(most_claimed, server.state.ledger.database.rows("SELECT claimed FROM queues")[0][0])
+    assert (most_claimed <= 3) == bool(seconds)
+
+
 def test_stop_ends_the_loop_behind_the_block(client: Client) -> None:
     client.push(IN, numbered(*range(6)))
     claims, done = client.claim(IN), 0

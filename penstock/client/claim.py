@@ -115,6 +115,8 @@ class Lease:
         """Whether the message was acked, released or dropped."""
         self._queue = queue
         self._outputs: list[Output] = []
+        self._settling = False
+        """Whether a call is under way that ends the lease: its answer says what became of it."""
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "ended" if self.ended else "held"
@@ -131,32 +133,32 @@ class Lease:
 
     def ack(self) -> None:
         """Note the message as done, and push what was forwarded; LeaseLost if the lease is over."""
-        self._check()
-        connection = self._queue.connection
-        if self._outputs:
-            try:
-                forward(connection, self._outputs, (self.key,), connection.settings.retry_seconds(LONG_RETRY_FOR))
-            except LeaseLost:
-                self.lost = True
-                raise
-            self._end()
-        else:
+        if not self._outputs:
             self._settle(wire.ACK_LEASES, AckLeases((self.key,)))
+            return
+        with self._ending():
+            connection = self._queue.connection
+            forward(connection, self._outputs, (self.key,), connection.settings.retry_seconds(LONG_RETRY_FOR))
 
     def release(self, delay: float = 0.0, failure: Failure | None = None) -> None:
         """Give the message back, to be claimed again after `delay` seconds; at its fifth try it is dead."""
-        self._check()
         self._settle(wire.RELEASE_LEASES, ReleaseLeases((self.key,), delay, failure))
 
     def drop(self, reason: str | Failure) -> None:
         """Set the message aside as dead, with the reason; `penstock redrive` makes it pending again."""
-        self._check()
         failure = reason if isinstance(reason, Failure) else Failure("Dropped", reason)
         self._settle(wire.DROP_LEASES, DropLeases((self.key,), failure))
 
+    def end_by_server(self, text: str) -> bool:
+        """Note that the server says that the lease is over; False while a call is under way that ends it."""
+        if self._settling or self.ended:
+            return False
+        log.warning("%s", text)
+        self.lost = True
+        return True
+
     def __enter__(self) -> Split:
-        self._check()
-        return self.split
+        return self.split  # of a lost lease, too: the block's first call says so, and the loop goes on
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -202,16 +204,26 @@ class Lease:
         return True
 
     def _settle(self, action: wire.Action[Any, LeaseOutcomes], request: Any) -> None:
-        connection = self._queue.connection
-        retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
-        [outcome] = connection.call(action, request, retry_for=retry_for).outcomes
-        if outcome.code is not None:
-            error = of_code(outcome.code, outcome.text or "")
-            self.lost = self.lost or isinstance(error, LeaseLost)
-            raise error
-        self._end()
+        with self._ending():
+            connection = self._queue.connection
+            retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
+            [outcome] = connection.call(action, request, retry_for=retry_for).outcomes
+            if outcome.code is not None:
+                raise of_code(outcome.code, outcome.text or "")
 
-    def _end(self) -> None:
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the lease with the block, or note that it is over."""
+        self._check()
+        self._settling = True
+        try:
+            yield
+        except LeaseLost:
+            self.lost = True
+            self._queue.heartbeats.forget(self)
+            raise
+        finally:
+            self._settling = False
         self.ended = True
         self._outputs = []
         self._queue.heartbeats.forget(self)
@@ -321,19 +333,24 @@ class _Loader:
             self._waits = True
             self._changed.notify_all()
             try:
-                while not (self._ready or self._ended or self.stopping):
+                while not (self._has_ready() or self._ended or self.stopping):
                     self._changed.wait(_STOP_CHECK)
             finally:
                 self._waits = False
             if self._ready and not self.stopping:
-                lease = self._ready.popleft()
                 now = time.monotonic()
                 self._taken, self._pace = now, (self._pace + now - self._taken) / 2
                 self._changed.notify_all()
-                return lease
+                return self._ready.popleft()
             if self._error is not None and not self.stopping:
                 raise self._error
             return None
+
+    def _has_ready(self) -> bool:
+        """Whether a lease is loaded; one that was lost meanwhile is passed over."""
+        while self._ready and self._ready[0].lost:
+            self._ready.popleft()
+        return bool(self._ready)
 
     def close(self) -> None:
         """Stop the thread, which releases what was loaded and not taken."""

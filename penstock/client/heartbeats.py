@@ -22,7 +22,10 @@ class Extendable(Protocol):
     """A lease, as heartbeats see it."""
 
     key: LeaseKey
-    lost: bool
+
+    def end_by_server(self, text: str) -> bool:
+        """Note that the server says that the lease is over; False while the client itself is about to end it."""
+        ...
 
 
 class Heartbeats:
@@ -89,7 +92,5 @@ class Heartbeats:
                         self._due[lease] = time.monotonic() + min(_RETRY, self._every)
             return
         for lease, outcome in zip(leases, outcomes, strict=True):
-            if outcome.code == LeaseLost.code:
-                log.warning("%s", outcome.text)
-                lease.lost = True
+            if outcome.code == LeaseLost.code and lease.end_by_server(outcome.text or ""):
                 self.forget(lease)

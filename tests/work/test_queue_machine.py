@@ -144,7 +144,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(pairs=st.lists(leases, min_size=1, max_size=2), delay=st.sampled_from([0.0, 10.0, 60.0]), crash=CRASHES)
     def releases(self, pairs: list[Pair], delay: float, crash: str | None) -> None:
-        self.compare("release", lambda queue, real: queue.release(keys_of(pairs, real), delay=delay), crash)
+        failure = Failure("E") if delay else None
+        self.compare(
+            "release", lambda queue, real: queue.release(keys_of(pairs, real), delay=delay, failure=failure), crash
+        )
 
     @rule(pairs=st.lists(leases, min_size=1, max_size=2), crash=CRASHES)
     def drops(self, pairs: list[Pair], crash: str | None) -> None:

@@ -97,7 +97,10 @@ class LeaseQueue(Protocol):
     def release(
         self, leases: Sequence[LeaseKey], *, delay: float = 0.0, failure: Failure | None = None
     ) -> list[LeaseOutcome]:
-        """Give messages back, to be claimed again after `delay` seconds; with MOST_TRIES tries they are dead."""
+        """Give messages back, to be claimed again after `delay` seconds; with a failure, at MOST_TRIES, they are dead.
+
+        Without a failure the claim counts as no try: nobody has worked on the messages, as a worker that stops says.
+        """
         ...
 
     def extend(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:

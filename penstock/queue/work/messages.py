@@ -284,13 +284,15 @@ class Settling:
         return lost(key, row)
 
     def _give_back(self, row: sqlite3.Row, failure: Failure | None, state: str) -> LeaseOutcome:
-        """Make a claimed message pending, or dead after too many tries."""
-        if row["tries"] >= MOST_TRIES:
-            return self._set_aside(row, failure or Failure("TooManyTries", f"released {row['tries']} times"))
+        """Make a claimed message pending, or dead after too many failures; without one this claim counts as no try."""
+        if failure is not None and row["tries"] >= MOST_TRIES:
+            return self._set_aside(row, failure)
         kept = None if failure is None else json.dumps(failure.to_json())
         self._t.execute(
-            "UPDATE messages SET state = ?, failure = coalesce(?, failure) WHERE id = ?", state, kept, row["id"]
-        )
+            "UPDATE messages SET state = ?1, failure = coalesce(?2, failure), tries = tries - (?2 IS NULL)"
+            " WHERE id = ?3",
+            state, kept, row["id"],
+        )  # fmt: skip
         self.ended.append(row["token"])
         self._count(row["queue"], claimed=-1)
         return LeaseOutcome("pending")

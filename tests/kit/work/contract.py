@@ -94,12 +94,18 @@ class LeaseQueueContract:
     def test_too_many_tries_make_a_message_dead(self, queue: LeaseQueue, clock: Clock) -> None:
         queue.push(new(IN, "a", "b"))
         for _ in range(4):
-            assert results(queue.release(claimed(queue, IN, 2))) == ["pending"] * 2
+            assert results(queue.release(claimed(queue, IN, 2), failure=Failure("E"))) == ["pending"] * 2
         released, _ = claimed(queue, IN, 2)
         assert results(queue.release([released], failure=Failure("ValueError"))) == ["dead"]
         clock.advance(LEASE)
         assert names(claim(queue, IN)) == []
         assert (queue.counts(IN).dead, queue.counts(IN).claimed) == (2, 0)
+
+    def test_a_message_released_without_failure_has_no_try(self, queue: LeaseQueue) -> None:
+        queue.push(new(IN, "a"))
+        for _ in range(9):
+            assert results(queue.release(claimed(queue, IN))) == ["pending"]
+        assert claim(queue, IN).leases[0].tries == 1
 
     def test_a_dropped_message_is_dead_until_redriven(self, queue: LeaseQueue) -> None:
         queue.push(new(IN, "a", "b", "c", size=5))

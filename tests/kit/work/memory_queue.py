@@ -202,12 +202,13 @@ class MemoryQueue:
     def release(
         self, leases: Sequence[LeaseKey], *, delay: float = 0.0, failure: Failure | None = None
     ) -> list[LeaseOutcome]:
-        return [self._release(key, delay) for key in leases]
+        return [self._release(key, delay, failed=failure is not None) for key in leases]
 
-    def _release(self, key: LeaseKey, delay: float) -> LeaseOutcome:
+    def _release(self, key: LeaseKey, delay: float, *, failed: bool) -> LeaseOutcome:
         message = self._find(key)
         if message is not None and self._holds(key):
-            message.state = "dead" if message.tries >= _TRIES else "pending"
+            message.state = "dead" if failed and message.tries >= _TRIES else "pending"
+            message.tries -= not failed
             message.ready = self._now() + delay
         elif message is None or message.token != key.token or message.state not in ("pending", "dead"):
             return LeaseOutcome(code="lease-lost")

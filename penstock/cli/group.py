@@ -17,6 +17,7 @@ from penstock.cli.invocation import example, shared_options
 from penstock.cli.ls import ls, show
 from penstock.cli.pull import pull
 from penstock.cli.put import put
+from penstock.cli.redrive import redrive
 from penstock.cli.rm import rm
 from penstock.cli.serve import serve
 from penstock.cli.top import top
@@ -81,5 +82,5 @@ def completion(shell: str) -> None:
 
 
 cli.params += shared_options()
-for command in (serve, put, ls, show, get, rm, top, pull, call, verify, backup, doctor, completion):
+for command in (serve, put, ls, show, get, rm, redrive, top, pull, call, verify, backup, doctor, completion):
     cli.add_command(command)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from penstock.text import counted, format_age, format_size, format_table, printable
+from penstock.text import counted, cut, format_age, format_size, format_table, printable
 
 Thing = Mapping[str, Any]
 """The answer to `describe`, or a piece of it."""
@@ -45,6 +45,8 @@ class Kind:
     """Whether `ls` without a path lists it."""
     listing: Columns | None = None
     """The columns of `ls`, which then describes each thing; None: the columns of every other listing."""
+    reads: bool = False
+    """Whether `ls` lists the rows that are at the path, such as dead messages."""
     nothing: str = "nothing here; penstock put store/… FILE brings something"
     facts: Columns | None = None
     """The lines of `show`; None: all fields that aren't nested."""
@@ -94,6 +96,7 @@ def _ago(moment: float) -> str:
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("rows/s", "committed/s", "confirmed/s"), "{:,.0f}".format),
+    "done/s": "{:,.1f}".format,
     **dict.fromkeys(("opened", "last put", "seen"), _ago),
     "size": format_size,
     **dict.fromkeys(("oldest", "oldest unacked"), format_age),
@@ -305,4 +308,53 @@ _WRITE = Kind(
     ],
 )  # fmt: skip
 
-KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _WRITE)
+
+# --- queues ---------------------------------------------------------------------------------
+
+
+def _count(name: str) -> Callable[[Thing], Any]:
+    return lambda queue: queue["queue"]["counts"].get(name)
+
+
+def _waiting(queue: Thing) -> float | None:
+    """Return the age of the oldest pending message."""
+    oldest = _count("oldest")(queue)
+    return None if oldest is None else max(0.0, time.time() - oldest)
+
+
+def _dead_for(message: Thing) -> str:
+    return format_age(time.time() - message["ended"])
+
+
+_COUNTS: Columns = {
+    "pending": _count("pending"), "claimed": _count("claimed"), "done": _count("done"), "dead": _count("dead"),
+    "size": _count("bytes"), "oldest": _waiting,
+}  # fmt: skip
+_QUEUE = Kind(
+    "queue", "queue", "queues", nothing="no queue here; penstock.write(…, queue=…) or client.push makes one",
+    listing={"queue": "path", **_COUNTS, "": _count("state")},
+    facts={
+        "state": _count("state"), "cause": _count("cause"), **_COUNTS,
+        "done/s": lambda queue: queue["queue"]["done_per_second"],
+    },
+    show=[
+        Table("upstream", lambda queue: queue["queue"]["upstreams"], {"filled by": "upstream", "": "state"}),
+    ],
+    top=[
+        Table(
+            "queue", lambda queue: [queue],
+            {"queue": "path", **_COUNTS, "done/s": "done_per_s", "": _count("state")},
+            "path", "done_per_s", _count("done"),
+        )
+    ],
+    deleted="deleted {path}: {rows:,} messages, {size}",
+)  # fmt: skip
+_MESSAGES = Kind(
+    "messages", facts={"messages": "rows"}, show=[_SCHEMA], nothing="no message is dead", reads=True,
+    listing={
+        "message": "message_id", "error": "error", "text": lambda message: cut(message["text"] or "", 60),
+        "tries": "tries", "worker": "worker", "dead for": _dead_for,
+    },
+)  # fmt: skip
+
+KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _QUEUE, _MESSAGES, _WRITE)

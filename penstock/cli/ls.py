@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
     """List the folder PATH; without it, all datasets and topics.
 
-    `penstock ls write` lists the open writes.
+    `penstock ls write` lists the open writes, `ls queue` the queues, `ls queue/NAME/dead` what was set aside, and why.
     """
     from penstock.client.views import Listing
 
@@ -41,7 +42,8 @@ def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
                 things += [{name: value for name, value in e.to_json().items() if name != "local"} for e in listing]
                 tables.append(repr(listing))
             else:
-                details = describe_each(client, listing)
+                reads = kinds.kind_named(listing[0].kind).reads
+                details = _rows_at(client, listing[0].path) if reads else describe_each(client, listing)
                 things += details
                 tables.append(kinds.text_of(columns, details))
     if invocation.json:
@@ -79,6 +81,15 @@ def describe_each(client: Client, entries: Iterable[Entry]) -> list[dict[str, An
         with suppress(NotFound):
             things.append(client.call("describe", {"path": entry.path}))
     return things
+
+
+def _rows_at(client: Client, path: str) -> list[dict[str, Any]]:
+    """Return the rows that are read at a path, times in seconds since 1970."""
+    rows: list[dict[str, Any]] = client.get(path).read_all().to_pylist()
+    return [
+        {name: value.timestamp() if isinstance(value, datetime) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def _describe(client: Client, path: str) -> dict[str, Any]:

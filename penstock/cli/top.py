@@ -1,4 +1,4 @@
-"""`top`: what is going on now: open writes, journals and how fast they grow, pullers, how far consumers are behind."""
+"""`top`: what is going on now: open writes, growing journals, pullers, queues, how far consumers are behind."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Page = dict[str, list[dict[str, Any]]]
 """The things of each kind, by its plural."""
 
 
-@command("Watch writes, topics, subscriptions and consumers.", "penstock top")
+@command("Watch writes, topics, subscriptions, queues and consumers.", "penstock top")
 @click.option("-s", "--seconds", type=click.FloatRange(0.1, 3600), default=1.0, help="Time between two looks.")
 @click.option("-n", "--looks", type=click.IntRange(1), help="Number of looks; without it, until Ctrl-C.")
 def top(invocation: Invocation, seconds: float, looks: int | None) -> None:
-    """Show writes, topics, subscriptions, pullers and consumers with their rates, again and again.
+    """Show writes, topics, subscriptions, pullers, queues and consumers with their rates, again and again.
 
     Without a terminal it shows them once.
     """
@@ -65,4 +65,4 @@ def _text(page: Page) -> str:
         for table in kind.top
     ]
     shown = (f"{text_of(columns, rows)}\n" for columns, rows in tables if rows)
-    return "\n".join(shown) or "no topic, no subscription, no open write"
+    return "\n".join(shown) or "no topic, no subscription, no queue, no open write"

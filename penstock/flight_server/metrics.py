@@ -69,7 +69,7 @@ class Metrics:
         metrics[1].observe(seconds)
 
     def text(self, *, names: bool = True) -> str:
-        """Return the page, in Prometheus's text format; without `names` of topics and consumers, or what has them."""
+        """Return the page, in Prometheus's text format; without `names` what names things is left out."""
         return generate_latest(self._registry if names else _Nameless(self._registry)).decode()
 
 
@@ -79,7 +79,7 @@ class _Nameless(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for family in self._registry.collect():
-            if not any("topic" in sample.labels for sample in family.samples):
+            if not any({"topic", "queue"} & sample.labels.keys() for sample in family.samples):
                 yield family
 
 

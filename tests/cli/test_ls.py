@@ -157,11 +157,11 @@ def test_consumers_are_shown_the_slowest_first() -> None:
 
 
 def test_an_unknown_kind_is_shown_by_its_fields() -> None:
-    kind = kinds.kind_named("queue")
-    thing = {"kind": "queue", "path": "queue/j", "pending": 7, "shards": []}
-    assert (kind.title.format(**thing), kind.facts, kind.show) == ("queue/j", None, ())
+    kind = kinds.kind_named("shelf")
+    thing = {"kind": "shelf", "path": "shelf/j", "pending": 7, "shards": []}
+    assert (kind.title.format(**thing), kind.facts, kind.show) == ("shelf/j", None, ())
     assert kinds.cells({"pending": "pending", "dead": "dead"}, thing) == {"pending": "7", "dead": ""}
-    assert kinds.text_of({"path": "path", "pending": "pending"}, [thing]) == "path     pending\nqueue/j        7"
+    assert kinds.text_of({"path": "path", "pending": "pending"}, [thing]) == "path     pending\nshelf/j        7"
 
 
 # --- rm, call -------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_call_lists_the_actions_and_calls_them(here: Run, trips: str) -> None:
 
 
 def test_top_says_where_nothing_is(here: Run) -> None:
-    assert here("top").text == "no topic, no subscription, no open write\n"
+    assert here("top").text == "no topic, no subscription, no queue, no open write\n"
 
 
 def test_top_has_topics_consumers_and_writes(here: Run, client: Client) -> None:

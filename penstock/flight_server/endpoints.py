@@ -57,8 +57,9 @@ def _endpoint(state: State, run: list[Slice], selection: Selection, expires: flo
     rows, size = sum(each.rows for each in run), sum(each.bytes for each in run)
     start = None if first.shard is None else first.first + first.skip
     meta = selection.meta
+    stored = [each for each in run if each.inline is None]
     ticket = ReadTicket(
-        tuple(each.part for each in run if each.inline is None),
+        tuple(each.part for each in stored),
         selection.path,
         round(expires, 3),
         selection.columns,
@@ -71,6 +72,8 @@ def _endpoint(state: State, run: list[Slice], selection: Selection, expires: flo
         offset=start if "_offset" in meta else None,
         since=tuple(each.since for each in run) if "_time" in meta else None,
         inline=None if first.inline is None else base64.b64encode(first.inline).decode(),
+        written=tuple(each.part_rows for each in stored),
+        digests=tuple(each.digest or "" for each in stored),
     )
     return flight.FlightEndpoint(
         state.signer.sign(ticket),

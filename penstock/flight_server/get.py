@@ -39,16 +39,14 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
     are; rows that are cut, widened or filtered are made batch by batch.
     """
     ticket = state.signer.open_read(raw, now=time.time())  # 1.
-    if ticket.inline is not None:  # 2.
-        first: OpenPart = InlinePart(base64.b64decode(ticket.inline))
-    else:
-        first = state.store.open(ticket.get[0])
+    parts = ticket.open_parts(state.store)
+    first = next(parts) if ticket.inline is None else InlinePart(base64.b64decode(ticket.inline))  # 2.
     if len(ticket.get) <= 1 and ticket.names_parts_as_stored and ticket.rows is None:
         state.metrics.moved("out", first.rows, first.bytes)
         return _whole(first, ticket, call)  # 3.
     available = _schema(ticket, first)
     schema = slices.select(available, ticket.columns)
-    cuts = _cuts(ticket, chain((first,), map(state.store.open, ticket.get[1:])))
+    cuts = _cuts(ticket, chain((first,), parts))
     if ticket.filter is not None:
         rows: Iterator[flight.RecordBatchStream | pa.Table] = _filtered(
             ticket.filter, available, ticket, cuts, state.metrics

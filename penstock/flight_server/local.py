@@ -136,8 +136,8 @@ class LocalDoor:
         lengths: list[int] = []
         try:
             ticket = self._signer.open_read(raw, now=time.time())
-            for name in ticket.get if ticket.names_parts_as_stored else ():
-                descriptor = self._store.open(name).descriptor()
+            for part in ticket.open_parts(self._store) if ticket.names_parts_as_stored else ():
+                descriptor = part.descriptor()
                 if descriptor is None:  # in memory
                     return [], []
                 stack.callback(os.close, descriptor[0])

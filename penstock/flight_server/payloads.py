@@ -177,7 +177,10 @@ def find(state: State, request: wire.FindPayloads) -> wire.FoundPayloads:
 def read_ticket(state: State, key: str, located: payloads.Bytes, expires: float) -> str:
     """Return a read ticket for the part of a payload or a split."""
     assert located.part is not None
-    return state.signer.sign(ReadTicket((located.part,), f"store/{key}", round(expires, 3))).decode()
+    ticket = ReadTicket(
+        (located.part,), f"store/{key}", round(expires, 3), written=(located.rows,), digests=(located.digest or "",)
+    )
+    return state.signer.sign(ticket).decode()
 
 
 def keys(state: State, request: wire.ListPayloads) -> wire.PayloadKeys:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hmac
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
 from penstock.errors import Denied, Expired, InvalidRequest
+from penstock.store.medium import OpenPart
+from penstock.store.payloads import Store
 from penstock.wire.body import MAX_BODY, Body
 
 
@@ -43,6 +46,20 @@ class ReadTicket(Body):
     """When each part was appended, for the column `_time`."""
     inline: str | None = None
     """A small payload in place of parts: its IPC stream in base64."""
+
+    written: tuple[int, ...] | None = None
+    """The rows of each part, as the ledger has them. A ticket of before format 6 lacks them."""
+    digests: tuple[str, ...] | None = None
+    """The digest of each part; empty of one that was written before format 6."""
+
+    def open_parts(self, store: Store) -> Iterator[OpenPart]:
+        """Open the parts one by one; Lost if one is another than was written."""
+        path = self.path.partition("@")[0]  # of a split: the dataset's
+        for number, name in enumerate(self.get):
+            yield store.open(
+                name, path=path, rows=self.written[number] if self.written else None,
+                digest=self.digests[number] or None if self.digests else None,
+            )  # fmt: skip
 
     @property
     def names_parts_as_stored(self) -> bool:

@@ -93,11 +93,14 @@ def children(reader: Reader, folder: str, incarnation: str) -> list[Dataset | Fo
 def slices(reader: Reader, path: str) -> list[Slice]:
     """Return the parts of a dataset, in order."""
     rows = reader.rows(
-        "SELECT name, rows, bytes, ipc FROM parts JOIN schemas ON schemas.id = parts.schema"
+        "SELECT name, rows, bytes, digest, ipc FROM parts JOIN schemas ON schemas.id = parts.schema"
         " WHERE path = ? AND state = 'visible' ORDER BY seq",
         path,
     )
-    return [Slice(row["name"], row["rows"], row["bytes"], to_schema(row["ipc"]), row["rows"]) for row in rows]
+    return [
+        Slice(row["name"], row["rows"], row["bytes"], to_schema(row["ipc"]), row["rows"], digest=row["digest"])
+        for row in rows
+    ]
 
 
 def _dataset(row: sqlite3.Row) -> Dataset:
@@ -110,7 +113,7 @@ def _dataset(row: sqlite3.Row) -> Dataset:
 
 growth = schemas.DATASET
 visible_parts = (
-    "SELECT name, path, rows, bytes FROM parts WHERE state = 'visible' AND path IS NOT NULL"
+    "SELECT name, path, rows, bytes, digest FROM parts WHERE state = 'visible' AND path IS NOT NULL"
     " AND incarnation = '' AND NOT missed"
 )
 

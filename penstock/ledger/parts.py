@@ -31,6 +31,8 @@ class Slice:
     """The time at which the part was appended."""
     inline: pa.Buffer | None = None
     """The IPC stream of a small payload, which has no part."""
+    digest: str | None = None
+    """Of the part's records."""
 
     @property
     def reaches_end(self) -> bool:
@@ -54,10 +56,11 @@ class NamedPart:
     path: str
     rows: int
     bytes: int
+    digest: str | None
 
 
 OF_OPEN_WRITES = (
-    "SELECT name, writes.path AS path, parts.rows, parts.bytes FROM parts"
+    "SELECT name, writes.path AS path, parts.rows, parts.bytes, parts.digest FROM parts"
     " JOIN attempts ON attempts.id = parts.attempt JOIN writes ON writes.id = attempts.write"
     " WHERE parts.state = 'whole' AND incarnation = '' AND NOT missed"
 )
@@ -77,7 +80,7 @@ def add(
     for number, part in enumerate(added):
         t.insert(
             "parts", name=part.name, attempt=attempt, number=number, rows=part.rows, bytes=part.bytes,
-            schema=schema_id, incarnation=t.ledger.incarnation, state=state,
+            schema=schema_id, incarnation=t.ledger.incarnation, state=state, digest=part.digest,
         )  # fmt: skip
 
 
@@ -85,15 +88,17 @@ def add_held(t: Transaction, part: Part, schema: pa.Schema, *, until: float) -> 
     """Add a part that is at no path: read tickets name it, until then."""
     t.insert(
         "parts", name=part.name, attempt="", number=0, rows=part.rows, bytes=part.bytes, schema=t.schema_id(schema),
-        incarnation=t.ledger.incarnation, state="retired", free_at=until,
+        incarnation=t.ledger.incarnation, state="retired", free_at=until, digest=part.digest,
     )  # fmt: skip
 
 
-def add_payload(t: Transaction, name: str, path: str, *, rows: int, bytes: int, schema: pa.Schema) -> None:
+def add_payload(
+    t: Transaction, name: str, path: str, *, rows: int, bytes: int, schema: pa.Schema, digest: str | None
+) -> None:
     """Add the one part of a large payload, whose bytes are durable: visible at the payload's path."""
     t.insert(
         "parts", name=name, attempt="", number=0, rows=rows, bytes=bytes, schema=t.schema_id(schema),
-        incarnation=t.ledger.incarnation, state="visible", path=path, seq=0,
+        incarnation=t.ledger.incarnation, state="visible", path=path, seq=0, digest=digest,
     )  # fmt: skip
 
 
@@ -156,6 +161,12 @@ def of_attempt(reader: Reader, attempt: str) -> list[tuple[int, int, int]]:
     """Return the parts of an attempt in order: number, rows and bytes of each."""
     rows = reader.rows("SELECT number, rows, bytes FROM parts WHERE attempt = ? ORDER BY number", attempt)
     return [(row["number"], row["rows"], row["bytes"]) for row in rows]
+
+
+def written(reader: Reader, name: str) -> tuple[int, str | None]:
+    """Return the rows and the digest of a part."""
+    row = reader.rows("SELECT rows, digest FROM parts WHERE name = ?", name)[0]
+    return row["rows"], row["digest"]
 
 
 def hold(t: Transaction, names: Iterable[str]) -> None:

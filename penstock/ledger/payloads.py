@@ -29,6 +29,8 @@ class Bytes:
     inline: bytes | None
     part: str | None
     rows: int
+    digest: str | None = None
+    """Of the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ def bind(t: Transaction, row: PayloadRow, *, bound: bool = False) -> None:
     if row.part is not None:
         assert row.schema is not None
         parts.add_payload(
-            t, row.part, f"{KIND}/{row.key}", rows=row.rows, bytes=row.bytes, schema=plain(row.schema)
+            t, row.part, f"{KIND}/{row.key}", rows=row.rows, bytes=row.bytes, schema=plain(row.schema),
+            digest=row.digest,
         )  # fmt: skip
 
 
@@ -78,14 +81,14 @@ def look_up(reader: Reader, key: str, now: float) -> Bytes | None:
     split = _SPLIT.fullmatch(key)
     if split is None:
         row = payload_table.find(reader, key, now)
-        return None if row is None else Bytes(row.inline, row.part, row.rows)
+        return None if row is None else Bytes(row.inline, row.part, row.rows, row.digest)
     path, attempt, number = split.groups()
     part = reader.row(
-        "SELECT name, rows FROM parts WHERE attempt = ? AND number = ?"
+        "SELECT name, rows, digest FROM parts WHERE attempt = ? AND number = ?"
         " AND (state = 'visible' AND path = ? OR state = 'retired')",
         attempt, int(number), f"{KIND}/{path}",
     )  # fmt: skip
-    return None if part is None else Bytes(None, part["name"], part["rows"])
+    return None if part is None else Bytes(None, part["name"], part["rows"], part["digest"])
 
 
 def adopt(t: Transaction, key: str) -> None:

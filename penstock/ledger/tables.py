@@ -69,6 +69,7 @@ CREATE INDEX datasets_by_schema ON datasets(schema);
 """,
     6: """
 ALTER TABLE parts ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE parts ADD COLUMN digest TEXT;
 ALTER TABLE writes ADD COLUMN queue TEXT;
 ALTER TABLE writes ADD COLUMN split_rows INTEGER;
 CREATE INDEX writes_with_queues ON writes(touched) WHERE state = 'open' AND queue IS NOT NULL;
@@ -76,7 +77,8 @@ CREATE INDEX writes_with_queues ON writes(touched) WHERE state = 'open' AND queu
 }
 """`writes.brief`: remembered for an hour only. `writes.queue`: gets a message for each part at finish.
 `writes.split_rows`: the most rows of a part. `parts.held`: a
-message names it. `ticketed`: until when read tickets may name the bytes at a path.
+message names it. `parts.digest`: of its records; NULL in rows of before format 6.
+`ticketed`: until when read tickets may name the bytes at a path.
 `parts.missed`: its bytes are gone, and a start has accepted that. `schemas.crc`: of its bytes; NULL in older rows."""
 
 

@@ -76,6 +76,8 @@ def _faults(medium: DiskMedium, named: list[NamedPart], ledger: str, progress: P
             label = opened.label
             if opened.rows != part.rows:
                 yield part.name, f"{part.path}: part {part.name} has {opened.rows:,} rows, the ledger {part.rows:,}"
+            elif part.digest not in (None, opened.digest):
+                yield part.name, f"{part.path}: part {part.name} has the records {opened.digest}, not {part.digest}"
             elif label is not None and (label.path, label.ledger) != (part.path, ledger):
                 yield part.name, f"{part.path}: part {part.name} was written for {label.path} of ledger {label.ledger}"
         done += part.bytes

@@ -235,7 +235,7 @@ class MappedPart:
         self.label = written.label
         self._stream = mapped.slice(0, written.bytes)
         self.schema = pa.ipc.read_schema(self._stream)
-        self.rows, self.bytes = written.rows, written.bytes
+        self.rows, self.bytes, self.digest = written.rows, written.bytes, written.digest
         small = len(self.schema) * written.batches <= _PARSED
         self._table = pa.ipc.open_stream(self._stream).read_all() if small else None  # maps, copies nothing
 

@@ -61,6 +61,20 @@ class OpenPart(Protocol):
         ...
 
 
+class StoredPart(OpenPart, Protocol):
+    """One that a medium has."""
+
+    @property
+    def digest(self) -> str:
+        """As its write returned it."""
+        ...
+
+    @property
+    def label(self) -> Label | None:
+        """What it says of itself; None in memory, and of format 1."""
+        ...
+
+
 class Medium(Protocol):
     """Where parts are kept. A name is [A-Za-z0-9.-]{1,80}, made by penstock and used for one part only."""
 
@@ -80,7 +94,7 @@ class Medium(Protocol):
         """Return what it has for parts now: other programs may fill a disk."""
         ...
 
-    def open(self, name: str) -> OpenPart:
+    def open(self, name: str) -> StoredPart:
         """Return the part, every byte verified. Lost if it is gone or corrupt, which quarantines it."""
         ...
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.rows.slices import size_of
 from penstock.store import records
 from penstock.store.disk import DiskMedium
-from penstock.store.medium import OpenPart, Part, Room
+from penstock.store.medium import Part, Room, StoredPart
 from penstock.store.records import Label
 
 
@@ -38,7 +38,9 @@ class MemoryMedium:
     ) -> Part:
         """Keep the batches themselves, without a copy; a part beyond the bound goes to disk."""
         table = pa.Table.from_batches(batches, schema)
-        part = _MemoryPart(schema, table.num_rows, sum(map(size_of, table.to_batches())), table)
+        batches = table.to_batches()
+        digest = records.write(None, schema, batches).digest
+        part = _MemoryPart(schema, table.num_rows, sum(map(size_of, batches)), digest, table)
         with self._lock:
             before = self._parts.pop(name, None)
             self._bytes -= before.bytes if before else 0
@@ -47,8 +49,8 @@ class MemoryMedium:
                 self._bytes += part.bytes
                 self._parts[name] = part
         if not fits:
-            return self._spill.write(name, schema, table.to_batches(), label)
-        return Part(name, part.rows, part.bytes, records.write(None, schema, table.to_batches()).digest)
+            return self._spill.write(name, schema, batches, label)
+        return Part(name, part.rows, part.bytes, digest)
 
     def room(self) -> Room:
         """Return the room of memory and of the disk together."""
@@ -56,7 +58,7 @@ class MemoryMedium:
         with self._lock:
             return Room(self._max_bytes + spill.total, self._max_bytes - self._bytes + spill.free)
 
-    def open(self, name: str) -> OpenPart:
+    def open(self, name: str) -> StoredPart:
         with self._lock:
             part = self._parts.get(name)
         return self._spill.open(name) if part is None else part
@@ -105,7 +107,9 @@ class _MemoryPart:
     schema: pa.Schema
     rows: int
     bytes: int
+    digest: str
     table: pa.Table
+    label: None = None
 
     def reader(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
         return (self.table if columns is None else self.table.select(list(columns))).to_reader()

@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS payloads(
 ALTER TABLE payloads RENAME TO payloads_before;
 CREATE TABLE payloads(
     key TEXT PRIMARY KEY, part TEXT UNIQUE, crc INTEGER, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    bound INTEGER NOT NULL DEFAULT 0, stored REAL NOT NULL, expires REAL, split_id TEXT, metadata TEXT, inline BLOB,
+    bound INTEGER NOT NULL DEFAULT 0, stored REAL NOT NULL, expires REAL, split_id TEXT, metadata TEXT,
+    digest TEXT, inline BLOB,
     CHECK ((part IS NULL) = (inline IS NOT NULL) AND (crc IS NULL) = (inline IS NULL))
 );
 INSERT INTO payloads(key, part, rows, bytes, stored, expires, split_id, metadata)
@@ -38,7 +39,7 @@ CREATE INDEX payloads_to_expire ON payloads(expires) WHERE expires IS NOT NULL;
 }
 """`inline`: an IPC stream, the last column as SQLite reads through all that is before a value; `crc`: its checksum.
 `bound`: the payload goes when the last message that names it is done. `split_id`, `metadata`: of rows that were stored
-before format 6; the schemas of later ones carry them."""
+before format 6; the schemas of later ones carry them. `digest`: of the part, which rows of those times lack."""
 
 INLINE = 32 << 10
 """Bytes of an IPC stream up to which it lies in the row: a file of its own would cost an fsync."""
@@ -60,6 +61,8 @@ class PayloadRow:
     metadata: str | None = None
     schema: pa.Schema | None = None
     """Of a new payload."""
+    digest: str | None = None
+    """Of the part."""
 
 
 class InlinePart:
@@ -103,6 +106,7 @@ def find(reader: Reader, key: str, now: float) -> PayloadRow | None:
     return PayloadRow(
         row["key"], row["part"], row["inline"], row["rows"], row["bytes"], row["expires"], row["stored"],
         bool(row["bound"]), row["split_id"], row["metadata"],
+        digest=row["digest"],
     )  # fmt: skip
 
 
@@ -175,11 +179,11 @@ def put(t: View, row: PayloadRow, now: float, *, bound: bool = False) -> str | N
     """Point a key at its bytes; return the part that it pointed at before."""
     before = t.row("SELECT part FROM payloads WHERE key = ?", row.key)
     t.sql.execute(
-        "REPLACE INTO payloads(key, part, inline, crc, rows, bytes, bound, stored, expires)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "REPLACE INTO payloads(key, part, inline, crc, rows, bytes, bound, stored, expires, digest)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             row.key, row.part, row.inline, None if row.inline is None else crc32c(row.inline), row.rows, row.bytes,
-            bound, now, row.expires,
+            bound, now, row.expires, row.digest,
         ),
     )  # fmt: skip
     return None if before is None else before["part"]

@@ -20,7 +20,7 @@ from penstock.rows.payload import PayloadStore, SplitPayload, payloads_by_key
 from penstock.rows.slices import PART_BYTES, size_of
 from penstock.store import payload_table
 from penstock.store.database import Database, Unsettled, View
-from penstock.store.medium import Medium, OpenPart, Part, Room
+from penstock.store.medium import Medium, OpenPart, Part, Room, lost
 from penstock.store.payload_table import INLINE, InlinePart, PayloadRow
 from penstock.store.records import Label
 from penstock.wire.paths import check_key
@@ -117,7 +117,7 @@ class Store(PayloadStore):
             if len(inline) <= INLINE:
                 return PayloadRow(key, None, inline, count, len(inline), expires, schema=schema)
         part = self.write(uuid.uuid4().hex, schema, batches, path=path)
-        return PayloadRow(key, part.name, None, count, part.bytes, expires, schema=schema)
+        return PayloadRow(key, part.name, None, count, part.bytes, expires, schema=schema, digest=part.digest)
 
     def get_all(self, keys: Iterable[str]) -> dict[str, SplitPayload]:
         """Return the payloads of those keys that have one; Lost if the bytes of one are gone or corrupt."""
@@ -129,13 +129,18 @@ class Store(PayloadStore):
         if row is None:
             return None
         try:
-            part = InlinePart(row.inline) if row.inline is not None else self.open(row.part or "")
+            part = InlinePart(row.inline) if row.inline is not None else self._open(row)
         except Lost as gone:
             if self._moved_on(key, row.part):
                 return self._get(key)
             raise Lost(f"the payload {key} is lost: {gone}") from gone
         payload = SplitPayload.from_arrow(part.reader().read_all(), row.split_id or key)
         return payload if row.metadata is None else replace(payload, metadata=json.loads(row.metadata))
+
+    def _open(self, row: PayloadRow) -> OpenPart:
+        if row.digest is None:  # stored before format 6, which counted no rows either
+            return self.open(row.part or "")
+        return self.open(row.part or "", path=row.key, rows=row.rows, digest=row.digest)
 
     def delete(self, key: str) -> bool:
         """Delete a payload; False if there was none."""
@@ -223,9 +228,18 @@ class Store(PayloadStore):
                 retry_after=5,
             )
 
-    def open(self, name: str) -> OpenPart:
-        """Return a part, every byte verified; Lost by name if it is gone."""
-        return self.medium.open(name)
+    def open(
+        self, name: str, *, path: str | None = None, rows: int | None = None, digest: str | None = None
+    ) -> OpenPart:
+        """Return a part, every byte verified; Lost by name if it is gone, or another than its row or ticket says."""
+        part = self.medium.open(name)
+        if rows is not None and part.rows != rows:
+            raise lost(name, f"its file has {part.rows:,} rows where {rows:,} were written")
+        if digest is not None and part.digest != digest:
+            raise lost(name, f"its file has the records {part.digest} where {digest} were written")
+        if path is not None and part.label is not None and part.label.path != path:
+            raise lost(name, f"its file was written for {part.label.path}, not for {path}")
+        return part
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete parts; one that is gone already is no error."""

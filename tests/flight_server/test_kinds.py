@@ -82,7 +82,7 @@ class ShelfKind(Kind):
         with admit() as upload:
             batches = [batch for part in upload.parts() for batch in part]
             upload.check_whole()
-        part = self.state.store.write(upload.attempt, upload.schema, batches, path="store/a")
+        part = self.state.store.write(upload.attempt, upload.schema, batches, path=str(path))
         self.parts[str(path)] = Slice(part.name, part.rows, part.bytes, upload.schema, part.rows)
         return Receipt("", upload.attempt, part.rows, part.bytes, 1, part.digest)
 

@@ -106,13 +106,13 @@ class StoreContract:
         store.store("k", numbers(3))
         opened = store.open
 
-        def late(name: str) -> OpenPart:
+        def late(name: str, **written: Any) -> OpenPart:
             monkeypatch.undo()
             if meanwhile == "replaced":
                 store.store("k", numbers(7))
             else:
                 store.delete("k")
-            return opened(name)
+            return opened(name, **written)
 
         monkeypatch.setattr(store, "open", late)
         stored = store.get("k")

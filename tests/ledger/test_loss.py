@@ -12,19 +12,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 from penstock.client.client import Client, connect
 from penstock.errors import Lost, NotFound, PenstockError
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
+from penstock.ledger.verify import verify
+from penstock.queue.destinations import DESTINATIONS
+from penstock.store import records
+from penstock.store.disk import DiskMedium
 from penstock.store.payloads import ORPHAN_GRACE
 from tests.kit.server import ANY_PORT, process_server
 from tests.kit.topics import Reach
+from tests.kit.wire import at
 
 DATASETS, PUTS = 5, 40
 Damage = Callable[[Path], object]
@@ -151,6 +158,71 @@ def test_swapped_parts_are_not_read_as_each_other(data: Path) -> None:
         for path in ("store/0", "store/1"):
             with pytest.raises(Lost, match=r"its file is that of part|was found corrupt"):
                 client.get(path).read_all()
+
+
+def name_of_part(data: Path, path: str) -> str:
+    """Return the name of the first part of a dataset or a topic."""
+    query = "SELECT name FROM parts LEFT JOIN journal ON part = name WHERE ? IN (parts.path, journal.path)"
+    with sqlite3.connect(data / "ledger.db") as sql:
+        name: str = sql.execute(query, (path,)).fetchone()[0]
+    sql.close()
+    return name
+
+
+def put_other_part(data: Path, name: str, table: pa.Table, *, path: str | None = None) -> None:
+    """Put a whole part with other rows, or for another path, in the place of one of that name."""
+    label = DiskMedium(data).label(name)
+    assert label is not None
+    file = data / "parts" / name[:2] / name
+    file.unlink()
+    fd = os.open(file, os.O_CREAT | os.O_WRONLY)
+    records.write(fd, table.schema, table.to_batches(), replace(label, path=path or label.path))
+    os.close(fd)
+
+
+OTHERS: list[tuple[pa.Table, str | None, str]] = [
+    (pa.concat_tables([rows(0), rows(0)]), None, "has 2 rows where 1 were written|has 2 rows, the ledger 1"),
+    (rows(7), None, "has the records "),
+    (rows(0), "store/other", "was written for store/other"),
+]
+
+
+@pytest.mark.parametrize(("table", "written_for", "words"), OTHERS, ids=["rows", "digest", "path"])
+@pytest.mark.parametrize("path", ["store/new", "topic/new"])
+def test_another_part_under_the_same_name_is_lost(
+    data: Path, path: str, table: pa.Table, written_for: str | None, words: str
+) -> None:
+    """Whether its ticket was issued before or after, for do_get, for a map of the file and for `verify`."""
+    config = ServerConfig(data=data, listen=ANY_PORT)
+    with serving(config) as server, connect(server.url) as client, flight.connect(server.url) as bare:
+        client.put(path, rows(0))
+        tickets = [endpoint.ticket for endpoint in bare.get_flight_info(at(path)).endpoints]
+    name = name_of_part(data, path)
+    put_other_part(data, name, table, path=written_for)
+    losses = verify(data, DiskMedium(data), DESTINATIONS, is_served=False).losses
+    assert [loss for loss in losses if name in loss and re.search(words, loss)] == list(losses) != []
+    with serving(config) as server, connect(server.url) as client, flight.connect(server.url) as bare:
+        with pytest.raises(Lost, match=f"part {name} is lost: .*({words})"):
+            client.get(path).read_all()
+        with pytest.raises(flight.FlightError, match=f"part {name} is lost: .*({words})"):
+            [bare.do_get(ticket).read_all() for ticket in tickets]
+        assert client.get("store/1").read_all() == rows(1)
+    assert (data / "parts" / name[:2] / name).exists()
+
+
+def test_parts_of_before_digests_are_compared_by_rows(data: Path) -> None:
+    with client_of(data) as client:
+        client.get("store/0")
+    with sqlite3.connect(data / "ledger.db") as sql:
+        sql.execute("UPDATE parts SET digest = NULL")
+    sql.close()
+    assert verify(data, DiskMedium(data), DESTINATIONS, is_served=False).losses == ()
+    with client_of(data) as client:
+        assert client.get("store/0").read_all() == rows(0)
+        assert client.get("topic/t").read_all().num_rows == PUTS
+    put_other_part(data, name_of_part(data, "store/0"), pa.concat_tables([rows(0), rows(0)]))
+    with client_of(data) as client, pytest.raises(Lost, match="has 2 rows where 1 were written"):
+        client.get("store/0").read_all()
 
 
 def test_an_orphan_is_kept_for_a_day(data: Path, tmp_path: Path, clock: Any) -> None:

@@ -82,6 +82,16 @@ def test_damage_is_found_and_set_aside(store: Store, damage: str) -> None:
     assert_damage_is_found(store, name, damaged)
 
 
+def test_a_payload_with_other_rows_under_its_name_is_lost(store: Store) -> None:
+    store.store("k", numbers(10_000))
+    name = only_part(store)
+    for table, path in ((numbers(9_999), "k"), (numbers(10_000)[::-1], "k"), (numbers(10_000), "other")):
+        part_file(store, name).unlink()
+        store.write(name, table.schema, table.to_batches(), path=path)
+        with pytest.raises(Lost, match=f"the payload k is lost: part {name} is lost: its file (has|was written for)"):
+            store.get("k")
+
+
 def test_quarantined_parts_are_named_and_never_deleted(store: Store) -> None:
     for key, ttl in (("a", None), ("b", 0.0), ("c", None)):
         store.store(key, numbers(10), ttl=ttl)

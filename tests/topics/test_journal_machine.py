@@ -51,6 +51,8 @@ class StoredPart:
     """A part as the medium returns it."""
 
     table: pa.Table
+    digest: str
+    label: None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -99,7 +101,7 @@ class Disk:
     def open(self, name: str) -> StoredPart:
         if name not in self.stored or name in self.broken:
             raise Lost(f"part {name} is lost")
-        return StoredPart(self.stored[name])
+        return StoredPart(self.stored[name], name)
 
     def delete(self, name: str) -> None:
         if not self.dead and name not in self.broken:

@@ -138,8 +138,8 @@ class DatasetKind(Kind):
         if located.inline is not None:
             small = InlinePart(located.inline)
             return Slice("", small.rows, small.bytes, small.schema, small.rows, inline=pa.py_buffer(located.inline))
-        part = self.state.store.open(located.part or "")
-        return Slice(located.part or "", part.rows, part.bytes, part.schema, part.rows)
+        part = self.state.store.open(located.part or "", path=held, rows=located.rows, digest=located.digest)
+        return Slice(located.part or "", part.rows, part.bytes, part.schema, part.rows, digest=located.digest)
 
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
         if write.state == "open":

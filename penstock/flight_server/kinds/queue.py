@@ -21,6 +21,7 @@ from penstock.flight_server.push import Pushed, push
 from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit
+from penstock.ledger import parts
 from penstock.ledger import payloads as rows_of_payloads
 from penstock.ledger.parts import Slice
 from penstock.ledger.payloads import Bytes
@@ -103,7 +104,7 @@ class QueueKind(Kind):
             for lease in leases:
                 located = None
                 if lease.part is not None:
-                    located = Bytes(None, lease.part, 0)
+                    located = Bytes(None, lease.part, *parts.written(reader, lease.part))
                 elif lease.message.payload_key:
                     with suppress(Lost):
                         located = rows_of_payloads.look_up(reader, lease.message.payload_key, 0.0)

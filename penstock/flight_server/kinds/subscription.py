@@ -296,7 +296,7 @@ class SubscriptionKind(JournalKind):
         except BaseException:
             store.discard([part.name])
             raise
-        return Slice(part.name, part.rows, part.bytes, registry.ACKS, part.rows)
+        return Slice(part.name, part.rows, part.bytes, registry.ACKS, part.rows, digest=part.digest)
 
     def describe(self, path: Path) -> wire.Description:
         if (subscription := of_acks(path)) is not None:

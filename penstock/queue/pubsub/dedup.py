@@ -132,7 +132,8 @@ class KnownMessages:
         for part in self._topics.range(topic, start, topic.latest(), ticketed_until=self._ledger.now() + _REBUILD):
             assert part.shard is not None
             try:
-                rows = self._store.open(part.part).reader(["message_id", "publish_time"])
+                opened = self._store.open(part.part, path=self._path, rows=part.part_rows, digest=part.digest)
+                rows = opened.reader(["message_id", "publish_time"])
             except Lost as lost:
                 log.warning(
                     "%s: the ids of lost rows aren't known: if they come again they are new rows: %s", self._path, lost

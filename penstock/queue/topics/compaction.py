@@ -92,7 +92,8 @@ class Compactor:
         batches: list[pa.RecordBatch] = []
         for part in run:
             try:
-                batches += _with_times(self._store.open(part.name), part.since)
+                opened = self._store.open(part.name, path=path, rows=part.rows, digest=part.digest)
+                batches += _with_times(opened, part.since)
             except Lost as lost:
                 if journal.is_placed(self._ledger.database, part.name):
                     self._unreadable.add(part.name)

@@ -176,6 +176,7 @@ class PlacedPart:
     """The times at which its first and its last row were appended."""
     schema_id: int
     incarnation: str
+    digest: str | None
 
     @property
     def end(self) -> int:
@@ -186,9 +187,9 @@ class PlacedPart:
 def placed_parts(reader: Reader, path: str, shard: int, *, below_bytes: int = 2**62) -> Iterator[PlacedPart]:
     """Give the parts of a shard in the order of their offsets, a page at a time."""
     query = (
-        "SELECT part AS name, shard, first, journal.rows, journal.bytes, since, until, schema AS schema_id, incarnation"
-        " FROM journal JOIN parts ON parts.name = part WHERE journal.path = ? AND shard = ? AND first >= ?"
-        " AND journal.bytes < ? ORDER BY first LIMIT ?"
+        "SELECT part AS name, shard, first, journal.rows, journal.bytes, since, until, schema AS schema_id,"
+        " incarnation, digest FROM journal JOIN parts ON parts.name = part WHERE journal.path = ? AND shard = ?"
+        " AND first >= ? AND journal.bytes < ? ORDER BY first LIMIT ?"
     )
     start = 0
     while page := [PlacedPart(**dict(row)) for row in reader.rows(query, path, shard, start, below_bytes, _PAGE)]:
@@ -335,6 +336,7 @@ def replace(t: Transaction, path: str, run: Sequence[PlacedPart], part: Part) ->
     t.insert(
         "parts", name=part.name, attempt=f"group-{part.name}", number=0, rows=part.rows, bytes=part.bytes,
         schema=run[0].schema_id, incarnation=t.ledger.incarnation, state="visible",
+        digest=part.digest,
     )  # fmt: skip
     t.insert(
         "journal", part=part.name, shard=shard, path=path, first=first, rows=part.rows, bytes=part.bytes,
@@ -371,7 +373,7 @@ def remove_parts(t: Transaction, names: Sequence[str], path: str) -> None:
 
 growth = schemas.TOPIC
 visible_parts = (
-    "SELECT name, journal.path AS path, parts.rows, parts.bytes FROM journal JOIN parts ON parts.name = part"
+    "SELECT name, journal.path AS path, parts.rows, parts.bytes, digest FROM journal JOIN parts ON parts.name = part"
     " WHERE journal.path IS NOT NULL AND incarnation = '' AND NOT missed"
 )
 

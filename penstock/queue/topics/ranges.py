@@ -13,9 +13,10 @@ from penstock.store.database import Reader
 
 
 def first_part_since(reader: Reader, path: str, shard: int, moment: float) -> sqlite3.Row | None:
-    """Return part, first and since of the first part of a shard with a row appended at this time or later."""
+    """Return the first part of a shard with a row appended at this time or later: its row, with its digest."""
     return reader.row(
-        "SELECT part, first, since FROM journal WHERE path = ? AND shard = ? AND until >= ? ORDER BY first LIMIT 1",
+        "SELECT journal.*, digest FROM journal JOIN parts ON parts.name = part"
+        " WHERE journal.path = ? AND shard = ? AND until >= ? ORDER BY first LIMIT 1",
         path, shard, moment,
     )  # fmt: skip
 
@@ -41,8 +42,8 @@ def _slices_of_shard(reader: Reader, topic: Topic, shard: Shard, start: int | No
     if start == end:  # nothing of the part around it
         return
     query = (
-        "SELECT part, first, journal.rows, journal.bytes, since, ipc FROM journal JOIN parts ON parts.name = part"
-        " JOIN schemas ON schemas.id = parts.schema"
+        "SELECT part, first, journal.rows, journal.bytes, since, digest, ipc FROM journal"
+        " JOIN parts ON parts.name = part JOIN schemas ON schemas.id = parts.schema"
         " WHERE journal.path = ?1 AND journal.shard = ?2 AND first + journal.rows > ?3 AND first < ?4 AND"
         " first >= (SELECT coalesce(max(first), 0) FROM journal WHERE path = ?1 AND shard = ?2 AND first <= ?3)"
         " ORDER BY first"
@@ -57,6 +58,7 @@ def _slices_of_shard(reader: Reader, topic: Topic, shard: Shard, start: int | No
         yield Slice(
             row["part"], rows, size, to_schema(row["ipc"]), row["rows"],
             skip=skip, shard=shard.number, first=row["first"], since=row["since"],
+            digest=row["digest"],
         )  # fmt: skip
     check_no_hole(topic, shard, reached, end)
 

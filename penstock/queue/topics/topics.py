@@ -127,7 +127,8 @@ class Topics:
             if row["since"] >= moment or self._store is None:
                 return first
             try:
-                return first + _rows_before(self._store.open(part), moment)
+                opened = self._store.open(part, path=topic.path, rows=row["rows"], digest=row["digest"])
+                return first + _rows_before(opened, moment)
             except Lost:
                 if journal.is_placed(self._ledger.database, part):
                     return first  # reading there names the loss

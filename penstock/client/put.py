@@ -16,7 +16,7 @@ from penstock.client.block import SendingBlock
 from penstock.client.connection import Connection, translate_errors
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
 from penstock.rows import slices
-from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions, Trailer
+from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask, TopicOptions, Trailer
 
 _REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -117,10 +117,10 @@ class Writer(SendingBlock):
         return error
 
 
-def open_attempt(connection: Connection, ticket: str, schema: pa.Schema) -> Writer:
+def open_attempt(connection: Connection, ticket: str, schema: pa.Schema, *, task: SparkTask | None = None) -> Writer:
     """Open one of many attempts of an open write; wait while the server has no room."""
     return connection.retry(
-        lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True), schema),
+        lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True, task=task), schema),
         waits_for_room=True,
     )
 

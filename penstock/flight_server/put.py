@@ -23,11 +23,12 @@ from penstock.flight_server.storing import discard_running, next_stored
 from penstock.flight_server.upload import Upload
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.writes import Write
+from penstock.rows.multiset import have_same_rows
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.text import format_age, format_size
 from penstock.wire import paths
-from penstock.wire.put import Mode, PutCommand, Receipt
+from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask
 
 _IN_FLIGHT = 2
 """Parts of one put that are being stored while the next is received: 2 threads made 1.3 GB/s of 1's 0.4, 3 made 1.0."""
@@ -65,7 +66,7 @@ def put(
             with state.store.admitted(), state.watch.put(peer, command.attempt) as set_waiting:
                 if command.ready:
                     send(READY)
-                yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known)
+                yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known, task=command.task)
         except StoreFull as full:
             raise _with_outlook(state, full) from full
 
@@ -78,6 +79,8 @@ def put(
         return kind.put(path, command, admit)
     write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)
     state.watch.check_not_cut(command.attempt)
+    if command.task is not None and write.release != "partition":
+        raise InvalidRequest(f"write/{write.id} was opened with release={write.release!r}: its puts name no task")
     if write.queue is not None:
         state.queue_bound.admit(write.queue)
     kind, _ = state.locate(write.path)
@@ -93,6 +96,8 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
     own = (command.path, command.mode, command.run, command.brief, command.create, command.forward)
+    if command.ticket is None and command.task is not None:
+        raise InvalidRequest("a put names its task if it is an attempt of an open write: expected its ticket")
     if command.ticket is None and command.path is None:
         raise InvalidRequest("a put needs a path, or the ticket of an open write")
     if command.ticket is not None and any(each is not None for each in own):
@@ -143,7 +148,49 @@ def keep(
     parts, shards = _store(state, write, upload, pieces, schema)
     steps.passed("put.durable")
     attempt = Attempt(upload.attempt, schema, upload.rows, tuple(parts), tuple(shards), journal)
+    if upload.task is not None:
+        return _release(state, write, attempt, upload.task)
     return _record(state, write, attempt, own=own)
+
+
+def _release(state: State, write: Write, attempt: Attempt, task: SparkTask) -> Receipt:
+    """Record an attempt and release its parts, if it is the first of its evaluation; else compare it with that one.
+
+    1. Nothing was released: one transaction records it and makes its messages pending.
+    2. Otherwise its rows are compared with the first one's, in any order. 3. That is noted, and fails the write at its
+    finish if the rows are others; the parts go. A crash between 2. and 3. ends the task without a receipt.
+    """
+    names = [part.name for part in attempt.parts]
+    try:
+        if (first := state.ledger.first_released(write.id, task)) is None:  # 1.
+            receipt = state.ledger.release(write.id, attempt, task)
+            if receipt is not None:
+                steps.passed("put.recorded")
+                return receipt
+            first = state.ledger.first_released(write.id, task) or ""
+        same = _same_rows(state, write.path, state.ledger.parts_of_attempt(first), names)  # 2.
+        receipt = state.ledger.compared(write.id, attempt.id, task, first=first, same=same)  # 3.
+    except Unsettled:
+        raise
+    except BaseException:
+        state.store.discard(names)
+        raise
+    state.store.discard(names)
+    if not same:
+        log.warning(
+            "write/%s: partition %d of stage %d came again with other rows", write.id, task.partition, task.stage
+        )
+    return receipt
+
+
+def _same_rows(state: State, path: str, first: list[str], second: list[str]) -> bool:
+    if not first or not second:  # an attempt without parts has no rows
+        return first == second
+
+    def read(names: list[str]) -> pa.Table:
+        return pa.concat_tables([state.store.open(name, path=path).reader().read_all() for name in names])
+
+    return have_same_rows(read(first), read(second))
 
 
 def _store(

@@ -15,7 +15,7 @@ from penstock.flight_server.limits import ServerLimits, check_limit, check_schem
 from penstock.rows import schemas, slices
 from penstock.rows.fitting import Fit
 from penstock.wire.body import Body
-from penstock.wire.put import Trailer
+from penstock.wire.put import SparkTask, Trailer
 
 _T = TypeVar("_T")
 NoteT = TypeVar("NoteT", bound=Body)
@@ -32,8 +32,10 @@ class Upload:
         set_waiting: Callable[[bool], None],
         *,
         known: bool,
+        task: SparkTask | None = None,
     ) -> None:
         self.attempt = attempt
+        self.task = task
         self._reader = reader
         self._limits = limits
         self._set_waiting = set_waiting

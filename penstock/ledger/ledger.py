@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, StoreFull
-from penstock.ledger import attempts, datasets, parts, payloads, runs, tables, writes
+from penstock.errors import InvalidRequest, StoreFull, WriteEnded
+from penstock.ledger import attempts, datasets, evaluations, parts, payloads, runs, tables, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
@@ -29,7 +29,7 @@ from penstock.store import payload_table
 from penstock.store.database import Database, Reader, View
 from penstock.store.payload_table import PayloadRow
 from penstock.wire.actions import LandedEpoch, Summary
-from penstock.wire.put import Mode, Receipt
+from penstock.wire.put import Mode, Receipt, Release, SparkTask
 
 log = logging.getLogger("penstock")
 IDLE = 24 * 3600.0
@@ -108,11 +108,12 @@ class Ledger:
         own: bool = False,
         queue: str | None = None,
         split_rows: int | None = None,
+        release: Release = "finish",
     ) -> Write:
         """Begin a write; with a `run`, join the open write of that run or get its finished one, unless it is lost.
 
         With a `queue`, finish pushes a message for each part to it, of at most `split_rows` rows; if the write ends
-        otherwise, the queue fails.
+        otherwise, the queue fails. See `release` for those that push each partition's once it is whole.
         Nothing is seen of it before `finish`. Joining makes the caller its last opener. An `own` write is one put's,
         and ends with the process that serves it; puts of one run that share it leave its end to the one that finishes.
         """
@@ -120,10 +121,10 @@ class Ledger:
         def open_or_join(t: Transaction) -> Write:
             known = runs.write_of(t, path, run)
             if known is not None:
-                return writes.join(t, known, mode=mode, own=own, queue=queue, split_rows=split_rows)
+                return writes.join(t, known, mode=mode, own=own, queue=queue, split_rows=split_rows, release=release)
             new = Write(
                 uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue,
-                split_rows,
+                split_rows, release,
             )  # fmt: skip
             return writes.begin(t, new, own=own)
 
@@ -156,8 +157,42 @@ class Ledger:
         2. What an overwrite replaces is retired, with the time until which tickets hold its bytes.
         3. The listed attempts' parts become visible, in the order of the list.
         4. The other attempts' parts are retired; the write is finished.
+        If the write has released other rows than those, it fails instead.
         """
-        return self.change(lambda t: writes.finish(t, write_id, listed, run=run))
+
+        def finish(t: Transaction) -> Summary | WriteEnded:
+            different = evaluations.difference(t, write_id, listed)
+            if different is not None:
+                writes.fail(t, write_id, different)
+                return WriteEnded(f"write/{write_id} has failed, as it {different}")
+            return writes.finish(t, write_id, listed, run=run)
+
+        answer = self.change(finish)
+        if isinstance(answer, WriteEnded):
+            raise answer
+        return answer
+
+    def first_released(self, write_id: str, task: SparkTask) -> str | None:
+        """Return the attempt by which the evaluation that a task is at was released; None if that is to come."""
+        return evaluations.first_released(self.database, write_id, task)
+
+    def release(self, write_id: str, attempt: Attempt, task: SparkTask) -> Receipt | None:
+        """Record the first whole attempt of an evaluation and push its parts; None if another one was before it.
+
+        The queue's workers have its rows before the write is finished: weaker than a finish, as these rows stay given
+        if the partition is computed another way later. That is found out, and fails the write.
+        """
+        return self.change(lambda t: evaluations.release(t, write_id, attempt, task))
+
+    def compared(self, write_id: str, attempt: str, task: SparkTask, *, first: str, same: bool) -> Receipt:
+        """Note that a later attempt of a released evaluation has the same rows, or others, which fails the write at its
+        finish; return the first one's receipt.
+        """
+        return self.change(lambda t: evaluations.compared(t, write_id, attempt, task, first=first, same=same))
+
+    def parts_of_attempt(self, attempt: str) -> list[str]:
+        """Return the names of an attempt's parts."""
+        return parts.names_of_attempt(self.database, attempt)
 
     def finish_single(self, write_id: str, attempt: Attempt) -> Receipt:
         """Record an attempt and finish its write in one transaction: for a put that is a write of its own.

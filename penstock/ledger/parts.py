@@ -151,7 +151,7 @@ def of_dataset(reader: Reader, path: str, attempt: str, number: int) -> str | No
     """Return the part of a dataset by its attempt and number there, or one that only messages hold; None without."""
     row = reader.row(
         "SELECT name FROM parts WHERE attempt = ? AND number = ?"
-        " AND (state = 'visible' AND path = ? OR state = 'retired' AND held)",
+        " AND (state = 'visible' AND path = ? OR held)",
         attempt, number, path,
     )  # fmt: skip
     return None if row is None else row["name"]
@@ -167,6 +167,12 @@ def written(reader: Reader, name: str) -> tuple[int, str | None]:
     """Return the rows and the digest of a part."""
     row = reader.rows("SELECT rows, digest FROM parts WHERE name = ?", name)[0]
     return row["rows"], row["digest"]
+
+
+def names_of_attempt(reader: Reader, attempt: str) -> list[str]:
+    """Return the names of an attempt's parts in order."""
+    rows = reader.rows("SELECT name FROM parts WHERE attempt = ? ORDER BY number", attempt)
+    return [row["name"] for row in rows]
 
 
 def hold(t: Transaction, names: Iterable[str]) -> None:

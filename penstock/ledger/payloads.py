@@ -85,7 +85,7 @@ def look_up(reader: Reader, key: str, now: float) -> Bytes | None:
     path, attempt, number = split.groups()
     part = reader.row(
         "SELECT name, rows, digest FROM parts WHERE attempt = ? AND number = ?"
-        " AND (state = 'visible' AND path = ? OR state = 'retired')",
+        " AND (state = 'visible' AND path = ? OR state = 'retired' OR held)",
         attempt, int(number), f"{KIND}/{path}",
     )  # fmt: skip
     return None if part is None else Bytes(None, part["name"], part["rows"], part["digest"])

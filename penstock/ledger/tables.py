@@ -72,14 +72,24 @@ ALTER TABLE parts ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE parts ADD COLUMN digest TEXT;
 ALTER TABLE writes ADD COLUMN queue TEXT;
 ALTER TABLE writes ADD COLUMN split_rows INTEGER;
+ALTER TABLE writes ADD COLUMN release TEXT NOT NULL DEFAULT 'finish';
+ALTER TABLE writes ADD COLUMN differs TEXT;
+CREATE TABLE evaluations(
+    write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE, attempt TEXT NOT NULL, stage INTEGER NOT NULL,
+    partition INTEGER NOT NULL, task INTEGER NOT NULL, number INTEGER NOT NULL, released INTEGER NOT NULL,
+    PRIMARY KEY(write, attempt)
+) WITHOUT ROWID;
+CREATE INDEX evaluations_of_task ON evaluations(write, task);
+CREATE UNIQUE INDEX released_evaluations ON evaluations(write, stage, partition, number) WHERE released;
 CREATE INDEX writes_with_queues ON writes(touched) WHERE state = 'open' AND queue IS NOT NULL;
 """,
 }
 """`writes.brief`: remembered for an hour only. `writes.queue`: gets a message for each part at finish.
-`writes.split_rows`: the most rows of a part. `parts.held`: a
-message names it. `parts.digest`: of its records; NULL in rows of before format 6.
-`ticketed`: until when read tickets may name the bytes at a path.
-`parts.missed`: its bytes are gone, and a start has accepted that. `schemas.crc`: of its bytes; NULL in older rows."""
+`writes.split_rows`: the most rows of a part. `writes.differs`: why the released rows aren't those of the write.
+`evaluations`: each evaluation of a partition of a write that releases them; `number`: the how manieth of its task.
+`parts.held`: a message names it. `parts.digest`: of its records; NULL in rows of before format 6.
+`ticketed`: until when read tickets may name the bytes at a path. `parts.missed`:
+its bytes are gone, and a start has accepted that. `schemas.crc`: of its bytes; NULL in older rows."""
 
 
 class Transaction(View):

@@ -18,7 +18,7 @@ from penstock.ledger.tables import Transaction, to_schema
 from penstock.rows.schemas import Growth
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
-from penstock.wire.put import Mode, Receipt, State
+from penstock.wire.put import Mode, Receipt, Release, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Write:
     """The path of the queue that gets a message for each part at finish."""
     split_rows: int | None = None
     """The rows of one part at most, as it is a split of the queue."""
+    release: Release = "finish"
 
     def check_is_open(self, verb: str) -> None:
         """Reject a verb that only an open write takes."""
@@ -95,7 +96,11 @@ class WorkQueues(Protocol):
         ...
 
     def push_parts(self, t: Transaction, write: Write, attempts: Sequence[str], /) -> None:
-        """Push a message for each part of a write that is being finished, and note that it has ended."""
+        """Push a message for each part of these attempts."""
+        ...
+
+    def end_write(self, t: Transaction, write: Write, /) -> None:
+        """Note that the write has pushed all that it will."""
         ...
 
     def fail_write(self, t: Transaction, write: Write, cause: str, /) -> None:
@@ -124,7 +129,7 @@ def by_id(reader: Reader, write_id: str) -> Write:
     return Write(
         row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
         to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
-        row["queue"], row["split_rows"],
+        row["queue"], row["split_rows"], row["release"],
     )  # fmt: skip
 
 
@@ -185,6 +190,7 @@ def add(
         "writes", id=new.id, path=new.path, mode=new.mode, run=new.run, state=new.state, opener=new.opener,
         schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
         rows=rows, bytes=bytes, queue=new.queue, split_rows=new.split_rows,
+        release=new.release,
     )  # fmt: skip
 
 
@@ -196,6 +202,7 @@ def join(
     own: bool,
     queue: str | None = None,
     split_rows: int | None = None,
+    release: Release = "finish",
 ) -> Write:
     """Continue the write of a run as its last opener; a finished one stays as it is."""
     if known["mode"] != mode:
@@ -203,10 +210,11 @@ def join(
             f"run {known['run']!r} of {known['path']} was opened with mode {known['mode']!r}, now with {mode!r}: "
             "use that mode, or another run"
         )
-    if (known["queue"], known["split_rows"]) != (queue, split_rows):
+    before, now = (known["queue"], known["split_rows"], known["release"]), (queue, split_rows, release)
+    if before != now:
         raise InvalidRequest(
-            f"run {known['run']!r} of {known['path']} was opened {_splits(known['queue'], known['split_rows'])}, now "
-            f"{_splits(queue, split_rows)}: use the same, or another run"
+            f"run {known['run']!r} of {known['path']} was opened {_splits(*before)}, now {_splits(*now)}: use the "
+            "same, or another run"
         )
     if known["state"] == "open" and bool(known["own"]) != own:
         kind = ("a write of many attempts", "one put")[known["own"]]
@@ -219,8 +227,9 @@ def join(
     return replace(joined, opener="") if own else joined
 
 
-def _splits(queue: str | None, split_rows: int | None) -> str:
-    return f"with {queue or 'no queue'}" + ("" if split_rows is None else f" and split_rows={split_rows}")
+def _splits(queue: str | None, split_rows: int | None, release: Release) -> str:
+    rows = "" if split_rows is None else f", split_rows={split_rows}"
+    return f"with {queue or 'no queue'}{rows}" + ("" if release == "finish" else f", release={release!r}")
 
 
 def touch(t: Transaction, write_id: str, verb: str = "a put") -> Write:
@@ -276,7 +285,9 @@ def finish(t: Transaction, write_id: str, listed: Sequence[str], *, run: str | N
     t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
     steps.passed("finish.shown")
     if finished.queue is not None:
-        t.ledger.queues.push_parts(t, finished, listed)
+        if finished.release == "finish":
+            t.ledger.queues.push_parts(t, finished, listed)
+        t.ledger.queues.end_write(t, finished)
         steps.passed("finish.pushed")
     end(t, write_id, "finished", chosen)  # 4.
     return summary(t, write_id)
@@ -313,6 +324,12 @@ def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summar
         _fail_queue(t, aborted, "was aborted")
         end(t, write_id, "aborted")
     return summary(t, write_id)
+
+
+def fail(t: Transaction, write_id: str, cause: str) -> None:
+    """End a write whose rows aren't what its queue's workers were given, and tell the queue why."""
+    _fail_queue(t, by_id(t, write_id), cause)
+    end(t, write_id, "aborted")
 
 
 def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) -> None:

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -24,7 +24,7 @@ from penstock.spark_plugin.spark_types import to_arrow
 from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, describe_put, finish_put, run_name
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
 from penstock.wire.actions import OPEN_WRITE, OpenWrite, Summary
-from penstock.wire.put import Mode
+from penstock.wire.put import Mode, Release
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,6 +37,16 @@ _SKIPPED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What a write gives to a queue: its rows, cut into splits, and when."""
+
+    queue: str | None = None
+    rows: int | None = None
+    """Of a split at most."""
+    release: Release = "finish"
+
+
 def open_put(
     client: clients.Client,
     path: str,
@@ -45,19 +55,19 @@ def open_put(
     schema: pa.Schema | None,
     *,
     put_schema: bool = True,
-    queue: str | None = None,
-    split_rows: int | None = None,
+    splits: Splits | None = None,
 ) -> OpenPut:
     """Open a write. With `put_schema` an attempt without rows goes ahead of the tasks': a frame without rows has its
     columns, and a schema that doesn't fit is rejected before a task runs.
     """
     check_path(path)
-    if queue is not None:
-        check_path(queue)
+    splits = splits or Splits()
+    if splits.queue is not None:
+        check_path(splits.queue)
     if schema is not None and not schema.names:
         raise InvalidRequest(f"{path}: a frame without columns can't be written, as Spark hands out none of its rows")
     name = f"put-{uuid.uuid4().hex}" if run is None else run_name(run)  # so that it can be retried
-    opened = client.call(OPEN_WRITE, OpenWrite(path, mode, run=name, queue=queue, split_rows=split_rows))
+    opened = client.call(OPEN_WRITE, OpenWrite(path, mode, None, name, splits.queue, splits.rows, splits.release))
     put = OpenPut.of(path, opened, named=run is not None)
     if put_schema and schema is not None and not put.repeated:
         try:
@@ -69,9 +79,12 @@ def open_put(
     return put
 
 
-def task_of(put: OpenPut, client: clients.Client, schema: pa.Schema | None) -> PutPartition:
+def task_of(
+    put: OpenPut, client: clients.Client, schema: pa.Schema | None, release: Release = "finish"
+) -> PutPartition:
     """Return the task that puts a partition."""
-    return PutPartition(client.settings.for_tasks(put.location), None if put.repeated else put.ticket, schema)
+    ticket = None if put.repeated else put.ticket
+    return PutPartition(client.settings.for_tasks(put.location), ticket, schema, releases=release == "partition")
 
 
 class DoPut:
@@ -90,13 +103,12 @@ class DoPut:
         mode: Mode,
         run: Run | None,
         schema: pa.Schema | None,
-        queue: str | None = None,
-        split_rows: int | None = None,
+        splits: Splits,
     ) -> None:
-        self._client, self._schema = client, schema
+        self._client, self._schema, self._release = client, schema, splits.release
         self._began = time.monotonic()
-        self._put = open_put(client, path, mode, run, schema, queue=queue, split_rows=split_rows)
-        self._heartbeat = Heartbeat(client.connection, self._put) if queue is not None else None
+        self._put = open_put(client, path, mode, run, schema, splits=splits)
+        self._heartbeat = Heartbeat(client.connection, self._put) if splits.queue is not None else None
         self.path = path
         self.write = self._put.write
         """The write's id: `penstock show write/ID`."""
@@ -107,7 +119,7 @@ class DoPut:
     @property
     def task(self) -> PutPartition:
         """The task that puts a partition."""
-        return task_of(self._put, self._client, self._schema)
+        return task_of(self._put, self._client, self._schema, self._release)
 
     def finish(self, receipts: DataFrame | pa.Table | Iterable[Any]) -> WriteSummary:
         """Make the attempts of these receipts the dataset, all or nothing.
@@ -197,7 +209,7 @@ def do_put(
     `url` and others as in `penstock.connect`.
     """
     arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
-    return DoPut(clients.connect(**server), path, mode, run, arrow, queue, split_rows)
+    return DoPut(clients.connect(**server), path, mode, run, arrow, Splits(queue, split_rows))
 
 
 def write(
@@ -208,6 +220,7 @@ def write(
     run: Run | None = None,
     queue: str | None = None,
     split_rows: int | None = None,
+    release: Release = "finish",
     progress: bool | None = None,
     **server: Unpack[clients.ServerArguments],
 ) -> WriteSummary:
@@ -215,9 +228,19 @@ def write(
 
     With a `queue`, workers claim the rows as splits: `penstock.write(df, "store/j/in", queue="queue/j/in")`. Shows its
     progress on a terminal and in a notebook (`progress=False` doesn't). `run` and `split_rows` as in `do_put`.
+
+    With `release="partition"` workers get each partition once it is whole, while Spark still writes the others. That is
+    weaker: if Spark computes one again with other rows, the write fails at its end, and what workers made of it is to
+    be discarded.
     """
     _check_frame(df)
-    with do_put(path, mode=mode, run=run, schema=df.schema, queue=queue, split_rows=split_rows, **server) as put:
+    if release != "finish" and run is not None:
+        raise InvalidRequest(
+            f"{path}: a run may be written by several drivers, whose partitions aren't the same: omit run, or "
+            f"release={release!r}"
+        )
+    client = clients.connect(**server)
+    with DoPut(client, path, mode, run, to_arrow(df.schema), Splits(queue, split_rows, release)) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"

@@ -16,7 +16,7 @@ from penstock.wire.payloads import (
     PayloadKeys,
 )
 from penstock.wire.position import Position
-from penstock.wire.put import Mode, Run, State
+from penstock.wire.put import Mode, Release, Run, State
 
 SchemaJson = tuple[dict[str, Any], ...]
 """A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
@@ -58,6 +58,7 @@ class OpenWrite(Body):
     """The path of the queue that gets a message for each part of the dataset at finish."""
     split_rows: int | None = None
     """With a queue: the rows of one part at most; without, parts are cut by bytes alone."""
+    release: Release = "finish"
 
 
 @dataclass(frozen=True, slots=True)

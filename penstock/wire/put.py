@@ -12,6 +12,8 @@ Mode = Literal["error", "append", "overwrite"]
 Run = Annotated[str, 1_024]
 """A name under which a write happens once, of at most so many bytes."""
 State = Literal["open", "finished", "aborted", "expired"]
+Release = Literal["finish", "partition"]
+"""When a queue gets the splits of a write: all at its finish, or those of each partition once that is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,16 @@ class TopicOptions(Body):
     """The age at which rows are removed, read or not; by default 24 hours."""
     keep_bytes: int | None = None
     """The size above which the oldest rows are removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTask(Body):
+    """The task of Spark that makes a put, as TaskContext names it."""
+
+    stage: int
+    partition: int
+    attempt: int
+    """No other task of the application has this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,8 @@ class PutCommand(Body):
     """The sender waits for the server's word `{"v":1}`, which admits this put, before it sends the first batch."""
     create: TopicOptions | None = None
     """Make the topic at `path`, with the stream's schema; the stream has no rows."""
+    task: SparkTask | None = None
+    """Of an attempt of a write that releases each partition."""
     forward: tuple[LeaseKey, ...] | None = None
     """Of a put to a queue: the leases whose messages the stream was made of. They are acked in its transaction."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -107,6 +108,42 @@ def test_tasks_wait_while_the_workers_are_behind(
         assert counts(client).done > 150
         worker.join(60)
     assert rows_of(splits) == expected_rows(1_600)
+
+
+def test_workers_start_while_spark_still_writes(spark: SparkSession, client: Client, tmp_path: Path) -> None:
+    """The second half of the partitions waits until a worker has rows of the first."""
+    gate = str(tmp_path / "gate")
+
+    def gated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+        import time
+
+        for batch in batches:
+            while batch["id"][0].as_py() >= 100 and not os.path.exists(gate):
+                time.sleep(0.05)
+            yield batch
+
+    frame = row_frame(spark, 200, 4).mapInArrow(gated, "id long, text string")
+    written: list[object] = []
+    thread = threading.Thread(
+        target=lambda: written.append(penstock.write(frame, "store/j/in", queue=IN, split_rows=10, release="partition"))
+    )
+    thread.start()
+    eventually(lambda: any(entry.path == IN for entry in client.list("queue/")), within=60)
+    splits: list[SplitPayload] = []
+    for lease in client.claim(IN):
+        assert splits or not written
+        with lease as split:
+            splits.append(split.payload)
+        (tmp_path / "gate").touch()
+    thread.join(60)
+    assert len(written) == 1
+    assert rows_of(splits) == expected_rows(200) == stored_rows("store/j/in")
+
+
+def test_a_run_releases_nothing_early(spark: SparkSession) -> None:
+    with pytest.raises(InvalidRequest, match="omit run, or release='partition'"):
+        penstock.write(row_frame(spark, 10, 1), "store/j/in", queue=IN, release="partition", run="nightly")
 
 
 def test_options_that_contradict_are_refused_at_the_driver(spark: SparkSession, client: Client) -> None:

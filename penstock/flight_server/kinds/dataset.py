@@ -110,7 +110,7 @@ class DatasetKind(Kind):
     def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
         return self.state.ledger.open_write(
             str(path), mode=request.mode, run=request.run, schema=schema, queue=request.queue,
-            split_rows=request.split_rows,
+            split_rows=request.split_rows, release=request.release,
         )  # fmt: skip
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:

@@ -60,6 +60,10 @@ class WriteKind(Kind):
                 f"{path}: split_rows={request.split_rows} cuts the splits of a queue: expected 1 row or more, and "
                 "queue='queue/…' with it"
             )
+        if request.release != "finish" and request.queue is None:
+            raise InvalidRequest(
+                f"{path}: release={request.release!r} gives splits to a queue: expected queue='queue/…' with it"
+            )
         write = kind.open(path, request, schema)
         ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)

@@ -144,10 +144,14 @@ def remove_upstream(t: Transaction, upstream: str) -> None:
 
 
 def remove_failed_writes(t: Transaction, path: str, dataset: str) -> None:
-    """Forget the failed writes to a dataset that filled a queue, as another one takes their place."""
+    """Forget the failed writes to a dataset that filled a queue, as another one takes their place.
+
+    Not those that had released partitions: workers may have their rows.
+    """
     rows = t.rows(
         "DELETE FROM upstreams WHERE queue = (SELECT id FROM queues WHERE path = ?) AND state = 'failed'"
-        " AND upstream GLOB 'write/*' AND EXISTS (SELECT 1 FROM writes WHERE id = substr(upstream, 7) AND path = ?)"
+        " AND upstream GLOB 'write/*' AND EXISTS (SELECT 1 FROM writes WHERE id = substr(upstream, 7) AND path = ?"
+        " AND release = 'finish')"
         " RETURNING queue",
         path, dataset,
     )  # fmt: skip

@@ -22,7 +22,7 @@ def open_write(t: Transaction, write: Write) -> None:
 
 
 def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:
-    """Push a message for each part of these attempts, and note that the write has ended."""
+    """Push a message for each part of these attempts."""
     if write.queue is None:
         return
     key = write.path.removeprefix("store/")
@@ -47,6 +47,10 @@ def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:
         settling = messages.Settling(t)
         settling.push(rows, _upstream(write))
         settling.finish()
+
+
+def end_write(t: Transaction, write: Write) -> None:
+    """Note that the write has pushed all that it will."""
     queues.set_upstream(t, _upstream(write), "complete")
 
 

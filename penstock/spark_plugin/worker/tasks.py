@@ -17,6 +17,7 @@ from penstock.rows.fitting import fit_batches
 from penstock.rows.slices import size_of
 from penstock.spark_plugin.worker.connection_cache import CONNECTIONS
 from penstock.spark_plugin.worker.types import widen_schema
+from penstock.wire.put import SparkTask
 
 RECEIPTS = pa.schema(
     {"write": pa.string(), "attempt": pa.string(), "rows": pa.int64(), "bytes": pa.int64(), "parts": pa.int32(),
@@ -29,11 +30,15 @@ _JOINED_BYTES = 1 << 20
 class PutPartition:
     """One evaluation of a partition: one attempt, one do_put, one receipt."""
 
-    def __init__(self, settings: ConnectSettings, ticket: str | None, schema: pa.Schema | None) -> None:
+    def __init__(
+        self, settings: ConnectSettings, ticket: str | None, schema: pa.Schema | None, *, releases: bool = False
+    ) -> None:
         self.settings = settings
         self.ticket = ticket
         """The open write's; None where its run is finished: then nothing is put."""
         self.schema = schema
+        self.releases = releases
+        """Whether the partition's rows are given to a queue before the write is finished."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Put a partition's batches.
@@ -50,13 +55,23 @@ class PutPartition:
             return
         schema = self.schema or widen_schema(first.schema)
         with CONNECTIONS.connect(self.settings) as connection:
-            with open_attempt(connection, self.ticket, schema) as writer:  # 1. 2.
+            task = _this_task() if self.releases else None
+            with open_attempt(connection, self.ticket, schema, task=task) as writer:  # 1. 2.
                 batches = join_batches(fit_batches(chain((first,), batches), schema))
                 del first
                 for batch in batches:
                     writer.write(batch)
             receipt = writer.close()  # 3.
         yield make_batch(RECEIPTS, *([getattr(receipt, name)] for name in RECEIPTS.names))  # 4.
+
+
+def _this_task() -> SparkTask:
+    """Return Spark's names of the running task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return SparkTask(context.stageId(), context.partitionId(), context.taskAttemptId())
 
 
 def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

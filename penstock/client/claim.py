@@ -391,6 +391,7 @@ class _Loader:
     def _claim(self, room: int) -> None:
         """Claim messages and load them one by one; wait if there are none."""
         connection = self._queue.connection
+        waited = self._waits
         request = ClaimMessages(self._queue.path, uuid.uuid4().hex, self._worker, room, self._to)
         answer = connection.call(
             wire.CLAIM_MESSAGES, request, retry_for=connection.settings.retry_seconds(LONG_RETRY_FOR)
@@ -411,7 +412,8 @@ class _Loader:
             if answer.state == "complete":
                 self._ended = True
             else:
-                self._changed.wait_for(lambda: self.stopping, answer.retry_after)
+                # The worker's last ack may have completed the queue
+                self._changed.wait_for(lambda: self.stopping or (self._waits and not waited), answer.retry_after)
 
     def _load(self, lease: Lease, claimed: ClaimedMessage, answer: ClaimedMessages) -> None:
         """Load a payload, and hand the lease to the worker; a message whose payload is lost is given back."""

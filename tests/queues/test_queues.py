@@ -266,6 +266,14 @@ def test_a_quick_worker_claims_many_at_once(client: Client, server: PenstockServ
     assert (most_claimed <= 3) == bool(seconds)
 
 
+@pytest.mark.timeout(60)
+def test_the_last_ack_ends_the_loop(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the server would let the worker wait for other messages."""
+    monkeypatch.setattr(Polls, "wait", lambda self, now: 600.0)
+    client.push(IN, numbered(1, 2, 3), finish=True)
+    assert drained(client, IN) == [1, 2, 3]
+
+
 def test_stop_ends_the_loop_behind_the_block(client: Client) -> None:
     client.push(IN, numbered(*range(6)))
     claims, done = client.claim(IN), 0

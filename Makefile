@@ -11,7 +11,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix soak check bench bench-pubsub bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix soak check bench bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -62,6 +62,9 @@ bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against 
 
 bench-pubsub: $(STAMP) $(JAVA)  ## measure the way in from Pub/Sub beside Google's subscriber and bare loops
 	@$(BIN)/python -m scripts.bench pubsub $(ARGS)
+
+bench-queue: $(STAMP) $(JAVA)  ## measure queues of work beside bare SQLite, Ray and the driver
+	@$(BIN)/python -m scripts.bench queue $(ARGS)
 
 bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own floors, Parquet and the driver
 	@$(BIN)/python -m scripts.bench spark $(ARGS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.bench import kafka
+from scripts.bench import kafka, on_ray
 from scripts.bench.figures import Line, Measure, Result, Work, interleaved, nothing
 from scripts.bench.servers import Penstock, Server, bare_server, penstock_server
 from scripts.bench.session import jvm, running_spark
@@ -51,6 +51,12 @@ class Bench:
         """A broker."""
         self.notes.append(kafka.VERSIONS)
         return self._run.enter_context(kafka.broker(self.folder / "kafka"))
+
+    @cached_property
+    def ray(self) -> on_ray.Peer:
+        """A process that works with Ray."""
+        self.notes.append(f"Ray {on_ray.VERSION}, 2 cores, object store 500 MiB")
+        return self._run.enter_context(on_ray.ray_peer(self.folder))
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -109,7 +115,7 @@ class Page:
     cases: Callable[[Any], Iterable[Case]]
     others: frozenset[str]
     """Sides that say nothing of a revision of penstock: rivals, floors, smaller amounts."""
-    of_kafka: frozenset[str] = frozenset()
-    """Those of them that need Kafka."""
+    rivals: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Those of them that need a rival, which may not be here: by the NAME of its module."""
     lacks: Callable[[], str | None] = lambda: None
     """Why these figures cannot be taken here."""

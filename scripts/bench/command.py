@@ -12,21 +12,27 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import penstock
 from scripts import spark_matrix
-from scripts.bench import kafka
+from scripts.bench import kafka, on_ray
 from scripts.bench.against import ROOT, ROUNDS, compare, take_turns
 from scripts.bench.bench import Bench, Page
 from scripts.bench.figures import Result, Work, nothing
 from scripts.bench.page import check_headings, filled, machine
-from scripts.bench.pages import flight, pubsub, spark, topics
+from scripts.bench.pages import flight, pubsub, queue, spark, topics
 
-PAGES = {"flight": flight.PAGE, "pubsub": pubsub.PAGE, "spark": spark.PAGE, "topics": topics.PAGE}
+PAGES = {
+    "flight": flight.PAGE,
+    "pubsub": pubsub.PAGE,
+    "queue": queue.PAGE,
+    "spark": spark.PAGE,
+    "topics": topics.PAGE,
+}
 
 
 def main() -> None:
@@ -36,7 +42,7 @@ def main() -> None:
     options = _options()
     _prepare_environment(options)
     page = PAGES[options.page]
-    without_kafka = _without_kafka(page, options)
+    missing = _missing_rivals(page, options)
     if options.turns is None and (lack := page.lacks()):
         sys.exit(lack)
     if options.against:
@@ -49,9 +55,11 @@ def main() -> None:
         free = shutil.disk_usage(folder).free >> 20
         if free < room:
             sys.exit(f"{folder.parent} has {free:,} MiB free, {room:,} are needed: use --folder, or --quick")
-        bench = Bench(folder, run, settles=options.amount != "smoke", with_kafka=not without_kafka)
+        bench = Bench(
+            folder, run, settles=options.amount != "smoke", with_kafka=kafka.NAME in page.rivals.keys() - missing
+        )
         if options.turns is None:
-            _write(page, options, bench, without_kafka)
+            _write(page, options, bench, missing)
         else:
             take_turns(options.turns, partial(_measure, page, options, bench, page.others, ROUNDS))
 
@@ -81,12 +89,13 @@ def _measure(
             yield from case.measure(bench, without, options.rounds or max(case.rounds, at_least), before)
 
 
-def _write(page: Page, options: argparse.Namespace, bench: Bench, without_kafka: str) -> None:
+def _write(page: Page, options: argparse.Namespace, bench: Bench, missing: Mapping[str, str]) -> None:
     """Measure the page's cases and put their figures into it."""
     began, results, text = time.monotonic(), list[Result](), (ROOT / page.output).read_text()
     sizes = page.sizes[options.amount]
     check_headings(text, [*(options.only or []), *(line.heading for case in page.cases(sizes) for line in case.lines)])
-    for result in _measure(page, options, bench, page.of_kafka if without_kafka else frozenset(), 1):
+    without = frozenset[str]().union(*(page.rivals[rival] for rival in missing))
+    for result in _measure(page, options, bench, without, 1):
         results.append(result)
         words = [result.line.heading, result.data, *result.cells]
         print(f"{time.monotonic() - began:5.0f} s", *filter(None, words), sep="  ", file=sys.stderr, flush=True)
@@ -95,7 +104,7 @@ def _write(page: Page, options: argparse.Namespace, bench: Bench, without_kafka:
     amount = "" if options.amount == "all" else f" ARGS=--{options.amount}"
     day, took = time.strftime("%d %B %Y", time.gmtime()), time.monotonic() - began
     facts = [*machine(bench.folder), *bench.notes]
-    facts += [f"Kafka left out: {without_kafka}"] if without_kafka and page.of_kafka else []
+    facts += [f"{rival} left out: {reason}" for rival, reason in missing.items()]
     facts.append(f"`{page.command}{amount}`, {options.rounds or sizes.rounds} rounds, {day}, {took:.0f} s")
     output = options.output or ROOT / page.output
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -104,18 +113,19 @@ def _write(page: Page, options: argparse.Namespace, bench: Bench, without_kafka:
     print(f"wrote {output}; {f'not kept: {broken}' if broken else 'every promise kept'}", file=sys.stderr)
 
 
-def _without_kafka(page: Page, options: argparse.Namespace) -> str:
-    """Say why there will be no Kafka, if so. Where there will, go on with the Spark that has a source for it."""
-    if not page.of_kafka or options.without_kafka or options.against or options.turns is not None:
-        return "it was not asked for"
-    if not shutil.which("mvn"):
-        return "Maven isn't here, which gets Kafka and Spark's source for it (Debian and Ubuntu: apt install maven)"
-    import pyspark
+def _missing_rivals(page: Page, options: argparse.Namespace) -> dict[str, str]:
+    """Say which rivals there won't be, and why. Where there will be Kafka, go on with the Spark that has a source."""
+    if options.without_rivals or options.against or options.turns is not None:
+        return dict.fromkeys(page.rivals, "it was not asked for")
+    lacks: Mapping[str, Callable[[], str]] = {kafka.NAME: kafka.lacks, on_ray.NAME: on_ray.lacks}
+    missing = {rival: lack for rival in page.rivals if (lack := lacks[rival]())}
+    if kafka.NAME in page.rivals.keys() - missing:
+        import pyspark
 
-    if not pyspark.__version__.startswith(kafka.SPARK):
-        python = str(spark_matrix.environment(kafka.SPARK))
-        os.execv(python, [python, "-m", "scripts.bench", *sys.argv[1:]])
-    return ""
+        if not pyspark.__version__.startswith(kafka.SPARK):
+            python = str(spark_matrix.environment(kafka.SPARK))
+            os.execv(python, [python, "-m", "scripts.bench", *sys.argv[1:]])
+    return missing
 
 
 def _options() -> argparse.Namespace:
@@ -129,8 +139,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=folder, help="where all data is kept (%(default)s)")
     parser.add_argument("--only", action="append", metavar="HEADING", help="these figures, not written; repeatable")
     parser.add_argument("--rounds", type=int, help="so many in place of each case's own")
-    without = "leave Kafka out, and take the Spark that is installed"
-    parser.add_argument("--without-kafka", action="store_true", help=without)
+    without = "leave Kafka and Ray out, and take the Spark that is installed"
+    parser.add_argument("--without-rivals", action="store_true", help=without)
     against = f"compare with this revision, in turn, at least {ROUNDS} rounds; writes no page"
     parser.add_argument("--against", metavar="REV", help=against)
     parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scripts.bench.servers import free_ports, running
 
+NAME = "Kafka"
 SPARK = "4.2"
 """The newest Spark that has a Kafka source; its own, 4.2.0's, is taken for all of 4.2."""
 BROKER = "4.3.0"
@@ -51,6 +52,13 @@ class Kafka:
 
     address: str
     libraries: Path
+
+
+def lacks() -> str:
+    """Say why there can be no Kafka, if so."""
+    if shutil.which("mvn"):
+        return ""
+    return "Maven isn't here, which gets Kafka and Spark's source for it (Debian and Ubuntu: apt install maven)"
 
 
 @contextmanager
@@ -92,6 +100,6 @@ def _jars(name: str, artifacts: tuple[str, ...], *, exclusions: str = "") -> lis
         (folder / "pom.xml").write_text(pom)
         command = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
         if subprocess.run([*command, f"-DoutputDirectory={folder}"], check=False).returncode:
-            sys.exit("Maven could not get them, it says why above; --without-kafka measures all the rest")
+            sys.exit("Maven could not get them, it says why above; --without-rivals measures all the rest")
         stamp.write_text(made_of)
     return sorted(folder.glob("*.jar"))

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
     [
         "flight",
         "pubsub",
+        pytest.param("queue", marks=pytest.mark.spark),
         pytest.param("spark", marks=pytest.mark.spark),
         pytest.param("topics", marks=pytest.mark.spark),
     ],
@@ -30,13 +31,13 @@ ROOT = Path(__file__).parents[2]
 def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path: Path) -> None:
     if page == "pubsub" and (lack := emulator.missing()):
         pytest.skip(lack)
-    if page in ("spark", "topics"):
+    if page in ("queue", "spark", "topics"):
         needs_spark()
         needs_limits()
     output, data = tmp_path / "out" / "page.md", tmp_path / "data"
     data.mkdir()
     run = subprocess.run(
-        [sys.executable, "-m", "scripts.bench", page, "--smoke", "--without-kafka", "--output", str(output),
+        [sys.executable, "-m", "scripts.bench", page, "--smoke", "--without-rivals", "--output", str(output),
          "--folder", str(data)],
         cwd=ROOT, capture_output=True, text=True, timeout=560, check=False,
     )  # fmt: skip
@@ -44,7 +45,7 @@ def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path:
     assert list(data.iterdir()) == []
     text = output.read_text()
     assert f"`make bench{'' if page == 'flight' else f'-{page}'} ARGS=--smoke`, " in text
-    assert ("Kafka left out: it was not asked for" in text) == (page == "topics")
+    assert re.findall(r"^- (\w+) left out: it was not asked for$", text, re.MULTILINE) == list(PAGES[page].rivals)
     figures = [line for case in PAGES[page].cases(PAGES[page].sizes["smoke"]) for line in case.lines]
     assert set(re.findall(r"^## (.*)", text, re.MULTILINE)) == {line.heading for line in figures}
     lines = [
@@ -54,7 +55,7 @@ def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path:
     for what, figure, beside, other, ratio, worst, promise, kept in lines:
         assert re.search(r"\d", figure) or "fsyncs" in what, what
         assert bool(re.search(r"\d|left out", other)) == bool(beside), what
-        assert (other == "left out") == ("afka" in beside), what
+        assert (other == "left out") == ("afka" in beside or "Ray" in beside), what
         assert bool(ratio) == bool(worst), what
         assert bool(kept) == bool(promise and other != "left out"), what
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from scripts.bench import kafka
 from scripts.bench.bench import Bench, Case, Page, Side
 from scripts.bench.figures import Line, Measure, Sample
 from scripts.bench.publisher import batches, publisher, rows
@@ -283,6 +284,6 @@ PAGE = Page(
     },
     cases=cases,
     others=frozenset({KAFKA, READY, PRODUCER, FSYNC, TENTH, PUT}),
-    of_kafka=frozenset({KAFKA, PRODUCER}),
+    rivals={kafka.NAME: frozenset({KAFKA, PRODUCER})},
     lacks=lacks,
 )

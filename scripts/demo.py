@@ -1,4 +1,4 @@
-"""The whole way of a table, in and out, with a server of its own, then Spark's, then a stream's: `make demo`."""
+"""The whole way of a table, in and out, with a server of its own, then Spark's, a queue's, a stream's: `make demo`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ZONES = [
     "Museum", "North Station", "Old Town", "Park", "River Bend", "South Gate", "Stadium", "Town Hall", "University",
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
-SPARK, STREAM = Path(__file__).with_name("demo_spark.py"), Path(__file__).with_name("demo_stream.py")
+PARTS = [Path(__file__).with_name(f"demo_{part}.py") for part in ("spark", "queue", "stream")]
 PATIENCE = 60.0  # seconds for the server to start, and to end
 
 
@@ -176,7 +176,7 @@ def main() -> None:
             raise SystemExit("out.parquet isn't trips.parquet")
         in_python(url, table)
         say(f"{rates(url, table)}\n")
-        for script in (SPARK, STREAM):
+        for script in PARTS:
             if code := subprocess.run([sys.executable, script], check=False).returncode:
                 raise SystemExit(code)
         if ended := server.end(signal.SIGTERM):

@@ -88,7 +88,7 @@ def started(spark: SparkSession) -> None:
 def code(*lines: str) -> None:
     """Lines of Python, as somebody types them."""
     for line in lines:
-        say(paint(f">>> {line}", "1;36"))
+        say(paint(f"{'...' if line.startswith(' ') else '>>>'} {line}", "1;36"))
 
 
 def summed(frame: DataFrame) -> tuple[tuple[Any, ...], float]:

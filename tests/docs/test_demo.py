@@ -62,6 +62,8 @@ def test_the_demo_shows_all_steps_with_spark(tmp_path: Path) -> None:
     rows = dict(re.findall(r"^(write|read all|read filtered) +([\d,]+) +[\d.]+ +[\d,]+ +[\d,]+$", output, re.MULTILINE))
     assert (rows["write"], rows["read all"]) == ("2,000,000", "2,000,000")
     assert 10_000 < int(rows["read filtered"].replace(",", "")) < 40_000
+    assert re.search(r"^ *80 +2,000,000 +[1-9]\d* +0 +0 +1 ", output, re.MULTILINE)
+    assert "the scores are those that Spark computes itself\n" in output
     assert "make run-flight" in output
     assert "WARN" not in output
     if hasattr(SparkSession, "dataSource"):
@@ -95,6 +97,7 @@ def test_the_demo_without_java_says_how_to_install_it(tmp_path: Path) -> None:
 
     assert "what came out is what went in\n" in output
     assert "Spark needs Java 17 or newer, no /nowhere/bin/java: `sh scripts/java.sh` installs it" in output
+    assert "Without Spark nothing fills the queue: Spark needs Java 17 or newer" in output
     assert "make run-flight" in output
 
 

@@ -43,6 +43,21 @@ def test_payloads_go_from_queue_to_queue(tmp_path: Path) -> None:
         assert [counts(c, path)["state"] for path in (IN, OUT)] == ["complete", "complete"]
 
 
+def test_what_is_collected_twice_is_in_the_dataset_once(client: Client) -> None:
+    """A message comes again when its collector dies between put and ack."""
+    client.push(IN, numbered(1, 2), finish=True)
+    collected: list[str] = []
+    for lease in client.claim(IN):
+        with lease as split:
+            message_id = split.message.message_id
+            client.put("store/j/out", split.payload.data, mode="append", run=message_id)
+            if message_id not in collected:
+                lease.release()
+            collected.append(message_id)
+    assert len(collected) == 4
+    assert sorted(client.get("store/j/out").read_all()["x"].to_pylist()) == [1, 2]
+
+
 # --- push ---------------------------------------------------------------------------------------
 
 

@@ -95,17 +95,23 @@ def bare_pull(address: str, count: int, *subscriptions: str) -> None:
             f"{_SUBSCRIBER}Pull", pull_request.SerializeToString, types.PullResponse.pb().FromString
         )
         acknowledge = channel.unary_unary(f"{_SUBSCRIBER}Acknowledge", ack_request.SerializeToString, Empty.FromString)
-        flying = deque(
-            (name, pull.future(pull_request(subscription=name, max_messages=BATCH))) for name in subscriptions
-        )
+        flying: dict[str, Any] = {}
+        answered: queue.SimpleQueue[str] = queue.SimpleQueue()  # a Pull of an empty subscription takes a minute
+
+        def begin(name: str) -> None:
+            flying[name] = pull.future(pull_request(subscription=name, max_messages=BATCH))
+            flying[name].add_done_callback(lambda _: answered.put(name))
+
+        for name in subscriptions:
+            begin(name)
         received, gathered, acks = 0, list[Any](), deque[Any]()
         while received < count:
-            name, future = flying.popleft()
-            messages = future.result().received_messages
+            name = answered.get()
+            messages = flying[name].result().received_messages
             if messages:
                 ids = [each.ack_id for each in messages]
                 acks.append(acknowledge.future(ack_request(subscription=name, ack_ids=ids)))
-            flying.append((name, pull.future(pull_request(subscription=name, max_messages=BATCH))))
+            begin(name)
             gathered += messages
             received += len(messages)
             if len(gathered) >= BATCH or received >= count:
@@ -115,7 +121,7 @@ def bare_pull(address: str, count: int, *subscriptions: str) -> None:
                 acks.popleft().result()
         for future in acks:
             future.result()
-        for _, future in flying:
+        for future in flying.values():
             future.cancel()
 
 

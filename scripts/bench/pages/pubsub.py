@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.client.exchange import Exchange, Listener
 from penstock.client.settings import ConnectSettings
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.queue.pubsub.registry import MESSAGES
 from penstock.wire.exchange import Answer
 from penstock.wire.position import Position
@@ -404,8 +404,16 @@ class _Filler(Listener):
 
 def _fill(server: Intake, path: str, ids: int) -> None:
     """Bring a subscription so many messages."""
-    filler = _Filler()
-    exchange = Exchange(ConnectSettings(server.server.url), path, filler)
+    filler, give_up = _Filler(), time.monotonic() + 60
+    while True:
+        try:
+            exchange = Exchange(ConnectSettings(server.server.url), path, filler)
+        except Unavailable:  # its index is being read back
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+        else:
+            break
     for first in range(0, ids, _REBUILT_BATCH):
         numbers = np.arange(first, min(ids, first + _REBUILT_BATCH))
         filler.answers.acquire()

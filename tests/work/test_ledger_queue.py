@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -16,6 +17,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.ledger.tables import Transaction
 from penstock.queue.work import messages
 from penstock.queue.work.lease_queue import Forward, NewMessage
+from penstock.queue.work.leases import Leases
 from penstock.wire.message import QueueMessage
 from penstock.wire.queue import Failure
 from tests.kit.clock import Clock
@@ -35,6 +37,18 @@ def start(tmp_path: Path, clock: Clock) -> Iterator[Callable[[], LedgerQueues]]:
 @pytest.fixture
 def queues(start: Callable[[], LedgerQueues]) -> LedgerQueues:
     return start()
+
+
+def test_leases_that_have_ended_take_no_memory(clock: Clock) -> None:
+    leases = Leases(LEASE, clock.now)
+    tracemalloc.start()
+    for turn in range(100):
+        tokens = [f"{turn}.{number}" for number in range(300)]
+        leases.begin(IN, f"claim-{turn}", tokens, is_durable=True)
+        leases.end(tokens)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 30_000 * 100
 
 
 # --- restarts ------------------------------------------------------------------------------

@@ -8,23 +8,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 _CLAIMS_KNOWN = 600.0
 """Seconds for which a claim that is repeated is recognized, after its last message is done."""
+_ENDED_IN_ORDER = 10_000
+"""Ended leases that may stay in the heap, besides as many as there are live ones."""
 
 
 @dataclass(slots=True)
 class _Deadline:
     queue: str
     time: float
+    claim: str | None = None
     is_delay: bool = False
     """Whether the message is no worker's until then."""
 
 
 @dataclass(slots=True)
 class _Claim:
-    tokens: list[str]
+    tokens: dict[str, None]
+    """Of leases that haven't ended, in the order of the claim."""
     until: float
     is_durable: bool
 
@@ -47,10 +51,10 @@ class Leases:
         """Start the leases of a claim; a token whose row is rolled back does no harm, as it is never used again."""
         with self._lock:
             now = self._now()
-            tokens = list(tokens)
-            for token in tokens:
-                self._set(token, _Deadline(queue, now + self.lease))
-            self._claims[claim] = _Claim(tokens, now + _CLAIMS_KNOWN, is_durable)
+            own = dict.fromkeys(tokens)
+            for token in own:
+                self._set(token, _Deadline(queue, now + self.lease, claim))
+            self._claims[claim] = _Claim(own, now + _CLAIMS_KNOWN, is_durable)
 
     def confirm(self, claim: str) -> None:
         """Note that a claim is durable."""
@@ -59,10 +63,10 @@ class Leases:
                 self._claims[claim].is_durable = True
 
     def tokens_of(self, claim: str) -> tuple[list[str], bool] | None:
-        """Return the tokens of an earlier claim and whether it is durable for sure; None for a new one."""
+        """Return the tokens of an earlier claim whose leases last, and whether it is durable; None for a new one."""
         with self._lock:
             known = self._claims.get(claim)
-            return None if known is None else (known.tokens, known.is_durable)
+            return None if known is None else (list(known.tokens), known.is_durable)
 
     def is_live(self, token: str) -> bool:
         """Whether a lease lasts."""
@@ -87,8 +91,14 @@ class Leases:
         with self._lock:
             for token in tokens:
                 ended = self._deadlines.pop(token, None)
-                if ended is not None and token in self._over.get(ended.queue, ()):
-                    self._over[ended.queue].discard(token)
+                if ended is None:
+                    continue
+                self._over.get(ended.queue, set()).discard(token)
+                if ended.claim in self._claims:
+                    self._claims[ended.claim].tokens.pop(token, None)
+            if len(self._order) > 2 * len(self._deadlines) + _ENDED_IN_ORDER:
+                self._order = [(deadline.time, token) for token, deadline in self._deadlines.items()]
+                heapify(self._order)
 
     def over(self, queue: str, most: int) -> list[str]:
         """Return tokens of a queue whose time has come."""
@@ -107,7 +117,7 @@ class Leases:
             return list(self._over)
 
     def _is_needed(self, claim: _Claim, now: float) -> bool:
-        return claim.until > now or any(token in self._deadlines for token in claim.tokens)
+        return claim.until > now or bool(claim.tokens)
 
     def _is_live(self, token: str) -> bool:
         deadline = self._deadlines.get(token)

@@ -311,8 +311,8 @@ class _Loader:
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
         self._changed = threading.Condition()  # all that follows
         self._ready: deque[Lease] = deque()
-        self._waits = False
-        """Whether the worker waits for a lease."""
+        self._waits, self._takes = False, 0
+        """Whether the worker waits for a lease, and how many it has asked for."""
         self._taken, self._pace = time.monotonic(), _AHEAD
         """When the worker took its last lease, and the seconds that it needs for one, of late."""
         self._ended = False
@@ -331,6 +331,7 @@ class _Loader:
         """Return the next lease with its payload; None at the end."""
         with self._changed:
             self._waits = True
+            self._takes += 1
             self._changed.notify_all()
             try:
                 while not (self._has_ready() or self._ended or self.stopping):
@@ -391,7 +392,7 @@ class _Loader:
     def _claim(self, room: int) -> None:
         """Claim messages and load them one by one; wait if there are none."""
         connection = self._queue.connection
-        waited = self._waits
+        takes = self._takes
         request = ClaimMessages(self._queue.path, uuid.uuid4().hex, self._worker, room, self._to)
         answer = connection.call(
             wire.CLAIM_MESSAGES, request, retry_for=connection.settings.retry_seconds(LONG_RETRY_FOR)
@@ -412,8 +413,10 @@ class _Loader:
             if answer.state == "complete":
                 self._ended = True
             else:
-                # The worker's last ack may have completed the queue
-                self._changed.wait_for(lambda: self.stopping or (self._waits and not waited), answer.retry_after)
+                # A worker that asks once more has acked since, by which it may have completed the queue
+                self._changed.wait_for(
+                    lambda: self.stopping or (self._waits and self._takes > takes), answer.retry_after
+                )
 
     def _load(self, lease: Lease, claimed: ClaimedMessage, answer: ClaimedMessages) -> None:
         """Load a payload, and hand the lease to the worker; a message whose payload is lost is given back."""

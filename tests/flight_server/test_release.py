@@ -94,7 +94,7 @@ def test_other_rows_fail_the_write_and_its_workers(client: Client, write: Opened
     assert len(client.list("store/")) == 0
 
 
-def test_a_released_partition_that_the_driver_lacks_fails_the_write(client: Client, write: OpenedWrite) -> None:
+def test_a_partition_that_the_driver_lacks_fails_the_write(client: Client, write: OpenedWrite) -> None:
     first = evaluate(client, write, SparkTask(1, 0, 10), range(6))
     evaluate(client, write, SparkTask(1, 1, 11), range(6, 8))
     with pytest.raises(WriteEnded, match="released 2 partitions, of which the driver's receipts don't name the same"):

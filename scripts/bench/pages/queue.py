@@ -142,7 +142,7 @@ def _sources(sizes: Sizes) -> Iterator[Case]:
     ]
     yield Case(sides, lines, sizes.rounds, data=str(shape))
     sides = {FEW: partial(_filled, way=V2, shape=third), V2: partial(_filled, way=V2, shape=shape)}
-    what = "V2, memory of the driver's Python"
+    what = "V2, memory of the driver's Python, three times the rows"
     flat = Line("Sources", what, V2, FEW, "MiB", of="driver", promise=("< more", 16 << 20))
     yield Case(sides, [flat], min(3, sizes.rounds), data=str(shape))
     sides = {way: partial(_first_payload, way=way, shape=shape) for way in (V2, V1)}

@@ -13,7 +13,7 @@ from typing import TypeVar
 from unittest import mock
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, invariant, multiple, rule
 
@@ -275,5 +275,11 @@ def keys_of(pairs: list[Pair], real: bool) -> list[LeaseKey]:
     return [pair.real if real else pair.expected for pair in pairs]
 
 
-QueueMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(
+    max_examples=examples(60),
+    stateful_step_count=40,
+    suppress_health_check=[
+        HealthCheck.filter_too_much
+    ],  # most rules need a lease or a write
+)
 TestQueueMachine = QueueMachine.TestCase

@@ -21,6 +21,7 @@ _THREADS = 32
 """Requests at a time; a connection beyond that is closed."""
 _DEADLINE = 10.0
 """Seconds for a whole request, its handshake and its answer."""
+_STOP_CHECK = 0.05  # seconds between two looks whether to stop
 _PAGES = "/healthz, /readyz, /metrics"
 
 
@@ -71,7 +72,9 @@ class HttpDoor:
                 "serve without, with --http off"
             ) from failed
         self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="penstock-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_STOP_CHECK,), name="penstock-http", daemon=True
+        )
 
     def start(self) -> None:
         """Start the thread."""

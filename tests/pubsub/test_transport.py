@@ -53,7 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def tokens() -> Iterator[TokenServer]:
     with TokenServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server
         server.shutdown()

@@ -278,8 +278,6 @@ def keys_of(pairs: list[Pair], real: bool) -> list[LeaseKey]:
 QueueMachine.TestCase.settings = settings(
     max_examples=examples(60),
     stateful_step_count=40,
-    suppress_health_check=[
-        HealthCheck.filter_too_much
-    ],  # most rules need a lease or a write
+    suppress_health_check=[HealthCheck.filter_too_much],  # most rules need a lease or a write
 )
 TestQueueMachine = QueueMachine.TestCase

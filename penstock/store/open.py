@@ -31,6 +31,8 @@ def open(url: str, *, quota: int | None = None) -> Store:  # noqa: A001  # as in
     if url.partition(":")[0] == "memory":
         scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    elif not url.startswith("disk:"):  # before a folder is made
+        raise _no_store(url)
     folder = scratch or _folder(url)
     lock = _lock(folder)
     try:
@@ -53,7 +55,11 @@ def open_medium(url: str, folder: Path) -> Medium:
         return DiskMedium(_folder(url, folder))
     if url.startswith("memory:"):
         return MemoryMedium(folder / "spill", max_bytes=_memory_bound(url))
-    raise InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory: or memory:?max=2GiB")
+    raise _no_store(url)
+
+
+def _no_store(url: str) -> InvalidRequest:
+    return InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory: or memory:?max=2GiB")
 
 
 class StandaloneStore(Store):

@@ -123,6 +123,9 @@ def test_the_quota_of_an_opened_store_holds() -> None:
     ["", "disk", "file:/tmp", "s3://bucket", "memory:/tmp", "memory:?min=1", "memory:?max=lots", "disk://host/a",
      "disk:/a?x=1"],
 )  # fmt: skip
-def test_a_url_that_is_no_store_is_refused(url: str) -> None:
+def test_a_url_that_is_no_store_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a folder is made of it."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidRequest, match=r"store|size"):
         stores.open(url)
+    assert list(tmp_path.iterdir()) == []

@@ -335,7 +335,10 @@ class Database:
             self._closed = True
             readers, self._readers = self._readers, []
             self._lock.notify_all()
-        self._thread.join()
+        self._thread.join(_ENDLESS)
+        if self._thread.is_alive():
+            log.error("%s: a change has waited for the disk for %g s; the file is left to it", self.path, _ENDLESS)
+            return
         for connection in (*readers, self._connection):
             connection.close()
 

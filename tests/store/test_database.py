@@ -198,6 +198,17 @@ def test_a_change_that_never_ends_is_not_awaited_for_ever(database: Database, mo
     assert numbers(database) == [1, 2]
 
 
+def test_the_end_waits_for_no_change_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ENDLESS", 0.01)
+    resume = threading.Event()
+    database.submit(lambda sql: resume.wait(20))
+    database.close()
+    assert not resume.is_set()
+    resume.set()
+    monkeypatch.setattr(module, "_ENDLESS", 20.0)
+    database.close()
+
+
 def test_readers_wait_for_no_change(database: Database) -> None:
     database.run(insert(1))
     busy = Busy(database)  # in the middle of its transaction

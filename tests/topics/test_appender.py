@@ -122,6 +122,28 @@ def test_a_put_does_not_wait_for_ever_for_the_disk(reach: Reach, monkeypatch: py
     assert reach.ids() == [1]
 
 
+def test_the_end_does_not_wait_for_ever_for_the_disk(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, resume = threading.Event(), threading.Event()
+
+    def hanging(medium: DiskMedium, *arguments: Any) -> object:
+        started.set()
+        assert resume.wait(20)
+        raise OSError("too late")
+
+    monkeypatch.setattr(DiskMedium, "write", hanging)
+    monkeypatch.setattr(append, "PATIENCE", 0.05)
+    appender = Appender(reach.ledger, reach.store)
+    appender.start()
+    with pytest.raises(TimedOut):
+        appender.append(small_put(1))
+    assert started.is_set()
+    appender.close()
+    assert not resume.is_set()
+    resume.set()
+    monkeypatch.setattr(append, "PATIENCE", 20)
+    appender.close()
+
+
 # --- refused puts ----------------------------------------------------------------------------
 
 

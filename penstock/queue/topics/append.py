@@ -188,7 +188,9 @@ class Appender:
             self._closed = True
             self._waiting.put(None)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(PATIENCE)
+            if self._thread.is_alive():
+                log.error("appends have waited for the disk for %g s, and are left to it", PATIENCE)
 
     def _run(self) -> None:
         ended = False

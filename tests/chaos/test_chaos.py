@@ -31,6 +31,7 @@ class ShortStream(TopicStream):
     """Each fault falls once."""
 
     plan = PLAN.once()
+    kept = TopicStream.kept * 3 // 2  # its batches are as large as those of longer runs, and are repeated
 
 
 @pytest.mark.spark

@@ -63,6 +63,7 @@ class TopicStream(SparkStream):
         "retained": retained,
     }  # fmt: skip
     columns: ClassVar = SCHEMA.names
+    kept = KEPT
     plan = Plan(
         least={
             **dict.fromkeys((f"server killed at {step}" for step in STEPS), 1),
@@ -86,7 +87,7 @@ class TopicStream(SparkStream):
 
     def start(self) -> None:
         with flight.connect(self.rig.server.url) as bare:
-            create_topic(bare, TOPIC, SCHEMA, key="key", shards=SHARDS, keep_bytes=KEPT * self.rig.rows)
+            create_topic(bare, TOPIC, SCHEMA, key="key", shards=SHARDS, keep_bytes=self.kept * self.rig.rows)
             if self.sink.startswith("topic/"):
                 schema = pa.schema([*SCHEMA, ("shard", pa.int32()), ("at", pa.int64())])
                 create_topic(bare, self.sink, schema, key="key", shards=2, keep_seconds=MONTH)

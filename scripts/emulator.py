@@ -31,14 +31,15 @@ _LARGEST_HEAP = 6144  # MiB; with more, nothing got faster
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """HTTP/2's first bytes from a client, with empty settings: a server that serves sends its own settings back."""
 
-_END_WITH_PARENT = """
+END_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: of the thread that has started this process
     if os.getppid() != int(sys.argv[1]):
-        sys.exit("the process that started the emulator has ended")
+        sys.exit("the process that started it has ended")
 os.execvp(sys.argv[2], sys.argv[2:])
 """
+"""Runs a program that ends with this process, whose id is its first argument."""
 
 
 def missing() -> str | None:
@@ -91,10 +92,10 @@ def running(*, port: int = 0, heap: str = "") -> Iterator[tuple[str, int]]:
     """
     if (lack := missing()) is not None:
         raise FileNotFoundError(lack)
-    port = port or _free_port()
+    port = port or free_port()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *command(port, heap or default_heap())],
+            [sys.executable, "-c", END_WITH_PARENT, str(os.getpid()), *command(port, heap or default_heap())],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
         try:
@@ -136,7 +137,8 @@ def _mebibytes(heap: str) -> int:
     return int(match[1]) * (1024 if match[2] in "gG" else 1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody has."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

@@ -70,7 +70,7 @@ def _connect(kind: str, address: str, topic: str, libraries: Path | None) -> Non
         _flushes.append(stream.flush)
     elif kind == "kafka":  # kafka-python's producer as it comes, flushed: answered before the broker has fsynced
         sys.path.append(str(libraries))
-        from kafka import KafkaProducer  # type: ignore[import-not-found]
+        from kafka import KafkaProducer
 
         producer = KafkaProducer(bootstrap_servers=address, acks="all")
 

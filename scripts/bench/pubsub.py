@@ -27,6 +27,8 @@ BATCH = 1_000
 _SUBSCRIBER = "/google.pubsub.v1.Subscriber/"
 _CONTROL = "/penstock.tests.FakePubSub/Call"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_LONGEST = 300.0
+"""Seconds that a peer may take: one of them has once not ended."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -157,8 +159,8 @@ PEERS: Mapping[str, Callable[..., None]] = {"subscribe": subscribe, "stream": ba
 def run_peer(peer: str, address: str, count: int, *subscriptions: str) -> dict[str, float]:
     """Run a peer in a process of its own, and return its seconds, and those of its processor."""
     command = [sys.executable, "-m", "scripts.bench.pubsub", peer, address, str(count), *subscriptions]
-    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT, check=True).stdout
-    figures: dict[str, float] = json.loads(output)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT, check=True, timeout=_LONGEST)
+    figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from penstock.errors import Denied, Expired, NotFound, Unavailable
-from penstock.queue.pubsub import inbox, readers
+from penstock.queue.pubsub import inbox, leases, readers, waits
 from penstock.queue.pubsub.pull import PullOptions
 from tests.kit.pubsub.emulator import Names
 from tests.kit.pubsub.fake import FakePubSub, served
@@ -53,6 +53,7 @@ def test_everything_is_stored_and_acked(
     fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names, options: dict[str, object]
 ) -> None:
     fake.load(pubsub_names.subscription, 5_000, attributes=2)
+    others = set(threading.enumerate())
     run = start(**options)
     eventually(lambda: fake.totals(pubsub_names.subscription)["acked"] == 5_000)
     run.end()
@@ -62,7 +63,7 @@ def test_everything_is_stored_and_acked(
     last = server.reports[-1].counters
     assert (last["acks_confirmed"], last["outstanding"], last["unanswered"]) == (5_000, 0, 0)
     assert fake.totals(pubsub_names.subscription)["stale"] == 0
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("penstock-")]
+    assert not [each.name for each in set(threading.enumerate()) - others if each.name.startswith("penstock-")]
 
 
 def test_nothing_is_acked_before_it_is_released(
@@ -198,7 +199,10 @@ def test_a_refusal_of_the_server_ends_the_puller(
         run.end()
 
 
-def test_acks_that_fail_are_sent_again(fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names) -> None:
+def test_acks_that_fail_are_sent_again(
+    fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_FIRST_PAUSE", 0.1)
     fake.load(pubsub_names.subscription, 3_000)
     fake.fail("Acknowledge", "UNAVAILABLE", times=2)
     fake.fail("Acknowledge", "DEADLINE_EXCEEDED", times=2, applied=True)
@@ -298,6 +302,30 @@ def test_pulling_pauses_while_the_server_takes_nothing(
     eventually(lambda: len(server.reports) >= 2)
     assert run.puller.counters()["received"] <= 7_000
     assert len(server.rows) == 2_000
+    run.end()
+
+
+def test_a_long_wait_is_said_and_that_it_is_over(
+    fake: FakePubSub, server: StandIn, start: Start, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """For acks that Pub/Sub takes at no try, for answers of the server, and for room."""
+    monkeypatch.setattr(waits, "LONG", 0.5)
+    caplog.set_level("WARNING", "penstock")
+    fake.load(pubsub_names.subscription, 2_000)
+    fake.fail("Acknowledge", "ABORTED", message="the backend is away", times=-1)
+    run = start(google=True, most_leases=1_000)
+    eventually(lambda: "has waited for Pub/Sub to take acks for 0.5 s: " in caplog.text)
+    assert "requests; the last failure: Pub/Sub says ABORTED: the backend is away" in caplog.text
+    eventually(lambda: "has waited for room to read more for 0.5 s: 1,000 messages aren't acked" in caplog.text)
+    server.answers = False
+    fake.heal()
+    eventually(lambda: "waits no longer for Pub/Sub to take acks" in caplog.text)
+    eventually(lambda: "has waited for the server to answer batches for 0.5 s: " in caplog.text)
+    server.answers = True
+    server.end()
+    eventually(lambda: "waits no longer for the server to answer batches" in caplog.text)
+    eventually(lambda: fake.totals(pubsub_names.subscription)["acked"] == 2_000)
     run.end()
 
 

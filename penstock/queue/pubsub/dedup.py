@@ -79,12 +79,6 @@ class KnownMessages:
         with self._lock:
             return len(self._index) + len(self._stragglers)
 
-    @property
-    def nbytes(self) -> int:
-        """About the bytes that they take."""
-        with self._lock:
-            return self._index.nbytes + self._stragglers.nbytes
-
     def find(self, keys: Keys) -> Integers:
         """Return the place of each message, UNKNOWN for a new one."""
         with self._lock:

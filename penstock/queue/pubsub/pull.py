@@ -29,6 +29,7 @@ from penstock.queue.pubsub.inbox import Inbox, Piece
 from penstock.queue.pubsub.leases import Leases, Outcome, Request
 from penstock.queue.pubsub.readers import PullReader, Reader, Response, StreamReader
 from penstock.queue.pubsub.transport import PubSub, failures_of, is_retried, translate
+from penstock.queue.pubsub.waits import Waits
 from penstock.wire.exchange import Acks, Answer, Report, Welcome
 from penstock.wire.position import Position
 
@@ -44,6 +45,8 @@ _EXACTLY_ONCE_SECONDS = 60
 """The shortest lease of a subscription that confirms acks, as Google's clients have it."""
 _ENDING = 5.0
 """Seconds that each step of a clean end may take."""
+_ACKS, _ANSWERS, _ROOM = "Pub/Sub to take acks", "the server to answer batches", "room to read more"
+"""What a puller waits for."""
 
 
 class Exchange(Protocol):
@@ -127,6 +130,9 @@ class Puller:
         self._unreported: dict[int, list[tuple[int, int]]] = {}
         self._asked: list[str] = []
         """Requests for all leases."""
+        self._waits = Waits()
+        self._ack_failure = "none has failed"
+        """What Pub/Sub said last where it took no ack for now."""
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         name = pubsub.subscription.rpartition("/")[2]
         self._threads = _Threads(
@@ -156,11 +162,25 @@ class Puller:
         )  # fmt: skip
         try:
             while not (stopped() or self.stopping.wait(0.1)):
-                pass
+                self._say_long_waits()
         finally:
             self._end()
         if self._error is not None:
             raise self._error
+
+    def _say_long_waits(self) -> None:
+        """Log what has been waited for too long: whoever should bring it may say nothing."""
+        waits = {}
+        with self._changed:
+            if acks := self._leases.unsettled:
+                waits[_ACKS] = f"{acks:,} requests; {self._ack_failure}"
+            if self._bytes:
+                waits[_ANSWERS] = f"{self._bytes:,} bytes of messages; if it is full, its log says so"
+            if not self._has_room():
+                waits[_ROOM] = f"{len(self._leases):,} messages aren't acked, {self._bytes:,} bytes aren't answered"
+            lines = list(self._waits.look(time.monotonic(), waits))
+        for line in lines:
+            _log.warning("%s: %s", self._pubsub.subscription, line)
 
     def counters(self) -> dict[str, int]:
         """Return what happened since the start; `outstanding` and `unanswered` are of now."""
@@ -262,6 +282,7 @@ class Puller:
                 self._fail(Internal(f"{self._pubsub.subscription}: answer {answer.n} is not that to the oldest batch"))
                 return
             self._bytes -= batch.size
+            self._waits.moved(_ANSWERS)
             self._away_since, self._pause = None, _SHORTEST_PAUSE
             self._leases.placed(
                 batch.first,
@@ -330,6 +351,10 @@ class Puller:
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND:
                 self._leases.forget()  # a subscription that is made again has other ids
             self._leases.settle(request, time.monotonic(), outcome, failures)
+            if request.verb != "extend" and outcome == "ok":
+                self._waits.moved(_ACKS)
+            elif request.verb != "extend" and isinstance(error, grpc.RpcError):
+                self._ack_failure = str(translate(error, "the last failure"))
             self._changed.notify_all()
         if request.verb == "ack" and outcome == "ok":
             steps.passed("puller.acked")

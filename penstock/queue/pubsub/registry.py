@@ -72,8 +72,6 @@ how often its ack was sent; duplicate: the message had come before; changed: sin
 SHARDS = 4
 MAX_UNRELEASED_ROWS = 1_000_000
 MAX_UNRELEASED_BYTES = 4 << 30
-RETENTION = 31 * 24 * 3600.0
-"""Seconds for which Pub/Sub keeps a message at most (2026), where nobody could say how long it does."""
 Ack = Literal["commit", "journal"]
 
 

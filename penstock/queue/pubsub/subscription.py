@@ -53,7 +53,6 @@ class State:
     unreleased_bytes: int
     parked_batches: int
     ids: int
-    id_bytes: int
     duplicates: Mapping[str, int]
     """By cause, since the server began."""
     bytes_per_second: float
@@ -451,7 +450,7 @@ class Subscription:
         with self._lock:
             return State(
                 self._record, self._position(), self._unreleased() - sum(self._in_flight.values()), self._bytes,
-                len(self._parked), len(self.known), self.known.nbytes,
+                len(self._parked), len(self.known),
                 self._redeliveries.counts(), self._rate.per_second(), tuple(self._streams),
                 self._error,
             )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Queues of work whose messages are records of Kafka's topics."""

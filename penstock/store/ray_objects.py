@@ -1,0 +1,183 @@
+"""Parts as objects of Ray, which an actor of the store owns: they outlive whoever brought them, and end with the store.
+
+Since Ray 2.56 a producer can't give an object to another owner (`ray.put(_owner=)`), and an object is lost with its
+owner: so a part's bytes go to the actor, which puts them. They are those of a file of `disk:`, and verified as such.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidRequest, StoreFull, Unavailable
+from penstock.store import records
+from penstock.store.medium import Part, Room, lost
+from penstock.store.records import Label
+from penstock.store.verified_part import VerifiedPart
+
+try:
+    import ray
+    from ray.exceptions import GetTimeoutError, ObjectLostError, ObjectStoreFullError, OutOfDiskError, RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as missing:
+    raise ImportError("a store ray: needs Ray: pip install 'penstock-flight[ray]'") from missing
+
+_NAMESPACE = "penstock"
+_INLINE = 99 << 10
+"""Bytes of a part that the actor keeps itself: Ray sends 100 KiB within a call, and an object costs both ends more."""
+_TIMEOUT = 60.0
+"""Seconds for one answer of Ray: its object store may have to spill first."""
+
+
+class RayMedium:
+    """The parts of one actor, on this node. `attach` reaches them from any process of this node."""
+
+    def __init__(self) -> None:
+        """Start the actor; it ends with this process, or at `close`."""
+        _connect()
+        self.incarnation = uuid.uuid4().hex[:12]
+        node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor: Any = ray.remote(PartsActor).options(
+            name=self.incarnation, namespace=_NAMESPACE, num_cpus=0, max_restarts=-1, scheduling_strategy=node
+        )
+        self._use(actor.remote(), is_owner=True)
+
+    @classmethod
+    def attach(cls, incarnation: str) -> RayMedium:
+        """Return the medium of an actor that another process has started."""
+        _connect()
+        medium = object.__new__(cls)
+        medium.incarnation = incarnation
+        try:
+            medium._use(ray.get_actor(incarnation, namespace=_NAMESPACE), is_owner=False)
+        except ValueError as gone:
+            raise Unavailable("the process that opened this store ray: has ended, and its payloads with it") from gone
+        return medium
+
+    def _use(self, actor: Any, *, is_owner: bool) -> None:
+        here = ray.get_runtime_context().get_node_id()
+        nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
+        self._actor, self._is_owner = actor, is_owner
+        self._total = int(nodes[here].get("object_store_memory", 0))
+        self._used = self._ask(actor.used.remote(), "opening the store")
+
+    def __repr__(self) -> str:
+        return "ray:"
+
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part:
+        """Send a part to the actor, which puts it into the object store."""
+        sink = pa.BufferOutputStream()
+        written = records.write(sink, schema, batches, label)
+        stored = self._actor.keep.remote(name, sink.getvalue())
+        self._used = self._ask(stored, f"storing part {name}")
+        return Part(name, written.rows, written.bytes, written.digest)
+
+    def room(self) -> Room:
+        """Return the room of this node's object store, without that of Ray's other objects: Ray spills those."""
+        return Room(self._total, max(0, self._total - self._used))
+
+    def open(self, name: str) -> VerifiedPart:
+        action = f"reading part {name}"
+        parts = self._ask(self._actor.find.remote(name), action)
+        if not parts:
+            raise lost(name, "it was an object of a Ray store that has stopped")
+        try:
+            part = parts[0] if isinstance(parts[0], pa.Buffer) else self._ask(parts[0], action)
+            return VerifiedPart(name, part)
+        except records.Damaged as damage:
+            raise lost(name, str(damage)) from damage
+        except ObjectLostError as gone:
+            raise lost(name, "Ray has lost its object") from gone
+
+    def delete(self, name: str) -> None:
+        self._used = self._ask(self._actor.drop.remote(name), f"deleting part {name}")
+
+    def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
+        """Give all parts, whatever `before` is: none is older than the store."""
+        sizes: dict[str, int] = self._ask(self._actor.sizes.remote(), "listing the parts")
+        yield from sizes.items()
+
+    def label(self, name: str) -> Label | None:
+        return None
+
+    def set_aside(self, name: str) -> None:
+        """Delete the part: nobody can look into it when the store has stopped."""
+        self.delete(name)
+
+    def drop_set_aside(self, *, before: float) -> int:
+        return 0
+
+    def quarantined(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """End the actor, and with it the objects; a process that has attached to it leaves it alone."""
+        if self._is_owner:
+            ray.kill(self._actor)
+
+    def _ask(self, answer: Any, action: str) -> Any:
+        try:
+            return ray.get(answer, timeout=_TIMEOUT)
+        except (ObjectStoreFullError, OutOfDiskError) as full:
+            raise StoreFull(
+                f"no room in Ray's object store while {action}: nothing of it was kept", retry_after=5
+            ) from full
+        except GetTimeoutError as late:
+            raise Unavailable(f"Ray did not answer within {_TIMEOUT:g} s while {action}", retry_after=5) from late
+        except ObjectLostError:
+            raise
+        except RayError as error:  # the actor has died, and starts again without its parts
+            raise Unavailable(f"Ray failed while {action}: {type(error).__name__}", retry_after=1) from error
+
+
+class PartsActor:
+    """Owns the objects. Each process that reads one borrows it, and keeps its memory for as long as it maps it."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+        self._used = 0
+
+    def keep(self, name: str, part: pa.Buffer) -> int:
+        """Put a part; return the bytes of all."""
+        kept = part if part.size <= _INLINE else ray.put(part)
+        self.drop(name)
+        self._parts[name], self._sizes[name] = kept, part.size
+        self._used += part.size
+        return self._used
+
+    def find(self, name: str) -> list[Any]:
+        """Return a part or its reference, if there is one; in a list, as Ray would wait for a bare one's object."""
+        return [self._parts[name]] if name in self._parts else []
+
+    def drop(self, name: str) -> int:
+        """Forget a part, which frees it once nobody reads it; return the bytes of all."""
+        self._parts.pop(name, None)
+        self._used -= self._sizes.pop(name, 0)
+        return self._used
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each part."""
+        return self._sizes
+
+    def used(self) -> int:
+        """Return the bytes of all parts."""
+        return self._used
+
+
+def _connect() -> None:
+    """Connect this process to the Ray that runs here, or at RAY_ADDRESS."""
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
+        except ConnectionError as missing:
+            raise InvalidRequest(
+                "store ray: no Ray runs here: start one (ray start --head), or name one (RAY_ADDRESS)"
+            ) from missing

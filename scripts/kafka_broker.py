@@ -1,0 +1,169 @@
+"""Run a real Kafka broker: `python scripts/kafka_broker.py [--port P] [--heap 256m]` prints host:port once it answers.
+
+One node, KRaft, no docker: the jars come from Maven Central by mvn, once, into the user's cache. It ends with the
+process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
+
+from scripts import emulator, java
+
+JAVA = 17
+"""The oldest that runs the broker."""
+VERSION = "4.1.0"
+_PATIENCE = 90.0  # seconds until it answers, on a busy machine
+_FETCH = 100.0  # seconds for 43 MB, which took 8
+_POM = f"""<project><modelVersion>4.0.0</modelVersion>
+<groupId>broker</groupId><artifactId>broker</artifactId><version>1</version><dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
+</dependencies></project>
+"""
+_PROPERTIES = """process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}/data
+default.replication.factor=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def jars() -> Path:
+    """Return the folder of the broker's jars: the one that PENSTOCK_KAFKA_JARS names, else the one in the cache."""
+    if named := os.environ.get("PENSTOCK_KAFKA_JARS"):
+        return Path(named)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "penstock" / f"kafka-{VERSION}"
+
+
+def missing() -> str | None:
+    """Return what the broker lacks here, and the cure; fetch its jars if that is all."""
+    if (lack := java.missing("the Kafka broker", JAVA)) is not None:
+        return lack
+    if any(jars().glob("kafka_*.jar")):
+        return None
+    if os.environ.get("PENSTOCK_KAFKA_JARS"):
+        return f"PENSTOCK_KAFKA_JARS names {jars()}, where no kafka_*.jar is: name the libs folder of a Kafka"
+    if shutil.which("mvn") is None:
+        return (
+            "Kafka's jars aren't here, nor is mvn, which fetches them: apt install maven, or name the libs folder of a "
+            "Kafka: PENSTOCK_KAFKA_JARS=/path/to/kafka/libs"
+        )
+    return _fetch()
+
+
+def _fetch() -> str | None:
+    """Fetch the jars from Maven Central, one process at a time; return why they aren't to be had."""
+    jars().parent.mkdir(parents=True, exist_ok=True)
+    with open(jars().with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=jars().parent) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if jars().exists():
+            return None
+        Path(folder, "pom.xml").write_text(_POM)
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder}/libs"]
+        try:
+            subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=_FETCH)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as failed:
+            text = str(failed.stdout or "")[-500:]
+            return f"mvn couldn't fetch Kafka {VERSION} from Maven Central within {_FETCH:g} s: {text or failed}"
+        Path(folder, "libs").rename(jars())
+    return None
+
+
+@contextmanager
+def running(folder: Path, *, port: int = 0, heap: str = "256m") -> Iterator[tuple[str, int]]:
+    """Run a broker on a folder and a port, by default any; yields host:port and its process's id once it answers.
+
+    The thread that enters has to live until the end: Linux kills the broker when that thread ends.
+    """
+    if (lack := missing()) is not None:
+        raise FileNotFoundError(lack)
+    port = port or emulator.free_port()
+    settings = folder / "server.properties"
+    settings.write_text(_PROPERTIES.format(port=port, controller=emulator.free_port(), folder=folder))
+    run = [java.program(), f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars()}/*"]
+    run.insert(1, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+    if not (folder / "data").exists():
+        name = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # a first "-" would make it an option
+        format_ = [*run, "kafka.tools.StorageTool", "format", "-t", name, "-c", str(settings)]
+        subprocess.run(format_, check=True, capture_output=True)
+    with (folder / "broker.log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", emulator.END_WITH_PARENT, str(os.getpid()), *run, "kafka.Kafka", str(settings)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            give_up = time.monotonic() + _PATIENCE
+            while not _answers(port):
+                if process.poll() is not None or time.monotonic() > give_up:
+                    text = (folder / "broker.log").read_text()[-2000:]
+                    raise RuntimeError(f"the Kafka broker did not start at port {port}:\n{text}")
+                time.sleep(0.05)
+            yield f"127.0.0.1:{port}", process.pid
+        finally:
+            process.kill()
+            process.wait()
+
+
+_API_VERSIONS = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
+"""The request that every client begins with, without a client id."""
+
+
+def _answers(port: int) -> bool:
+    """Return whether the broker answers a client's first request."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1) as connection:
+            connection.settimeout(2)
+            connection.sendall(_API_VERSIONS)
+            return len(connection.recv(4)) == 4
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Run the broker until a signal, or until the process that started this one has ended."""
+    parser = argparse.ArgumentParser(description="Run a one-node Kafka broker, and print host:port once it answers.")
+    parser.add_argument("--port", type=int, default=0, help="default: any")
+    parser.add_argument("--heap", default="256m", help="of its JVM")
+    parser.add_argument("--folder", type=Path, help="of its data; default: a temporary one")
+    options = parser.parse_args()
+    if (lack := missing()) is not None:
+        sys.exit(lack)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        with running(folder.resolve(), port=options.port, heap=options.heap) as (address, _):
+            print(address, flush=True)
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()

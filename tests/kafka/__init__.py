@@ -1,0 +1,1 @@
+"""Queues on Kafka, with a real broker."""

@@ -1,0 +1,40 @@
+"""A Ray of two workers for the tests, started once; without Ray they are skipped, and say so."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    """Start Ray: half a minute on a busy machine, and 850 MB. Its folder's name is short, as it has Unix sockets."""
+    ray = pytest.importorskip("ray", reason="Ray is missing: pip install 'penstock-flight[ray]'")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_AUTH_TOKEN", "0" * 64)  # else it writes one to ~/.ray
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False, logging_level=logging.WARNING,
+            _node_ip_address="127.0.0.1", object_store_memory=100 << 20,
+        )  # fmt: skip
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+            patch.undo()
+
+
+@pytest.fixture
+def ray_data(ray: Any) -> Any:
+    """Return Ray Data, which prints neither progress nor plans."""
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    return ray.data

@@ -11,7 +11,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix soak check bench bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix soak check bench bench-jobs bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -43,6 +43,7 @@ soak: $(STAMP) $(JAVA)  ## run the long tests, for hours: far examples, repeated
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load --hypothesis-profile=long --timeout=3600 \
 	    -m "not process and not faults and not spark"
 	@$(BIN)/python -m tests.chaos.run $(or $(SEEDS),1 2 3 4 5 6 7 8)
+	@$(BIN)/python -m tests.chaos.run queue $(or $(SEEDS),1 2 3)
 	@$(BIN)/python -m tests.chaos.run subscription $(or $(SEEDS),1 2 3 4)
 	@PENSTOCK_CHAOS_ROWS=60000 $(BIN)/python scripts/planted/run.py \
 	    $$(basename -s .patch $$(grep -l '^Tests: tests/chaos/' scripts/planted/*.patch))
@@ -59,6 +60,9 @@ check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 
 bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against REV": beside another revision)
 	@$(BIN)/python -m scripts.bench flight $(ARGS)
+
+bench-jobs: $(STAMP)  ## measure jobs and Ray's reads and stores beside Ray's own
+	@$(BIN)/python -m scripts.bench jobs $(ARGS)
 
 bench-pubsub: $(STAMP) $(JAVA)  ## measure the way in from Pub/Sub beside Google's subscriber and bare loops
 	@$(BIN)/python -m scripts.bench pubsub $(ARGS)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.client.client import connect as connect
     from penstock.client.payload_store import SplitPayloadStore as SplitPayloadStore
+    from penstock.pipeline.job import Job as Job
+    from penstock.pipeline.stage import Stage as Stage
     from penstock.rows.payload import SplitPayload as SplitPayload
     from penstock.spark_plugin.read import do_get as do_get
     from penstock.spark_plugin.read import read as read
@@ -26,14 +28,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DataSource", "SplitPayload", "SplitPayloadStore", "connect", "do_get", "do_put", "errors", "foreach_batch", "read",
-    "write",
+    "DataSource", "Job", "SplitPayload", "SplitPayloadStore", "Stage", "connect", "do_get", "do_put", "errors",
+    "foreach_batch", "read", "write",
 ]  # fmt: skip
 
 _HOMES = {
     "DataSource": ("penstock.spark_plugin.source", "DataSource"),
+    "Job": ("penstock.pipeline.job", "Job"),
     "SplitPayload": ("penstock.rows.payload", "SplitPayload"),
     "SplitPayloadStore": ("penstock.client.payload_store", "SplitPayloadStore"),
+    "Stage": ("penstock.pipeline.stage", "Stage"),
     "connect": ("penstock.client.client", "connect"),
     "do_get": ("penstock.spark_plugin.read", "do_get"),
     "do_put": ("penstock.spark_plugin.write", "do_put"),

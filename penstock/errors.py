@@ -10,6 +10,7 @@
     ├── Expired               the ticket or what it names is past its time: read again
     ├── Fenced                another session goes on in this one's place: stop this one
     ├── LeaseLost             the lease is over, and the message may be another worker's: drop what was made of it
+    ├── JobFailed             a job can't go on: mend its cause, then run it again
     ├── Lost                  the bytes are gone or corrupt; named, never served as fewer rows
     ├── Denied                no token, a wrong one, or a ticket that isn't ours
     ├── Unavailable           not now (draining, too many streams, unreachable): try again, after `retry_after` seconds
@@ -103,6 +104,12 @@ class LeaseLost(PenstockError):
     code = "lease-lost"
 
 
+class JobFailed(PenstockError):
+    """A job can't go on."""
+
+    code = "job-failed"
+
+
 class Lost(PenstockError):
     """The bytes are gone or corrupt."""
 
@@ -147,7 +154,7 @@ class Internal(PenstockError):
 
 _KINDS: tuple[type[PenstockError], ...] = (
     InvalidRequest, SchemaMismatch, LimitExceeded, NotFound, AlreadyExists, WriteEnded, Expired,
-    Fenced, LeaseLost, Lost, Denied, Unavailable, StoreFull, QueueFull, TimedOut, Internal,
+    Fenced, LeaseLost, JobFailed, Lost, Denied, Unavailable, StoreFull, QueueFull, TimedOut, Internal,
 )  # fmt: skip
 _BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in _KINDS}
 

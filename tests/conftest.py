@@ -16,13 +16,17 @@ pytest_plugins = [
     "tests.kit.cli",
     "tests.kit.spark",
     "tests.kit.streams",
+    "tests.kit.kafka",
     "tests.kit.pubsub.emulator",
     "tests.kit.native_calls",
     "tests.kit.pubsub.fixtures",
+    "tests.kit.ray",
 ]
 
 SLOWEST = (
     "test_chaos",
+    "test_chaos_queue",
+    "test_chaos_subscription",
     "test_cluster",
     "test_stream_cluster",
     "test_demo",

@@ -40,13 +40,14 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "spark_plugin": ("penstock", *BELOW, "client"),
     "pipeline": ("penstock", *BELOW, "client", "spark_plugin"),
     "cli": ("penstock", *BELOW, "client"),
-    "penstock": (*GROUND, "rows", "client", "spark_plugin"),  # __init__ itself: lazy names
+    "penstock": (*GROUND, "rows", "client", "spark_plugin", "pipeline"),  # __init__ itself: lazy names
 }
 ALSO = {
     "client/payload_store.py": ("store",),
     "cli/serve.py": ("flight_server", "store"),
     "cli/doctor.py": ("flight_server",),
     "cli/pull.py": ("flight_server", "queue"),
+    "cli/run.py": ("pipeline",),
     "cli/folder.py": ("flight_server", "store", "ledger", "queue"),
 }
 """The verbs that need a server, or a folder, in their own process."""
@@ -127,7 +128,7 @@ def run(code: str, cwd: Path, *arguments: str) -> str:
 
 IMPORT_ALL = """
 import importlib, sys
-sys.modules.update(dict.fromkeys(["click", "grpc", "pandas", "pyspark", "rich"]))  # importing them fails
+sys.modules.update(dict.fromkeys(["click", "grpc", "pandas", "pyspark", "ray", "rich"]))  # importing them fails
 import penstock
 for name in sys.argv[1:]:
     importlib.import_module(name)
@@ -142,7 +143,9 @@ def importable() -> list[str]:
     }  # its base classes
     of_grpc = ("pull.py", "readers.py", "source.py", "transport.py")
     of_pubsub = {Path("queue", "pubsub", name) for name in of_grpc}
-    files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_spark | of_pubsub]
+    of_extras = of_spark | of_pubsub | {Path("store", "ray_objects.py")}
+    of_extras |= {Path("pipeline", name) for name in ("ray_data.py", "ray_pool.py")}
+    files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_extras]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]
 
@@ -214,9 +217,10 @@ def test_test_modules_import_the_kit_alone() -> None:
 
 def test_names_of_tests_are_short() -> None:
     """A name is one plain clause of at most 60 characters; details go to the docstring."""
-    trees = [ast.parse(file.read_text()) for file in (ROOT / "tests").rglob("*.py")]
-    names = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    assert not sorted(name for name in names if name.startswith("test_") and len(name) > 60)
+    texts = [file.read_text() for file in (ROOT / "tests").rglob("*.py")]
+    names = {name for text in texts for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)}
+    assert len(names) > 1_000
+    assert not sorted(name for name in names if len(name) > 60)
 
 
 def test_queue_at_the_root_is_the_standard_librarys() -> None:
@@ -242,8 +246,8 @@ def test_a_checkout_without_links_works(tmp_path: Path) -> None:
 def test_public_names_are_these() -> None:
     """`__all__`, dir() and the attributes agree."""
     assert penstock.__all__ == [
-        "DataSource", "SplitPayload", "SplitPayloadStore", "connect", "do_get", "do_put", "errors", "foreach_batch",
-        "read", "write",
+        "DataSource", "Job", "SplitPayload", "SplitPayloadStore", "Stage", "connect", "do_get", "do_put", "errors",
+        "foreach_batch", "read", "write",
     ]  # fmt: skip
     assert set(penstock.__all__) <= set(dir(penstock))
     assert all(getattr(penstock, name) is not None for name in penstock.__all__ if name != "DataSource")
@@ -279,6 +283,12 @@ def test_connect_pulls_in_pyarrow_and_nothing_else() -> None:
 def test_a_pipeline_pulls_in_neither_spark_nor_ray() -> None:
     loaded = run("import penstock.pipeline, sys; print(*sys.modules)", ROOT).split()
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
+
+
+@pytest.mark.parametrize("module", ["pipeline.ray_data", "pipeline.ray_pool", "store.ray_objects"])
+def test_without_ray_a_module_says_how_to_get_it(module: str) -> None:
+    code = f"import sys; sys.modules['ray'] = None\ntry: import penstock.{module}\n"
+    assert "pip install 'penstock-flight[ray]'" in run(code + "except ImportError as error: print(error)", ROOT)
 
 
 @pytest.mark.process

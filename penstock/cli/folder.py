@@ -41,10 +41,11 @@ def verify(invocation: Invocation, *, data: Path | None, store: str) -> int:
     """
     from penstock.ledger.verify import verify as verify_folder
     from penstock.queue.destinations import DESTINATIONS
+    from penstock.queue.work import work_queues
 
     data, medium = _opened(data, store)
     with terminal.progress_bar(str(data), None, wanted=not invocation.json) as show:
-        verified = verify_folder(data, medium, DESTINATIONS, is_served=_is_served(data), progress=show)
+        verified = verify_folder(data, medium, DESTINATIONS, work_queues, is_served=_is_served(data), progress=show)
     return _report(invocation, f"{data}", verified)
 
 
@@ -58,10 +59,11 @@ def backup(invocation: Invocation, target: Path, *, data: Path | None, store: st
     """
     from penstock.ledger.backup import backup as back_up
     from penstock.queue.destinations import DESTINATIONS
+    from penstock.queue.work import work_queues
 
     data, medium = _opened(data, store)
     with terminal.progress_bar(str(target), None, wanted=not invocation.json) as show:
-        verified = back_up(data, medium, target, DESTINATIONS, show)
+        verified = back_up(data, medium, target, DESTINATIONS, work_queues, show)
     return _report(invocation, f"{target}", verified)
 
 

@@ -19,6 +19,7 @@ from penstock.cli.pull import pull
 from penstock.cli.put import put
 from penstock.cli.redrive import redrive
 from penstock.cli.rm import rm
+from penstock.cli.run import run
 from penstock.cli.serve import serve
 from penstock.cli.top import top
 
@@ -65,7 +66,7 @@ def cli() -> None:
     """Store datasets of Arrow batches in a Flight server, append to topics, and read both back.
 
     Paths name things at the server: store/demo/trips is a dataset, store/demo/ a folder, topic/orders a topic, write/ID
-    a write that is under way.
+    a write that is under way, queue/demo/in a queue, job/demo a job.
     """
 
 
@@ -82,5 +83,5 @@ def completion(shell: str) -> None:
 
 
 cli.params += shared_options()
-for command in (serve, put, ls, show, get, rm, redrive, top, pull, call, verify, backup, doctor, completion):
+for command in (serve, put, ls, show, get, rm, redrive, top, run, pull, call, verify, backup, doctor, completion):
     cli.add_command(command)

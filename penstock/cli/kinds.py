@@ -97,7 +97,7 @@ def _ago(moment: float) -> str:
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("rows/s", "committed/s", "confirmed/s"), "{:,.0f}".format),
     "done/s": "{:,.1f}".format,
-    **dict.fromkeys(("opened", "last put", "seen"), _ago),
+    **dict.fromkeys(("opened", "last put", "seen", "started", "ended"), _ago),
     "size": format_size,
     **dict.fromkeys(("oldest", "oldest unacked"), format_age),
 }
@@ -349,6 +349,61 @@ _QUEUE = Kind(
     ],
     deleted="deleted {path}: {rows:,} messages, {size}",
 )  # fmt: skip
+
+
+# --- jobs -----------------------------------------------------------------------------------
+
+
+def _of_job(name: str) -> Callable[[Thing], Any]:
+    return lambda thing: thing["job"].get(name)
+
+
+def _in_queues(name: str) -> Callable[[Thing], int]:
+    """Return the sum of a count over the job's queues."""
+    return lambda thing: sum(each["queue"]["counts"][name] for each in thing["job"]["stages"] if "queue" in each)
+
+
+def _of_stage(name: str) -> Callable[[Thing], Any]:
+    return lambda stage: stage["queue"]["counts"].get(name) if "queue" in stage else None
+
+
+def _done_per_second(stage: Thing) -> float | None:
+    return stage["queue"]["done_per_second"] if "queue" in stage else None
+
+
+_JOB = Kind(
+    "job", "job", "jobs", nothing="no job here; penstock.Job(…).run() makes one",
+    listing={
+        "job": "path", "state": _of_job("state"), "started": _of_job("created"), "pending": _in_queues("pending"),
+        "claimed": _in_queues("claimed"), "done": _in_queues("done"), "dead": _in_queues("dead"),
+    },
+    facts={
+        "state": _of_job("state"), "cause": _of_job("cause"), "started": _of_job("created"), "ended": _of_job("ended"),
+    },
+    show=[
+        Table(
+            "stage", lambda job: job["job"]["stages"],
+            {
+                "stage": lambda stage: stage["planned"]["stage"], "what": lambda stage: stage["planned"]["what"],
+                "after": lambda stage: ", ".join(stage["planned"]["after"]),
+                **{name: _of_stage(name) for name in ("pending", "claimed", "done", "dead")},
+                "size": _of_stage("bytes"), "done/s": _done_per_second,
+            },
+        ),
+    ],
+    top=[
+        Table(
+            "job", lambda job: [job] if job["job"]["state"] == "running" else [],
+            {
+                "job": "path", "started": _of_job("created"), "pending": _in_queues("pending"),
+                "claimed": _in_queues("claimed"), "done": _in_queues("done"), "dead": _in_queues("dead"),
+                "done/s": "job_done_per_s",
+            },
+            "path", "job_done_per_s", _in_queues("done"),
+        )
+    ],
+    deleted="deleted {path} and its queues; what it has written stays",
+)  # fmt: skip
 _MESSAGES = Kind(
     "messages", facts={"messages": "rows"}, show=[_SCHEMA], nothing="no message is dead", reads=True,
     listing={
@@ -357,4 +412,4 @@ _MESSAGES = Kind(
     },
 )  # fmt: skip
 
-KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _QUEUE, _MESSAGES, _WRITE)
+KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _QUEUE, _JOB, _MESSAGES, _WRITE)

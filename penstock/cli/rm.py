@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 
-@command("Delete datasets, topics, queues and folders, end writes.", "penstock rm store/demo/trips")
+@command("Delete datasets, topics, queues, jobs and folders, end writes.", "penstock rm store/demo/trips")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=complete_path)
 @click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that lies in them.")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: bool) -> int:
-    """Delete datasets, topics and queues; with -r folders; `rm write/ID` ends an open write.
+    """Delete datasets, topics, queues, and jobs with their queues; with -r folders; `rm write/ID` ends an open write.
 
     A reader that has begun may read to its end. On a terminal it asks before it deletes a folder.
     """

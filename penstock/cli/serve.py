@@ -22,7 +22,7 @@ _LEVELS = click.Choice(("debug", "info", "warning", "error"))
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LISTEN = "Where Flight clients connect: grpc:// or grpc+tls://host:port.  [default: grpc://127.0.0.1:8815]"
 _HTTP = "For /healthz /readyz /metrics, or 'off'.  [default: 127.0.0.1:8816]"
-_STORE = "Where the bytes lie: disk:, disk:/a/folder, memory: or memory:?max=2GiB.  [default: disk:]"
+_STORE = "Where the bytes lie: disk:, disk:/a/folder, memory:, memory:?max=2GiB or ray:.  [default: disk:]"
 _DATA = "The data folder; one server at a time has it.  [default: ~/.local/share/penstock]"
 _ADVERTISE = "The address that clients are told to read from, if it isn't --listen."
 _MEMORY = "The most private memory that the server may take, or 'off'.  [default: half of the machine's]"
@@ -34,6 +34,7 @@ _CREDENTIALS = "A service account's key for Pub/Sub, file or JSON (better: the v
 _IMPERSONATE = "Call Pub/Sub as this service account."
 _ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
 _EMULATOR = "Call the emulator at --pubsub-endpoint or PUBSUB_EMULATOR_HOST instead of Google."
+_KAFKA = "The broker that queues may be on, such as kafka://127.0.0.1:9092."
 _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=10m; repeatable."
 
 
@@ -83,6 +84,7 @@ def _size(text: str) -> int:
 @click.option("--pubsub-impersonate", metavar="EMAIL", help=_IMPERSONATE)
 @click.option("--pubsub-endpoint", metavar="HOST:PORT", help=_ENDPOINT)
 @click.option("--allow-emulator", is_flag=True, help=_EMULATOR)
+@click.option("--kafka", metavar="URL", help=_KAFKA)
 @click.option("--limit", metavar="NAME=VALUE", multiple=True, help=_LIMIT)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True, help="The log goes to stderr.")
 def serve(*, log_level: str, **options: Any) -> int:

@@ -20,11 +20,11 @@ import time
 import traceback
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -32,18 +32,16 @@ from penstock.client.connection import Connection
 from penstock.client.get import read_table
 from penstock.client.heartbeats import Heartbeats
 from penstock.client.local import LocalParts
-from penstock.client.push import Output, forward, to_outputs
+from penstock.client.push import Output, settle, to_outputs
 from penstock.client.settings import LONG_RETRY_FOR
+from penstock.client.settling import Settler, settle_blocks
 from penstock.errors import (
-    Denied,
     Expired,
     InvalidRequest,
     LeaseLost,
     Lost,
     NotFound,
     PenstockError,
-    TimedOut,
-    Unavailable,
     WriteEnded,
     of_code,
 )  # fmt: skip
@@ -52,13 +50,13 @@ from penstock.rows.payload import SplitPayload
 from penstock.wire import actions as wire
 from penstock.wire.message import QueueMessage
 from penstock.wire.queue import (
-    AckLeases,
     ClaimedMessage,
     ClaimedMessages,
     ClaimMessages,
     DropLeases,
     Failure,
     LeaseKey,
+    LeaseOutcome,
     LeaseOutcomes,
     ReleaseLeases,
 )  # fmt: skip
@@ -66,8 +64,6 @@ from penstock.wire.queue import (
 log = logging.getLogger("penstock")
 _SHORTEST_BACKOFF, _LONGEST_BACKOFF = 1.0, 60.0
 """Seconds before a message whose worker failed is pending again: twice as long at each try."""
-_MOST_TRACE = 8_000
-"""Characters of a failure's trace, its end."""
 _LOST_TRIES = 2
 """A message whose payload is lost is dead at this try: the first may have met a server that was just put back."""
 _AHEAD, _MOST_AHEAD = 0.1, 64
@@ -109,18 +105,35 @@ class Lease:
         self.key = LeaseKey(queue.path, claimed.message.message_id, claimed.token)
         self.tries = claimed.tries
         """How often the message was claimed, this time included."""
-        self.lost = False
-        """Whether the server has said that the lease is over: another worker may have the message."""
-        self.ended = False
-        """Whether the message was acked, released or dropped."""
+        self.outputs: list[Output] = []
+        """What was forwarded."""
         self._queue = queue
-        self._outputs: list[Output] = []
+        self._state: Literal["held", "ended", "lost"] = "held"
         self._settling = False
-        """Whether a call is under way that ends the lease: its answer says what became of it."""
+        """Whether a call is under way, or waits, that ends the lease: its answer says what became of it."""
+        self._answered: threading.Event | None = None
+        """Set once what the end of the block began has its answer."""
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else "ended" if self.ended else "held"
-        return f"Lease({self.key.queue!r}, {self.key.message_id!r}, {state}, try {self.tries})"
+        return f"Lease({self.key.queue!r}, {self.key.message_id!r}, {self._state}, try {self.tries})"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has said that the lease is over: another worker may have the message.
+
+        Behind the block this and `ended` wait for the server's answer.
+        """
+        return self._known_state() == "lost"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the message was acked, released or dropped."""
+        return self._known_state() == "ended"
+
+    def _known_state(self) -> str:
+        if self._answered is not None:
+            self._answered.wait()
+        return self._state
 
     def forward(self, queue: str, payloads: Any) -> None:
         """Push a payload, or a list of them, to another queue when this message is acked: all or nothing.
@@ -129,32 +142,36 @@ class Lease:
         in one transaction with the ack, at the end of the block.
         """
         self._check()
-        self._outputs += to_outputs(queue, payloads)
+        self.outputs += to_outputs(queue, payloads)
 
     def ack(self) -> None:
-        """Note the message as done, and push what was forwarded; LeaseLost if the lease is over."""
-        if not self._outputs:
-            self._settle(wire.ACK_LEASES, AckLeases((self.key,)))
-            return
-        with self._ending():
-            connection = self._queue.connection
-            forward(connection, self._outputs, (self.key,), connection.settings.retry_seconds(LONG_RETRY_FOR))
+        """Note the message as done, and push what was forwarded, before this returns; LeaseLost if the lease is over.
+
+        The end of a block needs no such call: it has the same done while the worker goes on.
+        """
+        self._check()
+        self._end(lambda retry_for: settle(self._queue.connection, [(self.key, self.outputs)], retry_for=retry_for))
 
     def release(self, delay: float = 0.0, failure: Failure | None = None) -> None:
-        """Give the message back, to be claimed again after `delay` seconds; at its fifth try it is dead."""
-        self._settle(wire.RELEASE_LEASES, ReleaseLeases((self.key,), delay, failure))
+        """Give the message back, to be claimed again after `delay` seconds; at its fifth try with a failure it is dead.
+
+        Without a failure this claim counts as no try.
+        """
+        self._check()
+        self._call(wire.RELEASE_LEASES, ReleaseLeases((self.key,), delay, failure))
 
     def drop(self, reason: str | Failure) -> None:
         """Set the message aside as dead, with the reason; `penstock redrive` makes it pending again."""
+        self._check()
         failure = reason if isinstance(reason, Failure) else Failure("Dropped", reason)
-        self._settle(wire.DROP_LEASES, DropLeases((self.key,), failure))
+        self._call(wire.DROP_LEASES, DropLeases((self.key,), failure))
 
     def end_by_server(self, text: str) -> bool:
-        """Note that the server says that the lease is over; False while a call is under way that ends it."""
-        if self._settling or self.ended:
+        """Note that the server says that the lease is over; False while the client itself is about to end it."""
+        if self._settling or self._state == "ended":
             return False
         log.warning("%s", text)
-        self.lost = True
+        self._state = "lost"
         return True
 
     def __enter__(self) -> Split:
@@ -165,77 +182,87 @@ class Lease:
     ) -> bool:
         if self.ended:  # within the block
             return isinstance(error, Exception) and self._log_late(error)
-        if error is not None and not isinstance(error, Exception):
+        if error is None:
+            self._settle()
+        elif isinstance(error, Exception):
+            self.fail(error)
+        else:
             with suppress(PenstockError):
                 self.release()
             return False
-        try:
-            if error is None:
-                self._ack_or_fail()
-            else:
-                self.fail(error)
-        except LeaseLost as lost:
-            log.warning("%s", lost)
         return True
 
-    def _ack_or_fail(self) -> None:
-        try:
-            self.ack()
-        except (LeaseLost, Unavailable, TimedOut, Denied):
-            raise
-        except Exception as refused:  # what was forwarded can't be stored: the worker's mistake, as any other
-            self.fail(refused)
+    def _settle(self) -> None:
+        """Have the lease acked soon, or ack it where no loop goes on."""
+        if self._state == "lost":
+            log.warning("%s", self._over())
+            return
+        self._settling, self._answered = True, threading.Event()
+        if not self._queue.settler.add(self):
+            try:
+                settle_blocks(self._queue.connection, [self])
+            finally:
+                self.settled(None)
+
+    def settled(self, outcome: LeaseOutcome | None) -> None:
+        """Note what became of the lease; None: the server has not answered, so nobody knows."""
+        if outcome is not None:
+            self._state = "lost" if outcome.code else "ended"
+            self.outputs = []
+            self._queue.heartbeats.forget(self)
+        self._settling = False
+        if self._answered is not None:
+            self._answered.set()
 
     def fail(self, error: Exception) -> None:
         """Release the message with the error's class and trace, or set it aside if its payload is lost again."""
-        if isinstance(error, LeaseLost) and self.lost:
-            raise error
-        delay = backoff(self.tries)
+        if isinstance(error, LeaseLost) and self._state == "lost":
+            log.warning("%s", error)
+            return
         key = self.key
         log.warning("%s: message %s failed at try %d", key.queue, key.message_id, self.tries, exc_info=error)
         failure = failure_of(error)
-        if isinstance(error, Lost) and self.tries >= _LOST_TRIES:
-            self.drop(failure)
-        else:
-            self.release(delay, failure)
+        try:
+            if isinstance(error, Lost) and self.tries >= _LOST_TRIES:
+                self._call(wire.DROP_LEASES, DropLeases((key,), failure))
+            else:
+                self._call(wire.RELEASE_LEASES, ReleaseLeases((key,), backoff(self.tries), failure))
+        except LeaseLost as lost:
+            log.warning("%s", lost)
 
     def _log_late(self, error: Exception) -> bool:
         log.warning("%s: an error after message %s was settled", self.key.queue, self.key.message_id, exc_info=error)
         return True
 
-    def _settle(self, action: wire.Action[Any, LeaseOutcomes], request: Any) -> None:
-        with self._ending():
-            connection = self._queue.connection
-            retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
-            [outcome] = connection.call(action, request, retry_for=retry_for).outcomes
-            if outcome.code is not None:
-                raise of_code(outcome.code, outcome.text or "")
+    def _call(self, action: wire.Action[Any, LeaseOutcomes], request: Any) -> None:
+        def call(retry_for: float) -> Sequence[LeaseOutcome]:
+            return self._queue.connection.call(action, request, retry_for=retry_for, waits_for_room=True).outcomes
 
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """End the lease with the block, or note that it is over."""
-        self._check()
+        self._end(call)
+
+    def _end(self, call: Callable[[float], Sequence[LeaseOutcome]]) -> None:
+        """End the lease by a call; LeaseLost if it is over."""
         self._settling = True
         try:
-            yield
-        except LeaseLost:
-            self.lost = True
-            self._queue.heartbeats.forget(self)
-            raise
-        finally:
+            [outcome] = call(self._queue.connection.settings.retry_seconds(LONG_RETRY_FOR))
+        except BaseException:
             self._settling = False
-        self.ended = True
-        self._outputs = []
-        self._queue.heartbeats.forget(self)
+            raise
+        self.settled(outcome)
+        if outcome.code is not None:
+            raise of_code(outcome.code, outcome.text or "")
 
     def _check(self) -> None:
         if self.lost:
-            raise LeaseLost(
-                f"{self.key.queue}: the lease of message {self.key.message_id} is over, and another worker may have "
-                "the message: what was made of it doesn't count"
-            )
+            raise self._over()
         if self.ended:
             raise InvalidRequest(f"{self.key.queue}: message {self.key.message_id} was settled already: claim another")
+
+    def _over(self) -> LeaseLost:
+        return LeaseLost(
+            f"{self.key.queue}: the lease of message {self.key.message_id} is over, and another worker may have the "
+            "message: what was made of it doesn't count"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +272,7 @@ class _Queue:
     path: str
     connection: Connection
     heartbeats: Heartbeats
+    settler: Settler
 
 
 class Claims:
@@ -256,13 +284,21 @@ class Claims:
     """
 
     def __init__(
-        self, connection: Connection, heartbeats: Heartbeats, path: str, *, prefetch: int, to: Sequence[str]
+        self,
+        connection: Connection,
+        heartbeats: Heartbeats,
+        path: str,
+        *,
+        prefetch: int,
+        to: Sequence[str],
+        wait: float,
     ) -> None:
         if prefetch < 0:
             raise InvalidRequest(f"prefetch={prefetch}: expected a number from 0")
         if isinstance(to, str):
             raise InvalidRequest(f"to={to!r:.80}: expected a list of queues: to=[{to!r:.80}]")
-        self._loader = _Loader(_Queue(path, connection, heartbeats), prefetch, tuple(to))
+        settler = Settler(connection, is_ended=not prefetch)
+        self._loader = _Loader(_Queue(path, connection, heartbeats, settler), prefetch, tuple(to), wait)
         self._terminated = False
 
     def stop(self) -> None:
@@ -275,6 +311,7 @@ class Claims:
             try:
                 while (lease := self._loader.take()) is not None:
                     yield lease
+                self._loader.settle_rest()
             finally:
                 self._loader.close()
         if self._terminated:
@@ -303,13 +340,16 @@ class Claims:
 class _Loader:
     """A thread that claims messages and loads their payloads, `prefetch` ahead of the worker."""
 
-    def __init__(self, queue: _Queue, prefetch: int, to: tuple[str, ...]) -> None:
+    def __init__(self, queue: _Queue, prefetch: int, to: tuple[str, ...], wait: float) -> None:
         self.stopping = False
+        self._wait = wait
+        self._give_up: float | None = None
+        """When to wait no longer for a queue that nobody has made; 0 once it was there."""
         self._queue = queue
         self._prefetch = prefetch
         self._to = to
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
-        self._changed = threading.Condition()  # all that follows
+        self._changed = queue.settler.changed  # all that follows
         self._ready: deque[Lease] = deque()
         self._waits, self._takes = False, 0
         """Whether the worker waits for a lease, and how many it has asked for."""
@@ -334,10 +374,11 @@ class _Loader:
             self._takes += 1
             self._changed.notify_all()
             try:
-                while not (self._has_ready() or self._ended or self.stopping):
+                while not (self._has_ready() or self._ended or self.stopping or self._queue.settler.error):
                     self._changed.wait(_STOP_CHECK)
             finally:
                 self._waits = False
+            self._check_settled()
             if self._ready and not self.stopping:
                 now = time.monotonic()
                 self._taken, self._pace = now, (self._pace + now - self._taken) / 2
@@ -353,11 +394,29 @@ class _Loader:
             self._ready.popleft()
         return bool(self._ready)
 
+    def _check_settled(self) -> None:
+        """Raise what has ended the settling, once."""
+        settler = self._queue.settler
+        error, settler.error = settler.error, None
+        if error is not None:
+            raise error
+
+    def settle_rest(self) -> None:
+        """Wait until the server has answered for each block that has ended."""
+        self._queue.settler.close()
+        self._check_settled()
+
     def close(self) -> None:
-        """Stop the thread, which releases what was loaded and not taken."""
+        """Stop the thread, which releases what was loaded and not taken, and end as `settle_rest` does."""
         self.stopping = True
         with self._changed:
             self._changed.notify_all()
+        try:
+            self.settle_rest()
+        except PenstockError as error:  # behind a break, where nobody would hear of it
+            log.warning(
+                "%s: blocks that have ended are not acked, so their messages come again: %s", self._queue.path, error
+            )
         self._thread.join(_LEAVE)
         if not self._thread.is_alive():
             self._release_rest()
@@ -383,7 +442,7 @@ class _Loader:
             while not (self.stopping or self._ended):
                 quick = int(_AHEAD / max(self._pace, _AHEAD / _MOST_AHEAD))
                 ahead = self._prefetch and max(self._prefetch, quick)
-                room = ahead + self._waits - len(self._ready)
+                room = ahead + self._waits - len(self._ready) - len(self._queue.settler)
                 if room > (ahead - self._prefetch) // 2:
                     return room
                 self._changed.wait(_STOP_CHECK)
@@ -392,11 +451,16 @@ class _Loader:
     def _claim(self, room: int) -> None:
         """Claim messages and load them one by one; wait if there are none."""
         connection = self._queue.connection
-        takes = self._takes
+        takes, settler = self._takes, self._queue.settler
+        answers = settler.answers
         request = ClaimMessages(self._queue.path, uuid.uuid4().hex, self._worker, room, self._to)
-        answer = connection.call(
-            wire.CLAIM_MESSAGES, request, retry_for=connection.settings.retry_seconds(LONG_RETRY_FOR)
-        )
+        retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
+        try:
+            answer = connection.call(wire.CLAIM_MESSAGES, request, retry_for=retry_for, waits_for_room=True)
+        except NotFound as missing:
+            self._wait_for_queue(missing)
+            return
+        self._give_up = 0.0
         claimed = [(Lease(self._queue, each), each) for each in answer.messages]
         for lease, _ in claimed:
             self._queue.heartbeats.watch(lease, answer.lease_seconds)
@@ -413,10 +477,25 @@ class _Loader:
             if answer.state == "complete":
                 self._ended = True
             else:
-                # A worker that asks once more has acked since, by which it may have completed the queue
+                # A worker that asks once more may have completed the queue since, if all of its blocks are acked
                 self._changed.wait_for(
-                    lambda: self.stopping or (self._waits and self._takes > takes), answer.retry_after
+                    lambda: (
+                        self.stopping
+                        or (self._waits and not settler and (self._takes, settler.answers) != (takes, answers))
+                    ),
+                    answer.retry_after,
                 )
+
+    def _wait_for_queue(self, missing: NotFound) -> None:
+        """Wait for a queue that nobody has made yet; raise the error once that is too long, or if it was there."""
+        now = time.monotonic()
+        is_first, self._give_up = self._give_up is None, now + self._wait if self._give_up is None else self._give_up
+        if now >= self._give_up:
+            raise missing
+        if is_first:
+            log.warning("%s isn't there yet; waiting for it for up to %g s", self._queue.path, self._wait)
+        with self._changed:
+            self._changed.wait_for(lambda: self.stopping, min(missing.retry_after or 1.0, self._give_up - now))
 
     def _load(self, lease: Lease, claimed: ClaimedMessage, answer: ClaimedMessages) -> None:
         """Load a payload, and hand the lease to the worker; a message whose payload is lost is given back."""
@@ -449,7 +528,8 @@ class _Loader:
         streams = [] if self._parts is None else self._parts.open(ticket)
         if streams:
             return pa.concat_tables(slices.open_stream(each, None).read_all() for each in streams)
-        return read_table(self._queue.connection, ticket)
+        connection = self._queue.connection
+        return read_table(connection, ticket, retry_for=connection.settings.retry_seconds(LONG_RETRY_FOR))
 
     def _release_rest(self) -> None:
         """Release what was loaded ahead and will not be taken."""
@@ -474,5 +554,4 @@ def failure_of(error: BaseException) -> Failure:
     """Return an error as what a message keeps of it."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    trace = "".join(traceback.format_exception(error))
-    return Failure(name, str(error)[:1_000], trace[-_MOST_TRACE:])
+    return Failure(name, str(error), "".join(traceback.format_exception(error))).cut()

@@ -21,9 +21,9 @@ from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
-from penstock.wire.actions import FINISH_QUEUE, Action, AnswerT, RequestT
+from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
-from penstock.wire.queue import FinishQueue
+from penstock.wire.queue import CreateQueue, FinishQueue
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
@@ -157,6 +157,16 @@ class Client:
             self.call(FINISH_QUEUE, FinishQueue(queue))
         return len(outputs)
 
+    def create_queue(self, path: str, topic: str) -> None:
+        """Make a queue whose messages are records of a Kafka topic; every other queue is made by its first message.
+
+            c.create_queue("queue/j/in", "kafka://127.0.0.1:9092")
+
+        Without a name of its own the topic is named after the path: j.in. The server uses only the broker that it was
+        started with (`penstock serve --kafka`). Again, it changes nothing.
+        """
+        self.call(CREATE_QUEUE, CreateQueue(path, topic))
+
     def attempt(self, ticket: str, schema: pa.Schema) -> Writer:
         """Return a writer for one of many attempts of an open write, in any process; wait while the server has no room.
 
@@ -222,7 +232,7 @@ class Client:
         """
         return Follower(self.connection, path, start, columns, filter)
 
-    def claim(self, queue: str, *, prefetch: int = 2, to: Sequence[str] = ()) -> Claims:
+    def claim(self, queue: str, *, prefetch: int = 2, to: Sequence[str] = (), wait: float = 60.0) -> Claims:
         """Return the messages of a queue as they come, each leased to this worker with its payload loaded:
 
             for lease in c.claim("queue/j/in", to=["queue/j/out"]):
@@ -233,10 +243,11 @@ class Client:
         message dead, while the loop goes on. The loop ends when the queue is complete: all that fills it has ended, and
         every message is done or dead. `prefetch` payloads are loaded while one is worked on; more, up to 64, if that is
         a tenth of a second's work. `to` names the queues that this worker forwards to, so that they are complete after
-        this one also if it never forwards anything.
+        this one also if it never forwards anything. A worker may start before what fills its queue: for a queue that
+        nobody has made it waits `wait` seconds, then NotFound is raised.
         """
         check_path(queue)
-        return Claims(self.connection, self._heartbeats, queue, prefetch=prefetch, to=to)
+        return Claims(self.connection, self._heartbeats, queue, prefetch=prefetch, to=to, wait=wait)
 
     def info(
         self,

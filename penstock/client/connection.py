@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from penstock.wire.body import VERSION
 if TYPE_CHECKING:
     from penstock.wire.actions import Action, AnswerT, RequestT
 
+log = logging.getLogger("penstock")
 _KEEPALIVE = [("grpc.keepalive_time_ms", 310_000), ("grpc.http2.ping_timeout_ms", 20_000)]
 """A stream whose other end has vanished breaks after so long, not at its deadline: a task may have 12 hours. gRPC's
 servers take more than one ping in 300 s for an attack."""
@@ -66,11 +68,17 @@ class Connection:
         headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
         return flight.FlightCallOptions(timeout=timeout or self.settings.timeout, headers=headers)
 
-    def call(self, action: Action[RequestT, AnswerT], request: RequestT, *, retry_for: float | None = None) -> AnswerT:
+    def call(
+        self, action: Action[RequestT, AnswerT], request: RequestT, *, retry_for: float | None = None,
+        waits_for_room: bool = False,
+    ) -> AnswerT:  # fmt: skip
         """Call an action."""
-        return action.answer.from_json(self.call_raw(action.name, request.to_json(), retry_for=retry_for))
+        answer = self.call_raw(action.name, request.to_json(), retry_for=retry_for, waits_for_room=waits_for_room)
+        return action.answer.from_json(answer)
 
-    def call_raw(self, name: str, fields: Mapping[str, Any], *, retry_for: float | None = None) -> dict[str, Any]:
+    def call_raw(
+        self, name: str, fields: Mapping[str, Any], *, retry_for: float | None = None, waits_for_room: bool = False
+    ) -> dict[str, Any]:
         """Call an action by its name, with the fields of its JSON body."""
         action = flight.Action(name, json.dumps({"v": VERSION, **fields}).encode())
 
@@ -79,7 +87,9 @@ class Connection:
             return json.loads(result.body.to_pybytes())  # type: ignore[no-any-return]
 
         repeatable = name not in ("delete", "write.open") or fields.get("run") is not None
-        return self.retry(once, safe=lambda refused: refused or repeatable, retry_for=retry_for)
+        return self.retry(
+            once, safe=lambda refused: refused or repeatable, retry_for=retry_for, waits_for_room=waits_for_room
+        )
 
     def retry(
         self, call: Callable[[], _T], *, safe: Callable[[bool], bool] = lambda refused: True,
@@ -92,7 +102,7 @@ class Connection:
         """
         retry_for = self.settings.retry_seconds() if retry_for is None else retry_for
         give_up = time.monotonic() + retry_for
-        pause = 0.05
+        pause, is_told = 0.05, False
         while True:
             try:
                 with translate_errors():
@@ -117,4 +127,7 @@ class Connection:
                     unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
                     text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
                     raise type(error)(text, request=error.request) from error
+                if isinstance(error, StoreFull | QueueFull) and not is_told:
+                    is_told = True
+                    log.warning("waiting for room: %s", error)
                 time.sleep(wait)

@@ -33,10 +33,12 @@ def open_stream(connection: Connection, ticket: bytes) -> Iterator[pa.RecordBatc
         return _batches(next(chunks, None), chunks)
 
 
-def read_table(connection: Connection, ticket: bytes) -> pa.Table:
+def read_table(connection: Connection, ticket: bytes, *, retry_for: float) -> pa.Table:
     """Return all rows of one ticket, by do_get, as one table."""
     options = connection.options(connection.settings.stream_timeout)
-    return connection.retry(lambda: connection.flight.do_get(flight.Ticket(ticket), options).read_all())
+    return connection.retry(
+        lambda: connection.flight.do_get(flight.Ticket(ticket), options).read_all(), retry_for=retry_for
+    )
 
 
 def _batches(

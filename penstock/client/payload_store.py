@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class SplitPayloadStore(PayloadStore):
-    """Payloads by key, at the server at `url`, PENSTOCK_URL or loopback; `disk:/a/folder` needs no server.
+    """Payloads by key, at the server at `url`, PENSTOCK_URL or loopback; `disk:/a/folder` and `ray:` need no server.
 
     A key is a path below `store/`: what `get` finds there may be a payload, a split of a dataset,
     `path@<attempt>-<n>`, or a dataset, which comes whole. The arguments are those of `connect`. Pickles as its address.
@@ -42,7 +42,7 @@ class SplitPayloadStore(PayloadStore):
 
     def __new__(cls, url: str | None = None, **server: Any) -> Self:
         """Open a store; a folder's is one of `penstock.store`, with the same verbs."""
-        if url is None or url.partition(":")[0] not in ("disk", "memory"):
+        if url is None or url.partition(":")[0] not in ("disk", "memory", "ray"):
             return super().__new__(cls)
         if server:
             raise InvalidRequest(f"{url} is opened without a server: omit {', '.join(server)}")

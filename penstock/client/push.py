@@ -16,10 +16,11 @@ from penstock.client.put import Writer
 from penstock.errors import InvalidRequest
 from penstock.rows import slices
 from penstock.rows.payload import SplitPayload, plain
+from penstock.wire.actions import ACK_LEASES
 from penstock.wire.message import QueueMessage
 from penstock.wire.payloads import MOST_PAYLOADS, PayloadNote
-from penstock.wire.put import PutCommand
-from penstock.wire.queue import LeaseKey
+from penstock.wire.put import PutCommand, Receipt
+from penstock.wire.queue import AckLeases, LeaseKey, LeaseOutcome
 
 _NOTHING = pa.schema([])
 _STAGED = 3600.0
@@ -35,6 +36,11 @@ class Output:
     queue: str
     note: PayloadNote
     data: pa.Table | None
+
+    @property
+    def bytes(self) -> int:
+        """Of the payload that comes with the message."""
+        return 0 if self.data is None else sum(map(slices.size_of, self.data.to_batches()))
 
 
 def to_outputs(queue: object, payloads: Any) -> list[Output]:
@@ -70,11 +76,21 @@ def push(connection: Connection, outputs: Sequence[Output]) -> int:
     return len(outputs)
 
 
-def forward(connection: Connection, outputs: Sequence[Output], leases: tuple[LeaseKey, ...], retry_for: float) -> None:
-    """Push what was made of leased messages, and note these as done, in one transaction; LeaseLost if one is over."""
+def settle(
+    connection: Connection, made: Sequence[tuple[LeaseKey, Sequence[Output]]], *, retry_for: float
+) -> Sequence[LeaseOutcome]:
+    """Note leased messages as done and push what was made of each, in one transaction; return what became of each."""
+    leases = tuple(lease for lease, _ in made)
+    outputs = [
+        replace(output, note=replace(output.note, lease=index or None))
+        for index, (_, own) in enumerate(made)
+        for output in own
+    ]
+    if not outputs:
+        return connection.call(ACK_LEASES, AckLeases(leases), retry_for=retry_for, waits_for_room=True).outcomes
     for group in _by_schema(outputs)[1:]:
         outputs = _staged(connection, outputs, group, leases, retry_for)
-    _send(connection, outputs, leases=leases, retry_for=retry_for)
+    return _send(connection, outputs, leases=leases, retry_for=retry_for).outcomes or ()
 
 
 def _staged(
@@ -85,20 +101,22 @@ def _staged(
     retry_for: float,
 ) -> list[Output]:
     """Store the payloads of a group whose schema isn't the stream's; unless their messages adopt them, they go."""
-    staged, payloads, numbers = [], [], Counter[str]()
+    staged, payloads, numbers = [], [], Counter[tuple[int, str]]()
+    of_group = set(map(id, group))
     for output in outputs:
-        key = output.queue.removeprefix("queue/")
-        if output.data is not None and any(output is each for each in group):
-            split_id = output.note.split_id or f"{leases[0].message_id}/{key}/{numbers[key]}"
-            stored = f"queue/{key}/{leases[0].token}-{uuid.uuid4().hex[:8]}"
+        key, index = output.queue.removeprefix("queue/"), output.note.lease or 0
+        if output.data is not None and id(output) in of_group:
+            lease = leases[index]
+            split_id = output.note.split_id or f"{lease.message_id}/{key}/{numbers[index, key]}"
+            stored = f"queue/{key}/{lease.token}-{uuid.uuid4().hex[:8]}"
             metadata = output.note.metadata or {}
             payloads.append((stored, SplitPayload(output.data, split_id, metadata)))
             note = replace(output.note, payload_key=stored, adopt=True, split_id=split_id)
             staged.append(Output(output.queue, note, None))
         else:
             staged.append(output)
-        numbers[key] += 1
-    put_payloads(connection, payloads, ttl=_STAGED, retry_for=retry_for)
+        numbers[index, key] += 1
+    put_payloads(connection, payloads, ttl=_STAGED, retry_for=retry_for, waits_for_room=True)
     return staged
 
 
@@ -119,19 +137,22 @@ def _send(
     *,
     leases: tuple[LeaseKey, ...] = (),
     retry_for: float | None = None,
-) -> None:
+) -> Receipt:
     """Send one stream, again and again until it is answered: the attempt's id makes a repeat change nothing."""
     schema = next((each.data.schema for each in outputs if each.data is not None), _NOTHING)
-    is_large = sum(each.data.nbytes for each in outputs if each.data is not None) > _READY_BYTES
-    command = PutCommand(uuid.uuid4().hex, path=outputs[0].queue, forward=leases or None, ready=is_large)
+    command = PutCommand(
+        uuid.uuid4().hex, path=outputs[0].queue, forward=leases or None, each=bool(leases) or None,
+        ready=sum(each.bytes for each in outputs) > _READY_BYTES,
+    )  # fmt: skip
     empty = schema.empty_table()
 
-    def once() -> None:
+    def once() -> Receipt:
         with Writer(connection, command, schema) as writer:
             for output in outputs:
                 _write(writer, empty if output.data is None else output.data, output.note)
+        return writer.close()
 
-    connection.retry(once, retry_for=retry_for, waits_for_room=True)
+    return connection.retry(once, retry_for=retry_for, waits_for_room=True)
 
 
 def put_payloads(
@@ -140,6 +161,7 @@ def put_payloads(
     *,
     ttl: float | None,
     retry_for: float | None = None,
+    waits_for_room: bool = False,
 ) -> None:
     """Keep payloads of one schema, all or none; sent again where the answer is lost, as each replaces its key's."""
     schema = plain(payloads[0][1].data.schema)
@@ -150,7 +172,7 @@ def put_payloads(
                 split_id = None if payload.split_id == key else payload.split_id
                 _write(writer, payload.data, PayloadNote(key, split_id, dict(payload.metadata) or None, ttl))
 
-    connection.retry(once, retry_for=retry_for)
+    connection.retry(once, retry_for=retry_for, waits_for_room=waits_for_room)
 
 
 def _write(writer: Writer, table: pa.Table, note: PayloadNote) -> None:

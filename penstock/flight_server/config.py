@@ -63,6 +63,8 @@ class ServerConfig:
     """A service account's key, a file or its JSON; None: the environment's credentials (ADC)."""
     pubsub_impersonate: str | None = None
     pubsub_endpoint: str | None = None
+    kafka: str | None = None
+    """The one broker that queues may be on, kafka://host:port; None: no queue is on Kafka."""
     allow_emulator: bool = False
     """Whether Pub/Sub is the emulator at `pubsub_endpoint` or PUBSUB_EMULATOR_HOST."""
     limits: ServerLimits = field(default_factory=ServerLimits)

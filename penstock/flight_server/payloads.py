@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock import steps
 from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.flight_server.state import State
-from penstock.flight_server.storing import discard_running, next_stored
+from penstock.flight_server.storing import IN_FLIGHT, discard_running, next_stored
 from penstock.flight_server.tickets import ReadTicket
 from penstock.flight_server.upload import Upload
 from penstock.ledger import payloads
@@ -30,7 +30,6 @@ from penstock.wire.put import Receipt
 
 TICKET_LIFE = 600.0
 """Seconds for which the tickets of `find` are good: their reader uses them at once, and deleted bytes stay so long."""
-_IN_FLIGHT = 2
 _KEYS = 10_000  # keys in one answer
 
 
@@ -91,7 +90,7 @@ def receive(
                 continue
             key = _add_key(keys, named.key)
             schema = carrying(upload.schema, named.split_id, named.metadata)
-            if len(storing) == _IN_FLIGHT:
+            if len(storing) == IN_FLIGHT:
                 rows.append(next_stored(storing, "store/"))
             keep, path, expires = state.store.keep, f"store/{key}", named.expires
             if sum(map(size_of, batches)) <= INLINE:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidRequest, of_code
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.metrics import Metrics
+from penstock.rows.slices import size_of
 from penstock.text import cut, printable
 from penstock.wire.exchange import Acks, Answer, AskAcks, Beat, Numbered, Released, Report, Welcome
 from penstock.wire.position import Position
@@ -45,7 +46,7 @@ def serve_puller(owner: Subscription, stream: Stream, metrics: Metrics) -> None:
                 if message.n != last + 1:
                     raise InvalidRequest(f"{path}: expected batch {last + 1}, got {message.n}")
                 last = message.n
-                metrics.moved("in", batch.num_rows, batch.nbytes)
+                metrics.moved("in", batch.num_rows, size_of(batch))
                 owner.submit(puller, message.n, batch)
                 owner.recover()
             elif isinstance(message, Report):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock import steps
@@ -23,6 +23,7 @@ from penstock.wire.message import QueueMessage
 from penstock.wire.paths import Path
 from penstock.wire.payloads import PayloadNote
 from penstock.wire.put import PutCommand, Receipt
+from penstock.wire.queue import LeaseKey, LeaseOutcome
 
 
 def push(state: State, queue: LedgerQueue, pushed: Pushed, upload: Upload) -> Receipt:
@@ -35,29 +36,34 @@ def push(state: State, queue: LedgerQueue, pushed: Pushed, upload: Upload) -> Re
     rows = receive(state, upload, pushed.name, PayloadNote())  # 1., 2.
     steps.passed("queue.stored")
     try:
-        _push(queue, pushed, rows)  # 3.
+        outcomes = _push(queue, pushed, rows)  # 3.
     except Unsettled:  # a crash may still bring the rows to light
         raise
     except BaseException:
         discard(state, rows)
         raise
-    discard(state, [row for row in rows if row.part is not None and not state.ledger.has_part(row.part)])  # a repeat
+    # Those of a repeat, and of a lease that is over
+    discard(state, [row for row in rows if row.part is not None and not state.ledger.has_part(row.part)])
+    if not pushed.is_each and outcomes and outcomes[0].code is not None:
+        raise of_code(outcomes[0].code, outcomes[0].text or "")
     parts = sum(row.part is not None for row in rows)
-    return Receipt("", upload.attempt, upload.rows, sum(row.bytes for row in rows), parts, "")
+    told = tuple(outcomes) if pushed.is_each else None
+    return Receipt("", upload.attempt, upload.rows, sum(row.bytes for row in rows), parts, "", told)
 
 
-def _push(queue: LedgerQueue, pushed: Pushed, rows: Sequence[PayloadRow]) -> None:
-    new = pushed.messages(rows)
+def _push(queue: LedgerQueue, pushed: Pushed, rows: Sequence[PayloadRow]) -> list[LeaseOutcome]:
+    """Push the messages; return what became of the leases of each forward."""
+    by_key = {row.key: row for row in rows}
+    new = pushed.messages(by_key)
 
     def bind(index: int, t: Transaction) -> None:
-        pushed.bind(t, rows, new)
+        pushed.bind(t, index, by_key, new[index])
 
-    if not pushed.leases:
-        queue.push(new, bind=bind)
-        return
-    [outcome] = queue.forward([Forward(pushed.leases, tuple(new))], bind=bind)
-    if outcome.code is not None:
-        raise of_code(outcome.code, outcome.text or "")
+    if pushed.forwards == [()]:
+        queue.push(new[0], bind=bind)
+        return []
+    both = zip(pushed.forwards, new, strict=True)
+    return queue.forward([Forward(leases, tuple(some)) for leases, some in both], bind=bind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,54 +77,59 @@ class _Message:
 
 
 class Pushed:
-    """The messages of one stream, in its order.
+    """The messages of one stream, in its order, for each of its forwards.
 
     An output of leased messages is named after the first of them, its queue and its number there, a client's message
     after the attempt, so that a stream that comes twice brings the same messages.
     """
 
     def __init__(self, ledger: Ledger, path: Path, command: PutCommand) -> None:
-        self.leases = command.forward or ()
+        leases = command.forward or ()
+        self.is_each = bool(command.each and leases)
+        self.forwards = [(lease,) for lease in leases] if self.is_each else [leases]
+        """The leases that end together; a push has one forward, without any."""
         self._ledger, self._path, self._attempt = ledger, str(path), command.attempt
-        self._messages: list[_Message] = []
-        self._numbers = Counter[str]()
-        """Messages so far, by queue."""
+        self._messages: list[list[_Message]] = [[] for _ in self.forwards]
+        self._numbers = Counter[tuple[int, str]]()
+        """Messages so far, by forward and queue."""
 
     def name(self, note: PayloadNote) -> Named | None:
         """Return how the payload of the next message is kept; None for a message that brings none."""
-        queue = note.queue or self._path
-        name, number = queue.removeprefix("queue/"), self._numbers[queue]
-        self._numbers[queue] += 1
-        if self.leases:
-            message_id, owner = f"{self.leases[0].message_id}/{name}/{number}", self.leases[0].token
+        index, queue = note.lease or 0, note.queue or self._path
+        if not 0 <= index < len(self.forwards):
+            raise InvalidRequest(f"a note names lease {index}: expected the number of one in forward, which ends alone")
+        name, number = queue.removeprefix("queue/"), self._numbers[index, queue]
+        self._numbers[index, queue] += 1
+        leases = self.forwards[index]
+        if leases:
+            message_id, owner = f"{leases[0].message_id}/{name}/{number}", leases[0].token
         else:
             message_id, owner = note.message_id or f"{self._attempt}_{number}", self._attempt
         key = f"queue/{name}/{owner}-{number}" if note.payload_key is None else None
-        self._messages.append(_Message(queue, message_id, note, key))
+        self._messages[index].append(_Message(queue, message_id, note, key))
         return None if key is None else Named(key, note.split_id or message_id, note.metadata or {})
 
-    def messages(self, rows: Sequence[PayloadRow]) -> list[NewMessage]:
-        """Return the messages, once their payloads are kept."""
-        by_key = {row.key: row for row in rows}
-        source = {"source_stage": self.leases[0].queue.removeprefix("queue/")} if self.leases else {}
-        new = []
-        for each in self._messages:
-            note, row = each.note, by_key.get(each.key or "")
-            if row is None and note.adopt:
-                row = self._adopted(note)
-            own = {} if row is None else {**source, "num_records": row.rows}
-            message = QueueMessage(
-                each.id, note.split_id or each.id, note.payload_key or "" if row is None else row.key,
-                {**own, **(note.metadata or {})}, self._ledger.now() if note.timestamp is None else note.timestamp,
-            )  # fmt: skip
-            new.append(NewMessage(each.queue, message, 0 if row is None else row.bytes))
-        return new
+    def messages(self, by_key: Mapping[str, PayloadRow]) -> list[list[NewMessage]]:
+        """Return the messages of each forward, once their payloads are kept."""
+        both = zip(self.forwards, self._messages, strict=True)
+        return [[self._message(leases, each, by_key) for each in some] for leases, some in both]
 
-    def bind(self, t: Transaction, rows: Sequence[PayloadRow], new: Sequence[NewMessage]) -> None:
-        """Store the payloads of those messages that are new, for as long as these aren't done."""
-        by_key = {row.key: row for row in rows}
-        known = set() if self.leases else messages.known(t, new)
-        for each, message in zip(self._messages, new, strict=True):
+    def _message(self, leases: Sequence[LeaseKey], named: _Message, by_key: Mapping[str, PayloadRow]) -> NewMessage:
+        source = {"source_stage": leases[0].queue.removeprefix("queue/")} if leases else {}
+        note, row = named.note, by_key.get(named.key or "")
+        if row is None and note.adopt:
+            row = self._ledger.payload(note.payload_key or "")  # None: `bind` rejects it, but of a repeat
+        own = {} if row is None else {**source, "num_records": row.rows}
+        message = QueueMessage(
+            named.id, note.split_id or named.id, note.payload_key or "" if row is None else row.key,
+            {**own, **(note.metadata or {})}, self._ledger.now() if note.timestamp is None else note.timestamp,
+        )  # fmt: skip
+        return NewMessage(named.queue, message, 0 if row is None else row.bytes)
+
+    def bind(self, t: Transaction, index: int, by_key: Mapping[str, PayloadRow], new: Sequence[NewMessage]) -> None:
+        """Store the payloads of those messages of a forward that are new, for as long as these aren't done."""
+        known = set() if self.forwards[index] else messages.known(t, new)
+        for each, message in zip(self._messages[index], new, strict=True):
             if (message.queue, message.message.message_id) in known:
                 continue
             if each.key is not None:
@@ -127,13 +138,6 @@ class Pushed:
                 _check_exists(t, each.note.payload_key)
                 if each.note.adopt:
                     payloads.adopt(t, each.note.payload_key)
-
-    def _adopted(self, note: PayloadNote) -> PayloadRow:
-        """Return the payload that goes with its message from now on."""
-        row = self._ledger.payload(note.payload_key or "")
-        if row is None:
-            raise InvalidRequest(f"no payload store/{note.payload_key} to adopt: store it before its message is pushed")
-        return row
 
 
 def _check_exists(t: Transaction, key: str) -> None:

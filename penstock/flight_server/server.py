@@ -167,7 +167,7 @@ class PenstockServer(flight.FlightServerBase):
     def _gauges(self) -> Iterator[Gauge]:
         state = self.state
         yield Gauge("penstock_open_streams", "Open do_get and do_put calls.", state.streams.open_streams)
-        yield Gauge("penstock_store_bytes", "Bytes of all parts in the store, visible or not.", state.store.used)
+        yield Gauge("penstock_store_bytes", "Bytes in the store, visible or not, small payloads too.", state.store.used)
         corrupt = len(state.store.medium.quarantined())
         yield Gauge("penstock_quarantined_parts", "Parts found corrupt and kept in quarantine/.", corrupt)
         for name, value in state.totals().items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.errors import AlreadyExists, Unavailable
 from penstock.ledger.loss import named_parts
 from penstock.ledger.verify import Progress, Verified, verify
-from penstock.ledger.writes import Destination
+from penstock.ledger.writes import Destination, WorkQueues
 from penstock.store.database import copy_file, read_file
 from penstock.store.disk import DiskMedium
 
@@ -24,6 +24,7 @@ def backup(
     medium: DiskMedium,
     target: Path,
     destinations: Mapping[str, Destination],
+    queues: WorkQueues,
     progress: Progress = lambda done: None,
 ) -> Verified:
     """Copy a data folder and its store into a new folder, and verify the copy.
@@ -50,7 +51,7 @@ def backup(
         )
     for name, folder in (("key", data), ("owner", medium.folder)):  # 3.
         shutil.copy(folder / name, draft / name)
-    verified = verify(draft, copies, destinations, is_served=False)  # 4.
+    verified = verify(draft, copies, destinations, queues, is_served=False)  # 4.
     os.sync()
     draft.rename(target)  # 5.
     return verified

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, StoreFull, WriteEnded
-from penstock.ledger import attempts, datasets, evaluations, parts, payloads, runs, tables, writes
+from penstock.ledger import attempts, datasets, evaluations, jobs, parts, payloads, runs, tables, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
@@ -35,7 +35,8 @@ log = logging.getLogger("penstock")
 IDLE = 24 * 3600.0
 """Seconds after which an open write that nobody puts to expires."""
 SILENT = 600.0
-"""The same for one with a queue, whose workers wait for it."""
+"""The same for one with a queue, whose workers wait for it. By the monotonic clock of this process: neither a jump of
+the clock nor a restart of the server is a driver's silence."""
 REMEMBERED = 30 * 24 * 3600.0
 """Seconds for which a finished write is known, and with it its run: a repeat after that writes anew."""
 REMEMBERED_BRIEFLY = 3600.0
@@ -56,6 +57,7 @@ class Ledger:
         incarnation: str = "",
         most_paths: int = 1_000_000,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.database = database
         self.destinations: Mapping[str, Destination] = {"store": datasets, **(destinations or {})}
@@ -63,12 +65,14 @@ class Ledger:
         self._queues = queues
         self.incarnation = incarnation
         self.most_paths = most_paths
-        """The datasets and topics that there may be."""
-        self.now = now
+        """The datasets, topics and payloads that there may be, without the payloads of queues."""
+        self.now, self.monotonic = now, monotonic
         self.life = uuid.uuid4().hex[:16]
         """Tells this start of the server from all others."""
         self._cut: list[tuple[str, str]] = []
         """The puts that a crash cut, while the disk has no room to note their end: each write and its opener."""
+        self._signs: dict[tuple[str, float], float] = {}
+        """Last signs of life of open writes with a queue, each id and time, and when `expire` has seen them first."""
         self._lock = threading.Lock()  # _unnoted
         self._unnoted: dict[str, float] = {}
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
@@ -148,7 +152,9 @@ class Ledger:
         """Record a whole attempt: it may be named in a finish. Rejected once the write has ended."""
         return self.change(lambda t: writes.record(t, write_id, attempt))
 
-    def finish(self, write_id: str, listed: Sequence[str], *, run: str | None = None) -> Summary:
+    def finish(
+        self, write_id: str, listed: Sequence[str], *, run: str | None = None, receipts: str | None = None
+    ) -> Summary:
         """Make exactly these attempts the dataset, or add them to it.
 
         The same list again gets the same answer; another list is rejected. Where a `run` is named that another write
@@ -157,7 +163,8 @@ class Ledger:
         2. What an overwrite replaces is retired, with the time until which tickets hold its bytes.
         3. The listed attempts' parts become visible, in the order of the list.
         4. The other attempts' parts are retired; the write is finished.
-        If the write has released other rows than those, it fails instead.
+        If the write has released other rows than those, it fails instead. `receipts` is the path of a queue whose
+        messages name further attempts; a finished write has taken those.
         """
 
         def finish(t: Transaction) -> Summary | WriteEnded:
@@ -165,7 +172,7 @@ class Ledger:
             if different is not None:
                 writes.fail(t, write_id, different)
                 return WriteEnded(f"write/{write_id} has failed, as it {different}")
-            return writes.finish(t, write_id, listed, run=run)
+            return writes.finish(t, write_id, listed, run=run, receipts=receipts)
 
         answer = self.change(finish)
         if isinstance(answer, WriteEnded):
@@ -235,11 +242,13 @@ class Ledger:
 
     def expire(self) -> list[str]:
         """End the writes that were idle for too long, and forget old ones; return the ids of the expired."""
+        silent = self._silent_writes()
 
         def expire(t: Transaction) -> list[str]:
             self._abort_cut(t)
-            idle = writes.end_where(t, "touched < ?", t.now - IDLE, state="expired")
-            idle += writes.end_where(t, "queue IS NOT NULL AND touched < ?", t.now - SILENT, state="expired")
+            idle = writes.end_where(t, f"touched < ? AND {jobs.WRITES_FOR_NO_JOB}", t.now - IDLE, state="expired")
+            for write, touched in silent:
+                idle += writes.end_where(t, "id = ? AND touched = ?", write, touched, state="expired")
             t.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", t.now - REMEMBERED)
             t.execute(
                 "DELETE FROM writes WHERE id IN (SELECT id FROM writes INDEXED BY brief_writes WHERE brief"
@@ -253,6 +262,12 @@ class Ledger:
         expired = self.change(expire)
         self._cut = []
         return expired
+
+    def _silent_writes(self) -> list[tuple[str, float]]:
+        """Return the writes with a queue whose drivers are silent, each with its last sign of life."""
+        now, rows = self.monotonic(), writes.signs_of_life(self.database)
+        self._signs = {sign: self._signs.get(sign, now) for sign in rows}
+        return [sign for sign, seen in self._signs.items() if now - seen >= SILENT]
 
     def write(self, write_id: str) -> Write:
         """Return a write by its id."""
@@ -323,6 +338,7 @@ class Ledger:
         def bind_all(t: Transaction) -> None:
             for row in rows:
                 payloads.bind(t, row)
+            writes.check_room(t, new=0)
 
         self.change(bind_all)
 

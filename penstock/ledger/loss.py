@@ -17,7 +17,7 @@ from penstock.ledger import parts
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.parts import NamedPart
 from penstock.ledger.tables import damaged_schemas
-from penstock.ledger.writes import Destination
+from penstock.ledger.writes import Destination, WorkQueues
 from penstock.store.database import Reader
 from penstock.store.payloads import Store
 from penstock.store.records import Label
@@ -67,7 +67,7 @@ def find_losses(ledger: Ledger, store: Store) -> Losses:
     }
     with ledger.reading() as reader:
         named = named_parts(reader, ledger.destinations)
-        contradictions = disagreements(reader, ledger.destinations)
+        contradictions = disagreements(reader, ledger.destinations, ledger.queues)
     aside = set(store.medium.quarantined())
     missing = {part.name: part.path for part in named if not (store.has(part.name) or part.name in aside)}
     return Losses(cut, missing, contradictions)
@@ -79,11 +79,11 @@ def named_parts(reader: Reader, destinations: Mapping[str, Destination]) -> list
     return [NamedPart(**dict(row)) for query in queries for row in reader.rows(query)]
 
 
-def disagreements(reader: Reader, destinations: Mapping[str, Destination]) -> list[str]:
+def disagreements(reader: Reader, destinations: Mapping[str, Destination], queues: WorkQueues) -> list[str]:
     """Describe what in the ledger can't be as it was written."""
     structure = [row[0] for row in reader.rows("PRAGMA integrity_check(10)") if row[0] != "ok"]
     contents = [text for each in destinations.values() for text in each.disagreements(reader)]
-    return structure + damaged_schemas(reader) + contents
+    return structure + damaged_schemas(reader) + contents + queues.disagreements(reader)
 
 
 def check_whole(ledger: Ledger, store: Store, *, accept_loss: bool) -> None:

@@ -157,6 +157,22 @@ def of_dataset(reader: Reader, path: str, attempt: str, number: int) -> str | No
     return None if row is None else row["name"]
 
 
+def of_path(reader: Reader, path: str) -> list[tuple[str, int, int, int]]:
+    """Return the parts of a dataset in order: attempt, number, rows and bytes of each."""
+    rows = reader.rows(
+        "SELECT attempt, number, rows, bytes FROM parts WHERE path = ? AND state = 'visible' ORDER BY seq", path
+    )
+    return [(row["attempt"], row["number"], row["rows"], row["bytes"]) for row in rows]
+
+
+def last_of_path(reader: Reader, path: str) -> str | None:
+    """Return the last part of a dataset, ATTEMPT-NUMBER; None of one without parts."""
+    row = reader.row(
+        "SELECT attempt, number FROM parts WHERE path = ? AND state = 'visible' ORDER BY seq DESC LIMIT 1", path
+    )
+    return None if row is None else f"{row['attempt']}-{row['number']}"
+
+
 def of_attempt(reader: Reader, attempt: str) -> list[tuple[int, int, int]]:
     """Return the parts of an attempt in order: number, rows and bytes of each."""
     rows = reader.rows("SELECT number, rows, bytes FROM parts WHERE attempt = ? ORDER BY number", attempt)

@@ -78,17 +78,23 @@ def look_up(reader: Reader, key: str, now: float) -> Bytes | None:
     With `now` 0 a payload past its time is found, too, until it is swept: a message may name it. A split is found after
     its dataset is deleted, too, for as long as its bytes are there.
     """
-    split = _SPLIT.fullmatch(key)
+    split = split_of(key)
     if split is None:
         row = payload_table.find(reader, key, now)
         return None if row is None else Bytes(row.inline, row.part, row.rows, row.digest)
-    path, attempt, number = split.groups()
+    path, attempt, number = split
     part = reader.row(
         "SELECT name, rows, digest FROM parts WHERE attempt = ? AND number = ?"
         " AND (state = 'visible' AND path = ? OR state = 'retired' OR held)",
-        attempt, int(number), f"{KIND}/{path}",
+        attempt, number, path,
     )  # fmt: skip
     return None if part is None else Bytes(None, part["name"], part["rows"], part["digest"])
+
+
+def split_of(key: str) -> tuple[str, str, int] | None:
+    """Return the dataset's path, the attempt and the part's number of a split's key; None for any other key."""
+    split = _SPLIT.fullmatch(key)
+    return None if split is None else (f"{KIND}/{split[1]}", split[2], int(split[3]))
 
 
 def adopt(t: Transaction, key: str) -> None:

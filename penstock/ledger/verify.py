@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.errors import Lost
 from penstock.ledger.loss import disagreements, named_parts
 from penstock.ledger.parts import NamedPart
-from penstock.ledger.writes import Destination
+from penstock.ledger.writes import Destination, WorkQueues
 from penstock.store import wal
 from penstock.store.database import read_file
 from penstock.store.disk import DiskMedium
@@ -39,6 +39,7 @@ def verify(
     data: Path,
     medium: DiskMedium,
     destinations: Mapping[str, Destination],
+    queues: WorkQueues,
     *,
     is_served: bool,
     progress: Progress = lambda done: None,
@@ -48,7 +49,7 @@ def verify(
     damage = None if is_served else wal.damage(ledger.with_name("ledger.db-wal"))
     with read_file(ledger) as reader:
         named = named_parts(reader, destinations)
-        contradictions = disagreements(reader, destinations)
+        contradictions = disagreements(reader, destinations, queues)
         row = reader.row("SELECT id FROM ledger")
     assert row is not None
     faults = dict(_faults(medium, named, row["id"], progress))

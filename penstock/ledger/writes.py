@@ -16,6 +16,7 @@ from penstock.ledger import attempts, parts, runs
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.tables import Transaction, to_schema
 from penstock.rows.schemas import Growth
+from penstock.store import payload_table
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
 from penstock.wire.put import Mode, Receipt, Release, State
@@ -111,8 +112,16 @@ class WorkQueues(Protocol):
         """Note that the write will push nothing, as another one of its run has done it."""
         ...
 
+    def take_receipts(self, t: Transaction, path: str, /) -> list[str]:
+        """Return the attempts that the messages of a queue name, and note these as done."""
+        ...
+
     def names_payload(self, reader: Reader, key: str, /) -> bool:
         """Whether a message that isn't done names a payload."""
+        ...
+
+    def disagreements(self, reader: Reader, /) -> list[str]:
+        """Describe queues whose counts differ from those of their messages: only damage makes them differ."""
         ...
 
 
@@ -150,6 +159,11 @@ def summary(reader: Reader, write_id: str) -> Summary:
 def open_writes(reader: Reader) -> list[Summary]:
     """Return the open writes, the latest first."""
     return [Summary(**dict(row)) for row in reader.rows(f"{_SUMMARIES} WHERE state = 'open' ORDER BY opened DESC")]
+
+
+def signs_of_life(reader: Reader) -> list[tuple[str, float]]:
+    """Return the open writes with a queue, each with the time of its driver's or its puts' last sign of life."""
+    return [tuple(row) for row in reader.rows("SELECT id, touched FROM writes WHERE state = 'open' AND queue <> ''")]
 
 
 # --- what changes --------------------------------------------------------------------------
@@ -260,9 +274,16 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
     return new
 
 
-def finish(t: Transaction, write_id: str, listed: Sequence[str], *, run: str | None = None) -> Summary:
+def finish(
+    t: Transaction, write_id: str, listed: Sequence[str], *, run: str | None = None, receipts: str | None = None
+) -> Summary:
     """Make exactly these attempts what is at the write's path, or add them to it; see `Ledger.finish`."""
     finished = by_id(t, write_id)
+    if receipts is not None:
+        taken = _take_receipts(t, finished, receipts)
+        if finished.state == "finished":
+            return summary(t, write_id)
+        listed = [*listed, *taken]
     listed = list(dict.fromkeys(listed))
     chosen = attempts.digest_of(sorted(listed))
     if finished.state == "finished":
@@ -291,6 +312,17 @@ def finish(t: Transaction, write_id: str, listed: Sequence[str], *, run: str | N
         steps.passed("finish.pushed")
     end(t, write_id, "finished", chosen)  # 4.
     return summary(t, write_id)
+
+
+def _take_receipts(t: Transaction, taking: Write, path: str) -> list[str]:
+    """Return the attempts of a queue's receipts; a finished write has taken its own, and takes no others."""
+    taken = t.ledger.queues.take_receipts(t, path)
+    if taken and taking.state == "finished":
+        raise WriteEnded(
+            f"write/{taking.id} to {taking.path} is finished, and {path} has {len(taken)} receipts that came later: "
+            "finish the write that they are of"
+        )
+    return taken
 
 
 def _take_run(t: Transaction, taking: Write, run: str) -> str | None:
@@ -384,12 +416,12 @@ def merged_schema(t: Transaction, merging: Write, current: pa.Schema | None, sch
     return schema
 
 
-def check_room(t: Transaction) -> None:
-    """Reject one dataset or topic too many."""
-    if sum(destination.count(t) for destination in t.ledger.destinations.values()) >= t.ledger.most_paths:
-        raise LimitExceeded(
-            f"the server has {t.ledger.most_paths:,} datasets and topics, its most (serve --limit datasets=…)"
-        )
+def check_room(t: Transaction, *, new: int = 1) -> None:
+    """Reject one dataset, topic or payload too many."""
+    number = sum(destination.count(t) for destination in t.ledger.destinations.values()) + payload_table.count(t)
+    if number + new > t.ledger.most_paths:
+        most = f"{t.ledger.most_paths:,} datasets, topics and payloads"
+        raise LimitExceeded(f"the server takes {most} (serve --limit datasets=…): delete some")
 
 
 def _schema_of_whole(t: Transaction, finishing: Write, attempt: str) -> pa.Schema:

@@ -38,10 +38,13 @@ class SparkFrame:
     """The frame of a configuration: made once it is needed, in the session that is there or in one of its own."""
 
     def __init__(self, stage_id: str, config: SparkFrameConfig, spark: SparkSession | None) -> None:
-        if config.tansu_storage_url != EMBEDDED_QUEUE:
+        self.topic = None if config.tansu_storage_url == EMBEDDED_QUEUE else config.tansu_storage_url
+        """Where the queue's messages are records; None for a queue that the server itself keeps."""
+        if self.topic is not None and not self.topic.startswith("kafka://"):
             raise InvalidRequest(
                 f"tansu_storage_url={config.tansu_storage_url!r}: expected {EMBEDDED_QUEUE!r}, the queue that the "
-                "penstock server keeps on its disk; there is no other yet"
+                "penstock server keeps on its disk, or the broker that this server was started with, Kafka or Tansu "
+                "with any storage: 'kafka://host:port'"
             )
         self._stage_id = stage_id
         self._config = config

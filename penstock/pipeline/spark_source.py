@@ -16,6 +16,7 @@ from penstock.rows.fitting import fit_batches
 from penstock.rows.payload import SplitPayload
 from penstock.spark_plugin.spark_types import to_arrow
 from penstock.wire.message import QueueMessage
+from penstock.wire.put import Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,12 +58,17 @@ class SparkSource:
 
     def start(self) -> int:
         """Push the planned splits, declare that they are all; return how many there are."""
+        if self._frame.topic is not None:
+            self._client.create_queue(f"queue/{self.stage_id}", self._frame.topic)
         return self._client.push(f"queue/{self.stage_id}", list(self.plan_splits()), finish=True)
 
-    def plan_splits(self) -> Iterator[QueueMessage]:
-        """Collect the frame's rows here, put them as a dataset, and yield a source message for each part of it."""
+    def plan_splits(self, run: str = _RUN, mode: Mode = "error") -> Iterator[QueueMessage]:
+        """Collect the frame's rows here, put them as a dataset, and yield a source message for each part of it.
+
+        They are put once for each run.
+        """
         path = f"store/{self.stage_id}"
-        written = self._client.put(path, _collect(self._frame.make()), run=_RUN)
+        written = self._client.put(path, _collect(self._frame.make()), mode=mode, run=run)
         for part in range(written.parts):
             data_range = {"path": path, "part": part}
             records = self._client.info(path, part=part).rows

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from penstock.client.client import ServerArguments
+from penstock.client.client import ServerArguments, connect
 from penstock.pipeline.spark_frame import SparkFrame, SparkFrameConfig
 from penstock.spark_plugin.write import write
 from penstock.wire.message import QueueMessage
@@ -50,6 +50,9 @@ class SparkSourceV2Master:
 
     def start(self) -> int:
         """Make the queue, let Spark write the splits, declare that they are all; return how many there are."""
+        if self._frame.topic is not None:
+            with connect(**self._server) as client:
+                client.create_queue(f"queue/{self.stage_id}", self._frame.topic)
         written = write(
             self._frame.make(), f"store/{self.stage_id}", queue=f"queue/{self.stage_id}", split_rows=self._split_rows,
             run=_RUN, **self._server,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.ledger import datasets, tables
+from penstock.ledger import datasets, jobs, tables
 from penstock.ledger.writes import Destination
 from penstock.queue.pubsub import registry
 from penstock.queue.topics import journal, producers
-from penstock.queue.work import messages, queues
+from penstock.queue.work import messages, queues, records
 from penstock.store import payload_table
 from penstock.store.database import Tables
 
@@ -21,4 +21,6 @@ TABLES: tuple[Tables, ...] = (
     payload_table.TABLES,
     queues.TABLES,
     messages.TABLES,
+    jobs.TABLES,
+    records.TABLES,
 )

@@ -13,6 +13,7 @@ import json
 import marshal
 import pickle
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -28,10 +29,14 @@ _UNPACK = "exec(__import__('marshal').loads(__import__('zlib').decompress(loader
 """Evaluated on unpickling: only builtins are pickled by name. The loader travels as code, as compiling its text would
 take 0.3 ms of each task. Spark checks that all its Pythons have the same minor version."""
 
+_READING = threading.Lock()
+"""Two threads of a driver may write their first frames at once: in Python 3.11 `ast.parse` fails in one of them."""
+
 
 def pack(value: object, *, planning: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the `__reduce__` of an object that is unpickled as `value`: in a task, or in a process that plans."""
-    driver, loader, *bundles = _texts()
+    with _READING:
+        driver, loader, *bundles = _texts()
     needed = tuple(bundles if planning else bundles[:1])
     arguments = penstock.__name__, penstock.__version__, driver, loader, needed, pickle.dumps(value)
     return eval, (_UNPACK, {"loader": loader, "arguments": arguments})

@@ -19,7 +19,7 @@ Show = Callable[[str], None]
 @contextmanager
 def show_progress(path: str, progress: Callable[[], Summary], *, wanted: bool | None) -> Iterator[None]:
     """While the block runs, show a write's progress: on a terminal or in a notebook, or wherever it is `wanted`."""
-    show = None if wanted is False else _display(always=wanted is True)
+    show = None if wanted is False else open_display(always=wanted is True)
     if show is None:
         yield
         return
@@ -48,7 +48,8 @@ def _run(path: str, progress: Callable[[], Summary], show: Show, done: threading
     show("")
 
 
-def _display(*, always: bool) -> Show | None:
+def open_display(*, always: bool) -> Show | None:
+    """Return how a line is shown to whoever looks; None where nobody does."""
     if "ipykernel" in sys.modules:
         from IPython import get_ipython
         from IPython.display import HTML, display

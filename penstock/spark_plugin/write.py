@@ -24,6 +24,7 @@ from penstock.spark_plugin.spark_types import to_arrow
 from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, describe_put, finish_put, run_name
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
 from penstock.wire.actions import OPEN_WRITE, OpenWrite, Summary
+from penstock.wire.kafka import KafkaAddress
 from penstock.wire.put import Mode, Release
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def open_put(
     check_path(path)
     splits = splits or Splits()
     if splits.queue is not None:
+        splits = replace(splits, queue=_queue_of(client, splits.queue))
         check_path(splits.queue)
     if schema is not None and not schema.names:
         raise InvalidRequest(f"{path}: a frame without columns can't be written, as Spark hands out none of its rows")
@@ -77,6 +79,17 @@ def open_put(
                 abort_put(client.connection, put)
             raise
     return put
+
+
+def _queue_of(client: clients.Client, queue: str) -> str:
+    """Return a queue's path; that of kafka://host:port/topic, which is made, is queue/topic."""
+    if not queue.startswith("kafka://"):
+        return queue
+    address = KafkaAddress.parse(queue)
+    if address.topic is None:
+        raise InvalidRequest(f"{queue} names no topic: expected such as {queue.rstrip('/')}/splits")
+    client.create_queue(f"queue/{address.topic}", queue)
+    return f"queue/{address.topic}"
 
 
 def task_of(
@@ -226,8 +239,9 @@ def write(
 ) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
-    With a `queue`, workers claim the rows as splits: `penstock.write(df, "store/j/in", queue="queue/j/in")`. Shows its
-    progress on a terminal and in a notebook (`progress=False` doesn't). `run` and `split_rows` as in `do_put`.
+    With a `queue`, workers claim the rows as splits: `penstock.write(df, "store/j/in", queue="queue/j/in")`; with
+    `queue="kafka://host:port/splits"` their messages are records of that topic, and workers claim `queue/splits`. Shows
+    its progress on a terminal and in a notebook (`progress=False` doesn't). `run` and `split_rows` as in `do_put`.
 
     With `release="partition"` workers get each partition once it is whole, while Spark still writes the others. That is
     weaker: if Spark computes one again with other rows, the write fails at its end, and what workers made of it is to

@@ -9,17 +9,17 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from penstock import steps
 from penstock.errors import Unavailable
-from penstock.rows import slices
 from penstock.store import records
 from penstock.store.medium import Part, Room, disk_error, lost
 from penstock.store.records import Label
+from penstock.store.verified_part import VerifiedPart
 
 _MAPPED = 1_024
 """Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. None has a descriptor,
@@ -28,9 +28,6 @@ which Python's own `mmap` would keep."""
 _SPARED = 64 << 20
 """Bytes of the disk, or its hundredth part if that is less, that are kept free of parts: the ledger needs them for
 reads, commits and deletes."""
-
-_PARSED = 64
-"""Columns times batches up to which a part's metadata is kept parsed, at most 46 kB: 17 of 40 us in a small do_get."""
 
 
 class DiskMedium:
@@ -221,7 +218,7 @@ class DiskMedium:
         return self._gone
 
 
-class MappedPart:
+class MappedPart(VerifiedPart):
     """A part mapped into memory. The pages are the kernel's: they aren't counted as this process's own."""
 
     def __init__(self, name: str, path: Path, stamp: tuple[int, int, int]) -> None:
@@ -229,20 +226,7 @@ class MappedPart:
         self.stamp = stamp
         with pa.memory_map(str(path)) as file:
             mapped = file.read_buffer()
-        written = records.verify(memoryview(mapped))
-        if written.label is not None and written.label.name != name:
-            raise records.Damaged(f"its file is that of part {written.label.name}")
-        self.label = written.label
-        self._stream = mapped.slice(0, written.bytes)
-        self.schema = pa.ipc.read_schema(self._stream)
-        self.rows, self.bytes, self.digest = written.rows, written.bytes, written.digest
-        small = len(self.schema) * written.batches <= _PARSED
-        self._table = pa.ipc.open_stream(self._stream).read_all() if small else None  # maps, copies nothing
-
-    def reader(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        if columns is None and self._table is not None:
-            return self._table.to_reader()
-        return slices.open_stream(self._stream, columns)
+        super().__init__(name, mapped)
 
     def descriptor(self) -> tuple[int, int]:
         return os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), self.bytes

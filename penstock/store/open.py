@@ -1,4 +1,4 @@
-"""Open a store by its URL: `disk:/var/lib/penstock`, `memory:`, `memory:?max=2GiB`."""
+"""Open a store by its URL: `disk:/var/lib/penstock`, `memory:`, `memory:?max=2GiB`, `ray:`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -22,31 +23,44 @@ from penstock.store.memory import MemoryMedium
 from penstock.store.payload_table import TABLES
 from penstock.store.payloads import ORPHAN_GRACE, Store
 
+_MEMORY = "/dev/shm"  # noqa: S108  # mkdtemp makes a folder of its own there
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def open(url: str, *, quota: int | None = None) -> Store:  # noqa: A001  # as in store.open(url)
     """Open a store outside of a server, with a ledger of its own beside its bytes; `close()` it at the end."""
     scratch = None
-    if url.partition(":")[0] == "memory":
-        scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
+    if url.partition(":")[0] in ("memory", "ray"):
+        in_memory = url == "ray:" and os.path.isdir(_MEMORY)  # its keys end with its parts, and need no fsync
+        scratch = Path(tempfile.mkdtemp(prefix="penstock-", dir=_MEMORY if in_memory else None))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     elif not url.startswith("disk:"):  # before a folder is made
         raise _no_store(url)
     folder = scratch or _folder(url)
+    store = _open(url, folder, quota, lambda: open_medium(url, folder))
+    long_ago = time.time() - ORPHAN_GRACE
+    if isinstance(store.medium, DiskMedium):
+        store.medium.drop_temporaries(before=long_ago)
+    store.discard(store.orphans(before=long_ago))
+    return store
+
+
+def _open(url: str, folder: Path, quota: int | None, medium: Callable[[], Medium]) -> StandaloneStore:
     lock = _lock(folder)
     try:
-        medium = open_medium(url, folder)
-        database = Database(folder / "ledger.db", TABLES)
+        return StandaloneStore(medium(), Database(folder / "ledger.db", TABLES), lock, folder, url=url, quota=quota)
     except BaseException:
         os.close(lock)
         raise
-    store = StandaloneStore(medium, database, lock, url=url, quota=quota)
-    long_ago = time.time() - ORPHAN_GRACE
-    if isinstance(medium, DiskMedium):
-        medium.drop_temporaries(before=long_ago)
-    store.discard(store.orphans(before=long_ago))
-    return store
+
+
+def _attach(url: str, folder: Path, quota: int | None, incarnation: str) -> StandaloneStore:
+    """Open the store `ray:` of another process of this host."""
+    from penstock.store.ray_objects import RayMedium
+
+    if not folder.is_dir():
+        raise Unavailable(f"the keys of this store {url} are on another host, or it is closed: use a server's store")
+    return _open(url, folder, quota, lambda: RayMedium.attach(incarnation))
 
 
 def open_medium(url: str, folder: Path) -> Medium:
@@ -55,21 +69,30 @@ def open_medium(url: str, folder: Path) -> Medium:
         return DiskMedium(_folder(url, folder))
     if url.startswith("memory:"):
         return MemoryMedium(folder / "spill", max_bytes=_memory_bound(url))
+    if url == "ray:":
+        from penstock.store.ray_objects import RayMedium
+
+        return RayMedium()
     raise _no_store(url)
 
 
 def _no_store(url: str) -> InvalidRequest:
-    return InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory: or memory:?max=2GiB")
+    return InvalidRequest(f"store {url!r}: expected disk:, disk:/a/folder, memory:, memory:?max=2GiB or ray:")
 
 
 class StandaloneStore(Store):
-    """A store that owns its ledger; pickles as its URL."""
+    """A store that owns its ledger; pickles as its URL, one of Ray as the place of its keys and its actor."""
 
-    def __init__(self, medium: Medium, database: Database, lock: int, *, url: str, quota: int | None) -> None:
+    def __init__(
+        self, medium: Medium, database: Database, lock: int, folder: Path, *, url: str, quota: int | None
+    ) -> None:
         super().__init__(medium, database, url=url, quota=quota)
+        self._folder = folder
         self._unlock = weakref.finalize(self, os.close, lock)
 
     def __reduce__(self) -> tuple[object, ...]:
+        if self.url == "ray:":
+            return partial(_attach, self.url, self._folder, self.quota, self.medium.incarnation), ()
         if self.medium.incarnation:
             raise TypeError(f"{self!r} lives in this process's memory and can't be sent to another: use disk:")
         return partial(open, self.url, quota=self.quota), ()

@@ -36,10 +36,22 @@ INSERT INTO payloads(key, part, rows, bytes, stored, expires, split_id, metadata
 DROP TABLE payloads_before;
 CREATE INDEX payloads_to_expire ON payloads(expires) WHERE expires IS NOT NULL;
 """,
+    7: """
+CREATE TABLE payload_totals(keys INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO payload_totals(keys, bytes)
+    SELECT count(*) - total(bound), total((part IS NULL) * bytes) FROM payloads;
+CREATE TRIGGER payload_added AFTER INSERT ON payloads BEGIN
+    UPDATE payload_totals SET keys = keys + 1 - new.bound, bytes = bytes + (new.part IS NULL) * new.bytes; END;
+CREATE TRIGGER payload_removed AFTER DELETE ON payloads BEGIN
+    UPDATE payload_totals SET keys = keys - 1 + old.bound, bytes = bytes - (old.part IS NULL) * old.bytes; END;
+CREATE TRIGGER payload_bound AFTER UPDATE OF bound ON payloads WHEN new.bound AND NOT old.bound BEGIN
+    UPDATE payload_totals SET keys = keys - 1; END;
+""",
 }
 """`inline`: an IPC stream, the last column as SQLite reads through all that is before a value; `crc`: its checksum.
 `bound`: the payload goes when the last message that names it is done. `split_id`, `metadata`: of rows that were stored
-before format 6; the schemas of later ones carry them. `digest`: of the part, which rows of those times lack."""
+before format 6; the schemas of later ones carry them. `digest`: of the part, which rows of those times lack.
+`payload_totals`, one row: the payloads that aren't bound, and the bytes of all that lie in rows."""
 
 INLINE = 32 << 10
 """Bytes of an IPC stream up to which it lies in the row: a file of its own would cost an fsync."""
@@ -110,6 +122,16 @@ def find(reader: Reader, key: str, now: float) -> PayloadRow | None:
     )  # fmt: skip
 
 
+def count(reader: Reader) -> int:
+    """Return how many payloads there are, without bound ones."""
+    return int(reader.rows("SELECT keys FROM payload_totals")[0]["keys"])
+
+
+def inline_bytes(reader: Reader) -> int:
+    """Return the bytes of all payloads that lie in rows."""
+    return int(reader.rows("SELECT bytes FROM payload_totals")[0]["bytes"])
+
+
 def keys(reader: Reader, prefix: str, now: float, *, after: str = "", most: int = -1) -> list[str]:
     """Return the keys that begin with a prefix, without those of bound payloads, in order."""
     rows = reader.rows(
@@ -177,9 +199,9 @@ def below(reader: Reader, first: str, end: str, now: float) -> list[sqlite3.Row]
 
 def put(t: View, row: PayloadRow, now: float, *, bound: bool = False) -> str | None:
     """Point a key at its bytes; return the part that it pointed at before."""
-    before = t.row("SELECT part FROM payloads WHERE key = ?", row.key)
+    before = t.row("DELETE FROM payloads WHERE key = ? RETURNING part", row.key)
     t.sql.execute(
-        "REPLACE INTO payloads(key, part, inline, crc, rows, bytes, bound, stored, expires, digest)"
+        "INSERT INTO payloads(key, part, inline, crc, rows, bytes, bound, stored, expires, digest)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             row.key, row.part, row.inline, None if row.inline is None else crc32c(row.inline), row.rows, row.bytes,

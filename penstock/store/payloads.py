@@ -85,6 +85,7 @@ class Store(PayloadStore):
         try:
             for key, payload in by_key.items():
                 rows.append(self.keep(key, carried[key], payload.data.to_batches(), path=key, expires=expires))  # 1.
+            self.check_room(sum(row.bytes for row in rows if row.part is None))
             before = self._change(lambda view: self._point_keys(view, rows, now))  # 2.
         except Unsettled:  # the keys may point at these bytes after a crash; if they don't, they are orphans then
             raise
@@ -215,9 +216,10 @@ class Store(PayloadStore):
             self._check_room(size, room)
 
     def _check_room(self, size: int, room: Room) -> None:
-        if self.quota is not None and self._used + size > self.quota:
+        used = self._used + payload_table.inline_bytes(self._database)
+        if self.quota is not None and used + size > self.quota:
             raise StoreFull(
-                f"the store has {self._used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
+                f"the store has {used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
                 "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
                 retry_after=5,
             )
@@ -271,9 +273,9 @@ class Store(PayloadStore):
 
     @property
     def used(self) -> int:
-        """The bytes that all parts take."""
+        """The bytes that all parts take, and all payloads in rows."""
         with self._lock:
-            return self._used
+            return self._used + payload_table.inline_bytes(self._database)
 
     def close(self) -> None:
         """Close files and memory; payloads on disk stay."""

@@ -60,13 +60,18 @@ class Written:
     label: Label | None = None
 
 
-def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None) -> Written:
-    """Write one part to an empty file, which the caller makes durable. Without a file it is only measured.
+def write(
+    to: int | pa.BufferOutputStream | None,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    label: Label | None = None,
+) -> Written:
+    """Write one part to an empty file, which the caller makes durable, or to memory; without either, measure it.
 
     Arrow's buffers go to the file as they are, with no copy in between: the writer hands
     them to `_Gather`, which checksums them and passes them on by writev.
     """
-    sink = _Gather(fd)
+    sink = _Gather(to)
     records: list[tuple[int, int, int]] = []
     rows = 0
     with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_stream(file, schema) as writer:
@@ -76,10 +81,10 @@ def write(fd: int | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch], 
             records.append(sink.flush_record(batch.num_rows))
             rows += batch.num_rows
     records.append(sink.flush_record(0))
-    if fd is not None:
+    if to is not None:
         part = None if label is None else asdict(label)
         table = _to_json({"v": FORMAT, "crc": CRC, "records": records, "part": part})
-        _write_all(fd, [table, _TAIL.pack(len(table), crc32c(table), _MAGIC)])
+        _write_all(to, [table, _TAIL.pack(len(table), crc32c(table), _MAGIC)])
     return _written(records, label)
 
 
@@ -139,8 +144,8 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
 class _Gather:
     """A file object that keeps the buffers of one record until they can be written together."""
 
-    def __init__(self, fd: int | None) -> None:
-        self._fd = fd
+    def __init__(self, to: int | pa.BufferOutputStream | None) -> None:
+        self._to = to
         self._buffers: list[pa.Buffer | bytes] = []
         self.closed = False
 
@@ -153,7 +158,7 @@ class _Gather:
         for buffer in self._buffers:
             crc = crc32c(buffer, crc)
             size += len(buffer)
-        _write_all(self._fd, self._buffers)
+        _write_all(self._to, self._buffers)
         self._buffers = []
         return size, rows, crc
 
@@ -164,12 +169,18 @@ class _Gather:
         self.closed = True
 
 
-def _write_all(fd: int | None, buffers: Iterable[pa.Buffer | bytes]) -> None:
+def _write_all(to: int | pa.BufferOutputStream | None, buffers: Iterable[pa.Buffer | bytes]) -> None:
     """writev until all is written: a full disk shows as a short write first (100 of 900 bytes)."""
-    left = [memoryview(buffer) for buffer in buffers if len(buffer)] if fd is not None else []
+    if to is None:
+        return
+    if not isinstance(to, int):
+        for buffer in buffers:
+            to.write(buffer)
+        return
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
     at = 0
     while at < len(left):
-        done = os.writev(fd, left[at : at + _IOV_MAX])  # type: ignore[arg-type]  # without a file nothing is left
+        done = os.writev(to, left[at : at + _IOV_MAX])
         while at < len(left) and done >= len(left[at]):
             done -= len(left[at])
             at += 1

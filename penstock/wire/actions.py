@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from penstock.wire import queue
+from penstock.wire import job, queue
 from penstock.wire.body import Body, field_names
 from penstock.wire.payloads import (
     ClearedPayloads,
@@ -98,6 +98,9 @@ class FinishWrite(Body):
     attempts: tuple[str, ...]
     run: Run | None = None
     """A run that was not known at write.open; if another write has finished it, this one adds nothing."""
+    receipts: str | None = None
+    """The path of a queue of receipts: the attempts that its messages name are listed, too, and the messages are done.
+    Refused while what fills that queue has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +417,8 @@ class Description(Body):
     schema: SchemaJson | None = None
     lost: bool | None = None
     """Of a dataset: its rows were in the memory of a server that has stopped."""
+    last: str | None = None
+    """Of a dataset: its last part, ATTEMPT-NUMBER; a dataset that is appended to keeps those up to it."""
     journal: str | None = None
     epoch: int | None = None
     key: str | None = None
@@ -427,6 +432,7 @@ class Description(Body):
     """Of a dataset or a topic: what the queries that write to it have landed last."""
     subscription: SubscriptionState | None = None
     queue: queue.QueueDescription | None = None
+    job: job.JobDescription | None = None
     write: str | None = None
     mode: Mode | None = None
     state: State | None = None
@@ -451,6 +457,7 @@ class Health(Body):
     topics: int | None = None
     subscriptions: int | None = None
     queues: int | None = None
+    jobs: int | None = None
     rows: int | None = None
     open_writes: int | None = None
     visible_bytes: int | None = None
@@ -494,7 +501,15 @@ DROP_LEASES = Action("queue.drop", "Set leased messages aside as dead", queue.Dr
 REDRIVE_MESSAGES = Action(
     "queue.redrive", "Make dead messages pending again", queue.RedriveMessages, queue.RedrivenMessages
 )
+CREATE_QUEUE = Action(
+    "queue.create", "Make a queue whose messages are records of a Kafka topic", queue.CreateQueue, queue.QueueCounts
+)
 FINISH_QUEUE = Action("queue.finish", "Clients push no more messages", queue.FinishQueue, queue.QueueCounts)
+PUSH_DATASET = Action(
+    "queue.push_dataset", "Push a message for each part of a dataset", queue.PushDataset, queue.PushedMessages
+)
+START_JOB = Action("job.start", "Make a job with its queues, or continue it", job.StartJob, job.JobDescription)
+END_JOB = Action("job.end", "Note how a job has ended", job.EndJob, job.JobDescription)
 FIND_PAYLOADS = Action("payload.find", "Where the bytes of payloads are", FindPayloads, FoundPayloads)
 LIST_PAYLOADS = Action("payload.keys", "The keys of payloads, in order", ListPayloads, PayloadKeys)
 CLEAR_PAYLOADS = Action("payload.clear", "Delete the payloads below a prefix", ClearPayloads, ClearedPayloads)
@@ -506,6 +521,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
         OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
         CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES, FINISH_QUEUE,
+        PUSH_DATASET, START_JOB, END_JOB, CREATE_QUEUE,
         FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )
 }  # fmt: skip

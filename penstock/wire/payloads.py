@@ -33,6 +33,8 @@ class PayloadNote(Body):
     """Of a put to a queue: the one that gets the message, by default the put's path."""
     message_id: str | None = None
     """Of a pushed message; those of a forward, and by default all, are named by the server."""
+    lease: int | None = None
+    """Of a put with `each`: which lease of `forward` the payload was made of, the first by default."""
     payload_key: str | None = None
     """The payload is stored under this key already, or there is none (''); the batch has no rows then."""
     adopt: bool | None = None

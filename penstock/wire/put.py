@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from penstock.wire.body import Body
-from penstock.wire.queue import LeaseKey
+from penstock.wire.queue import LeaseKey, LeaseOutcome
 
 Mode = Literal["error", "append", "overwrite"]
 Run = Annotated[str, 1_024]
@@ -60,6 +60,9 @@ class PutCommand(Body):
     """Of an attempt of a write that releases each partition."""
     forward: tuple[LeaseKey, ...] | None = None
     """Of a put to a queue: the leases whose messages the stream was made of. They are acked in its transaction."""
+    each: bool | None = None
+    """Each lease of `forward` is acked with its own outputs, whose notes name it, or refused, whatever becomes of the
+    others: the receipt has an outcome for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +84,5 @@ class Receipt(Body):
     bytes: int
     parts: int
     digest: str
+    outcomes: tuple[LeaseOutcome, ...] | None = None
+    """Of a put with `each`."""

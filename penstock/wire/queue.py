@@ -32,6 +32,10 @@ class Failure(Body):
     text: str = ""
     trace: str = ""
 
+    def cut(self) -> Failure:
+        """Return it in bounds: without the rest of long words, and without the beginning of an endless trace."""
+        return Failure(self.error[:200], self.text[:1_000], self.trace[-8_000:])
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseOutcome(Body):
@@ -138,10 +142,36 @@ class RedrivenMessages(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateQueue(Body):
+    """queue.create: make a queue whose messages are records of a topic. All others are made by their first message."""
+
+    path: str
+    topic: str
+    """kafka://host:port/topic; without a topic it is named after the path."""
+
+
+@dataclass(frozen=True, slots=True)
 class FinishQueue(Body):
     """queue.finish: clients push no more messages."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushDataset(Body):
+    """queue.push_dataset: push a message for each part of a dataset, all in one transaction."""
+
+    path: str
+    dataset: str
+    last: str | None = None
+    """The last part to push, as `last` of describe has it; "" for none, by default all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushedMessages(Body):
+    """The answer of queue.push_dataset: how many messages are new."""
+
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)

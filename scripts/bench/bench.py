@@ -55,7 +55,7 @@ class Bench:
     @cached_property
     def ray(self) -> on_ray.Peer:
         """A process that works with Ray."""
-        self.notes.append(f"Ray {on_ray.VERSION}, 2 cores, object store 500 MiB")
+        self.notes.append(f"Ray {on_ray.version()}, 2 cores, object store 500 MiB")
         return self._run.enter_context(on_ray.ray_peer(self.folder))
 
     @cached_property

@@ -1,49 +1,46 @@
-"""Ray, got once into .venv-bench/, and the process that works with it."""
+"""Ray, and the process that works with it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 NAME = "Ray"
-VERSION = "2.60.0"
-_ROOT = Path(__file__).resolve().parents[2]
-_HOME = _ROOT / ".venv-bench" / f"ray-{VERSION}"
-_PYTHON = _HOME / "bin" / "python"
-Peer = Callable[[str, int, int], float]
-"""Does so many things of so many bytes, by the name of a function of ray_peer.py, and returns the seconds."""
+Peer = Callable[..., float]
+"""Does what a function of ray_peer.py does, by its name and arguments, and returns the seconds."""
 
 
-@cache
+def version() -> str | None:
+    """Return Ray's version, if it is installed."""
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def lacks() -> str:
-    """Get Ray, unless it is there; say why it can't be had, if so."""
-    stamp = _HOME / "ready"
-    if stamp.exists():
-        return ""
-    print(f"getting Ray {VERSION} into {_HOME}", file=sys.stderr, flush=True)
-    venv.create(_HOME, clear=True, with_pip=True)
-    pip = [str(_PYTHON), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--only-binary=:all:"]
-    constraint = ["--constraint", str(_ROOT / "constraints.txt")]
-    if subprocess.run([*pip, *constraint, f"ray[data]=={VERSION}"], check=False).returncode:
-        return f"pip could not get ray[data]=={VERSION}, it says why above"
-    stamp.touch()
-    return ""
+    """Say why there is no Ray, if so."""
+    return "" if version() else "it is not installed: pip install 'penstock-flight[ray]'"
 
 
 @contextmanager
 def ray_peer(folder: Path) -> Iterator[Peer]:
     """Run the process, with a Ray of two cores whose first task has run."""
     answers, to_peer = os.pipe()
-    environment = {**os.environ, "BENCH_ANSWERS": str(to_peer), "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [_PYTHON, Path(__file__).with_name("ray_peer.py")]
+    environment = {
+        **os.environ,
+        "BENCH_ANSWERS": str(to_peer),
+        "RAY_AUTH_TOKEN": os.urandom(32).hex(),  # else it writes one to ~/.ray
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    command = [sys.executable, str(Path(__file__).with_name("ray_peer.py"))]
     # Ray puts Unix sockets into its folder, whose names are limited to 107 bytes
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short,
@@ -61,9 +58,9 @@ def ray_peer(folder: Path) -> Iterator[Peer]:
                     raise RuntimeError(f"Ray's process has ended: {Path(log.name).read_text()[-2000:]}")
                 return float(json.loads(line))
 
-            def peer(name: str, count: int, size: int) -> float:
+            def peer(name: str, *arguments: object) -> float:
                 assert process.stdin is not None
-                process.stdin.write(json.dumps([name, count, size]) + "\n")
+                process.stdin.write(json.dumps([name, *arguments]) + "\n")
                 process.stdin.flush()
                 return answer()
 

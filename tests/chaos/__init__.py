@@ -2,5 +2,6 @@
 
 The rig knows a server, a proxy and rows: `rig`, `server`, `hooks`, `oracle`, `faults`, `schedule`, `run`. A workload is
 one file that implements `rig.Workload`: `topic_stream` publishes to a topic, `subscription_stream` to Google's
-emulator, and Spark streams it into a sink (`stream`, `driver`, `spark_processes`).
+emulator, and Spark streams it into a sink (`stream`, `driver`, `spark_processes`); `queue_chain` writes with a queue,
+whose rows workers bring through another one into a sink (`worker`, `deliveries`).
 """

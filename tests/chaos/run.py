@@ -1,7 +1,7 @@
 """A run of chaos: a workload runs while faults fall, drawn from a seed; then all rows are counted.
 
-`python -m tests.chaos.run [subscription] SEED …` prints a row of a table for each; with `-v` each fault, too. Without
-the word, the workload is a topic.
+`python -m tests.chaos.run [queue|subscription] SEED …` prints a row of a table for each; with `-v` each fault, too.
+Without the word, the workload is a topic.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import pytest
 
 from tests.chaos.faults import FAULTS
 from tests.chaos.oracle import check
+from tests.chaos.queue_chain import ROWS as QUEUE_ROWS
+from tests.chaos.queue_chain import QueueChain
 from tests.chaos.rig import Rig, Workload
 from tests.chaos.schedule import Moment, Plan, schedule
 from tests.chaos.topic_stream import TopicStream
@@ -136,7 +138,7 @@ def check_survival(
     least: int,
     rows: int = ROWS,
 ) -> None:
-    """Run a drawn seed: no law is broken, and each kind of the plan has fallen, at least so many faults in all."""
+    """Run a drawn seed: no law is broken, and at least so many faults have fallen, of as many kinds as may be."""
     seed = asked_seed()
     with capsys.disabled():
         print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
@@ -146,25 +148,28 @@ def check_survival(
     assert {law: wrong[:20] for law, wrong in report.broken.items() if wrong} == {}, report
     assert report.unexplained == [], report
     assert report.faults.total() >= least, report
-    assert set(report.faults) == set(plan.least), report
+    assert set(report.faults) <= set(plan.least), report
+    assert len(report.faults) >= min(least, len(plan.least)), report
 
 
 def main() -> int:
     """Run each seed; 1 if a law was broken."""
     logging.basicConfig(format="%(relativeCreated)8d ms  %(message)s", force=True)
     log.setLevel("INFO" if "-v" in sys.argv else "WARNING")
-    words = [word for word in sys.argv[1:] if word not in ("-v", "subscription")]
-    workload: Callable[..., Workload] = TopicStream
+    words = [word for word in sys.argv[1:] if word not in ("-v", "queue", "subscription")]
+    workload: Callable[[Rig], Workload] = partial(TopicStream, python=Path(sys.executable))
+    count = ROWS
+    if "queue" in sys.argv:
+        workload, count = QueueChain, QUEUE_ROWS
     if "subscription" in sys.argv:
         from tests.chaos.subscription_stream import SubscriptionStream  # it needs Google's client
 
-        workload = SubscriptionStream
+        workload = partial(SubscriptionStream, python=Path(sys.executable))
     broken = False
     sys.stdout.write(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n")
     for seed in map(int, words):
         with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-            make = partial(workload, python=Path(sys.executable))
-            report = run(seed, Path(folder), make, rows=asked_rows())
+            report = run(seed, Path(folder), workload, rows=asked_rows(count))
         sys.stdout.write(f"| {' | '.join(report.cells)} |\n")
         sys.stderr.write(f"{report}\n")
         broken |= any(report.broken.values())

@@ -33,9 +33,10 @@ class Plan:
     early: str | None = None
     """A kind that needs enough rows behind it."""
 
-    def once(self) -> Plan:
-        """Return a plan with one fault of each kind."""
-        return replace(self, least=dict.fromkeys(self.least, 1), faults=len(self.least))
+    def once(self, kinds: Sequence[str] | None = None) -> Plan:
+        """Return a plan with one fault of each of these kinds, or of all."""
+        least = dict.fromkeys(kinds or self.least, 1)
+        return replace(self, least=least, faults=len(least))
 
 
 def schedule(seed: int, rows: int, plan: Plan) -> list[Moment]:

@@ -198,6 +198,8 @@ class SubscriptionStream(SparkStream):
         self.epoch, self.unspooled = 0, 0
         self.waiting: dict[str, float] = {}
         """When each of this life's messages that may not be acked yet was published, at the earliest, by id."""
+        self.published = math.inf
+        """The same of its newest message."""
         self.timers: list[threading.Timer] = []
         self._acks, self._delivered = 0, (0, time.monotonic())
         self._source_lost = 0
@@ -247,6 +249,7 @@ class SubscriptionStream(SparkStream):
             except grpc.RpcError as error:
                 raise Unanswered from error
             self.waiting.update(dict.fromkeys(ids, at))
+            self.published = at
 
     def progress(self, counted: Literal["published", "landed"]) -> int:
         lost = self.unspooled if counted == "landed" else 0  # at most; else a moment may never come
@@ -401,6 +404,9 @@ def puller_killed_at(step: str, stream: SubscriptionStream, dice: random.Random)
         if time.monotonic() > sought + DEADLINE:  # all is published and acked
             sought = time.monotonic()
             seek_back(stream, dice)
+            if stream.published == math.inf and not any(each.is_alive() for each in stream.rig.producers):
+                crash.unlink(missing_ok=True)  # this life of the subscription has no message, and none comes
+                puller_killed(stream, dice)
         return not crash.exists()
 
     stream.rig.until(is_dead, f"a puller comes to {step}")
@@ -467,16 +473,17 @@ def begin_epoch(stream: SubscriptionStream, rows: int) -> None:
     """Note that a subscription is gone, and how many rows the journal had before."""
     stream.recorder.forget()
     stream.unacked().clear()
-    stream.epoch += 1
+    stream.epoch, stream.published = stream.epoch + 1, math.inf
     stream.unspooled = stream.rig.sent.count - rows
 
 
 def seek_back(stream: SubscriptionStream, dice: random.Random) -> None:
-    """What was acked a moment ago comes again. A seek acks all that was published before its time, so it is that of
-    the oldest message that isn't acked, or earlier."""
+    """What was acked last comes again, however long ago that was. A seek acks all that was published before its time,
+    so it is that of the oldest message that isn't acked, or whose ack has failed, or earlier."""
     with stream.publishing:
-        oldest = min(stream.unacked().values(), default=math.inf)
-        stream.client.seek(SUBSCRIPTION, min(time.time(), oldest) - dice.uniform(1, 5))
+        failed = [each.micros / 1e6 for each in stream.recorder.unsettled()]
+        oldest = min(time.time(), stream.published, *stream.unacked().values(), *failed)
+        stream.client.seek(SUBSCRIPTION, oldest - dice.uniform(1, 5))
 
 
 def permission_lost(stream: SubscriptionStream, dice: random.Random) -> None:

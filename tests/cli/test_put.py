@@ -154,7 +154,8 @@ def test_lines_are_put_in_batches(here: Run, client: Client) -> None:
     create_topic(client, ORDERS)
     text = "".join(f'{{"id": {n}, "total": {n}.25}}\n' for n in range(2_500)) + '{"id": 2500}'
     [done] = here("--json", "put", "topic/x", "-", stdin=text.encode()).json
-    assert (done["rows"], done["puts"]) == (2_501, 3)
+    assert done["rows"] == 2_501
+    assert 3 <= done["puts"] < 20  # 1,000 lines each, or those of 0.2 s
     table = client.get("topic/x").read_all()
     assert table["id"].to_pylist() == list(range(2_501))
     assert table["total"][7].as_py() == Decimal("7.25")

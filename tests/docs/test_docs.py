@@ -230,9 +230,9 @@ def test_every_planted_bug_fits_the_code(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
     originals = {file: file.read_text() for file in tmp_path.rglob("*.py")}
     for patch in (ROOT / "scripts/planted").glob("*.patch"):
-        planting.plant(patch.read_text(), tmp_path)
-        for file, text in originals.items():
-            file.write_text(text)
+        planting.plant(text := patch.read_text(), tmp_path)
+        for file in map(tmp_path.joinpath, re.findall(r"^== (\S+)", text, re.MULTILINE)):
+            file.write_text(originals[file])
 
 
 def test_every_promise_names_existing_tests_and_bugs() -> None:

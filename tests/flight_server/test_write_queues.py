@@ -130,12 +130,13 @@ def test_a_silent_driver_fails_the_queue_a_living_one_does_not(
     server: PenstockServer, client: Client, queue: LedgerQueue
 ) -> None:
     ledger, write = server.state.ledger, opened(client)
-    now = ledger.now
-    ledger.now = lambda: now() + 540
-    client.call("write.touch", {"ticket": write.ticket})
-    ledger.now = lambda: now() + 660
+    now = ledger.monotonic
     assert ledger.expire() == []
-    ledger.now = lambda: now() + 1200
+    ledger.monotonic = lambda: now() + 540
+    client.call("write.touch", {"ticket": write.ticket})
+    ledger.monotonic = lambda: now() + 660
+    assert ledger.expire() == []
+    ledger.monotonic = lambda: now() + 1300
     assert ledger.expire() == [write.write]
 
     assert queue.counts(IN).state == "failed"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import NotFound
-from penstock.ledger import tables
+from penstock.ledger import jobs, tables
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
 from penstock.store import payload_table
@@ -32,7 +32,7 @@ def reopen(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Ledger]]:
 
         def start(incarnation: str = "") -> Ledger:
             database = stack.enter_context(
-                closing(Database(tmp_path / "ledger.db", tables.TABLES, payload_table.TABLES))
+                closing(Database(tmp_path / "ledger.db", tables.TABLES, jobs.TABLES, payload_table.TABLES))
             )
             return Ledger(database, incarnation=incarnation, now=clock.now)
 

@@ -15,6 +15,7 @@ from penstock.flight_server.lifecycle import serving
 from penstock.ledger.backup import backup
 from penstock.ledger.verify import Verified, verify
 from penstock.queue.destinations import DESTINATIONS
+from penstock.queue.work import work_queues
 from penstock.store.disk import DiskMedium
 from tests.kit.rows import numbers
 from tests.kit.server import ANY_PORT
@@ -39,11 +40,11 @@ def client(data: Path) -> Iterator[Client]:
 
 
 def verified(data: Path) -> Verified:
-    return verify(data, DiskMedium(data), DESTINATIONS, is_served=True)
+    return verify(data, DiskMedium(data), DESTINATIONS, work_queues, is_served=True)
 
 
 def copied(data: Path, target: Path) -> Verified:
-    return backup(data, DiskMedium(data), target, DESTINATIONS)
+    return backup(data, DiskMedium(data), target, DESTINATIONS, work_queues)
 
 
 def test_a_whole_folder_is_verified_while_it_is_served(client: Client, data: Path) -> None:

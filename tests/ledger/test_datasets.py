@@ -179,7 +179,7 @@ def test_one_dataset_too_many_is_refused(ledger: Ledger) -> None:
     for path in ("store/a", "store/b"):
         finish_write(ledger, make_attempt(1), path=path)
     ledger.most_paths = 2
-    with pytest.raises(LimitExceeded, match="has 2 datasets"):
+    with pytest.raises(LimitExceeded, match="takes 2 datasets"):
         ledger.open_write("store/c")
     ledger.open_write("store/b", mode="append")
     ledger.delete("store/a")

@@ -26,6 +26,7 @@ from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import serving
 from penstock.ledger.verify import verify
 from penstock.queue.destinations import DESTINATIONS
+from penstock.queue.work import work_queues
 from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.payloads import ORPHAN_GRACE
@@ -199,7 +200,7 @@ def test_another_part_under_the_same_name_is_lost(
         tickets = [endpoint.ticket for endpoint in bare.get_flight_info(at(path)).endpoints]
     name = name_of_part(data, path)
     put_other_part(data, name, table, path=written_for)
-    losses = verify(data, DiskMedium(data), DESTINATIONS, is_served=False).losses
+    losses = verify(data, DiskMedium(data), DESTINATIONS, work_queues, is_served=False).losses
     assert [loss for loss in losses if name in loss and re.search(words, loss)] == list(losses) != []
     with serving(config) as server, connect(server.url) as client, flight.connect(server.url) as bare:
         with pytest.raises(Lost, match=f"part {name} is lost: .*({words})"):
@@ -216,7 +217,7 @@ def test_parts_of_before_digests_are_compared_by_rows(data: Path) -> None:
     with sqlite3.connect(data / "ledger.db") as sql:
         sql.execute("UPDATE parts SET digest = NULL")
     sql.close()
-    assert verify(data, DiskMedium(data), DESTINATIONS, is_served=False).losses == ()
+    assert verify(data, DiskMedium(data), DESTINATIONS, work_queues, is_served=False).losses == ()
     with client_of(data) as client:
         assert client.get("store/0").read_all() == rows(0)
         assert client.get("topic/t").read_all().num_rows == PUTS
@@ -305,3 +306,16 @@ def put_until_killed(url: str, number: int, acknowledged: list[int], stop: threa
                 acknowledged[number] += 1
         except PenstockError:
             pass
+
+
+def test_a_queue_that_miscounts_its_messages_is_told_at_a_start(tmp_path: Path) -> None:
+    with client_of(tmp_path) as client:
+        client.push("queue/j/in", [rows(1), rows(2)])
+    with sqlite3.connect(tmp_path / "ledger.db") as sql:
+        sql.execute("UPDATE messages SET state = 'claimed' WHERE id = 1")
+    sql.close()
+    words = "queue/j/in counts 2, 0, 0, 0, .* and has 1, 1, 0, 0, "
+    [loss] = verify(tmp_path, DiskMedium(tmp_path), DESTINATIONS, work_queues, is_served=False).losses
+    assert re.search(words, loss)
+    with pytest.raises(Lost, match=words), client_of(tmp_path):
+        pass

@@ -20,7 +20,7 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from penstock import steps
 from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, WriteEnded
-from penstock.ledger import tables
+from penstock.ledger import jobs, tables
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
 from penstock.store import payload_table
@@ -78,7 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.database = Database(self.folder / "ledger.db", tables.TABLES, payload_table.TABLES)
+        self.database = Database(self.folder / "ledger.db", tables.TABLES, jobs.TABLES, payload_table.TABLES)
         self.ledger = Ledger(self.database, incarnation=f"life {self.life}", now=self.clock.now)
 
     def teardown(self) -> None:

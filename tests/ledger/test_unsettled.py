@@ -15,7 +15,7 @@ import pytest
 from penstock import store as stores
 from penstock.errors import StoreFull, Unavailable
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger import tables
+from penstock.ledger import jobs, tables
 from penstock.ledger.ledger import Ledger
 from penstock.store import payload_table, payloads
 from penstock.store.database import Database
@@ -87,7 +87,7 @@ def crashed(tmp_path: Path) -> Path:
 
 
 def parts_after_the_crash(crashed: Path) -> list[str]:
-    with closing(Database(crashed / "ledger.db", tables.TABLES, payload_table.TABLES)) as database:
+    with closing(Database(crashed / "ledger.db", tables.TABLES, jobs.TABLES, payload_table.TABLES)) as database:
         return Ledger(database).part_names()
 
 
@@ -161,7 +161,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_payload_whose_commit_failed_keeps_its_bytes(store: Store, crashed: Path) -> None:
     store.store("k", numbers(1))
-    FailingCommit(store._database, "REPLACE INTO payloads", crashed)
+    FailingCommit(store._database, "INSERT INTO payloads", crashed)
     with pytest.raises(Unavailable, match="unless the server ends"):
         store.store("k", numbers(2))
     before = store.get("k")
@@ -173,7 +173,7 @@ def test_a_payload_whose_commit_failed_keeps_its_bytes(store: Store, crashed: Pa
 
 
 def test_a_payload_without_room_for_its_row_leaves_no_bytes(store: Store, crashed: Path) -> None:
-    FailingCommit(store._database, "REPLACE INTO payloads", crashed, error="SQLITE_FULL")
+    FailingCommit(store._database, "INSERT INTO payloads", crashed, error="SQLITE_FULL")
     with pytest.raises(StoreFull):
         store.store("k", numbers(2))
     assert list(store.medium.names()) == []

@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 import pytest
 
 from penstock import SplitPayload, SplitPayloadStore, steps
-from penstock.client.client import Client
+from penstock.client.client import Client, connect
 from penstock.errors import (
     AlreadyExists,
     Expired,
@@ -26,12 +26,14 @@ from penstock.errors import (
     StoreFull,
 )
 from penstock.flight_server import payloads as server_payloads
+from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import payloads
 from penstock.ledger.backup import backup
 from penstock.ledger.sweep import free
 from penstock.ledger.verify import verify
 from penstock.queue.destinations import DESTINATIONS
+from penstock.queue.work import work_queues
 from penstock.store.disk import DiskMedium
 from tests.kit.faults import crash_at
 from tests.kit.rows import assert_same, numbers
@@ -249,10 +251,10 @@ def test_a_start_and_verify_name_lost_parts(tmp_path: Path) -> None:
     with served(tmp_path) as server, SplitPayloadStore(server.url) as store:
         store.store_all({"a/large": LARGE, "a/small": numbers(1)})
     medium = DiskMedium(tmp_path)
-    assert (verify(tmp_path, medium, DESTINATIONS, is_served=False).parts) == 1
+    assert (verify(tmp_path, medium, DESTINATIONS, work_queues, is_served=False).parts) == 1
     [(name, _)] = medium.names()
     medium.delete(name)
-    assert "store/a/large" in str(verify(tmp_path, medium, DESTINATIONS, is_served=False).losses)
+    assert "store/a/large" in str(verify(tmp_path, medium, DESTINATIONS, work_queues, is_served=False).losses)
     with pytest.raises(Lost, match=r"lacks parts that the ledger names: of store/a/large"), served(tmp_path):
         pass
     with served(tmp_path, accept_loss=True) as server, SplitPayloadStore(server.url) as store:
@@ -291,9 +293,45 @@ def test_a_backup_has_payloads(tmp_path: Path) -> None:
     data, target = tmp_path / "data", tmp_path / "copy"
     with served(data) as server, SplitPayloadStore(server.url) as store:
         store.store_all({"large": LARGE, "small": numbers(1)})
-        assert backup(data, DiskMedium(data), target, DESTINATIONS).losses == ()
+        assert backup(data, DiskMedium(data), target, DESTINATIONS, work_queues).losses == ()
     with served(target) as server, SplitPayloadStore(server.url) as store:
         assert store.get_all(["large", "small"]).keys() == {"large", "small"}
+
+
+def test_small_payloads_fill_the_quota_until_they_go(make_server: Callable[..., PenstockServer]) -> None:
+    """Those of users, and those that go with their messages; one that replaces another counts once."""
+    server = make_server(quota=20_000)
+    with SplitPayloadStore(server.url, retry_for=0) as store, connect(server.url, retry_for=0) as client:
+        for _ in range(20):
+            store.store("one", numbers(300))
+        for is_last in (False, True):
+            client.push("queue/q", numbers(300), finish=is_last)
+        used = server.state.store.used
+        assert 3 * 6_000 < used < 20_000
+        for store_more in (lambda: store.store("two", numbers(300)), lambda: client.push("queue/r", numbers(300))):
+            with pytest.raises(StoreFull, match=f"the store has {used:,} of 20,000 bytes in use"):
+                store_more()
+        for lease in client.claim("queue/q"):
+            with lease:
+                pass
+        store.store("two", numbers(300))
+        store.clear()
+        assert server.state.store.used == 0
+
+
+def test_payloads_of_users_count_as_paths(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(limits=ServerLimits(datasets=3))
+    with SplitPayloadStore(server.url, retry_for=0) as store, connect(server.url, retry_for=0) as client:
+        client.push("queue/q", [numbers(1)] * 5)
+        store.store_all({"a": numbers(1), "b": numbers(1)})
+        with pytest.raises(LimitExceeded, match="3 datasets, topics and payloads"):
+            store.store_all({"a": numbers(2), "c": numbers(1), "d": numbers(1)})
+        client.put("store/c", numbers(1))
+        with pytest.raises(LimitExceeded):
+            client.put("store/d", numbers(1))
+        store.store("b", numbers(2))
+        store.delete("a")
+        client.put("store/d", numbers(1))
 
 
 def test_small_payloads_wait_for_room_too(make_server: Callable[..., PenstockServer]) -> None:

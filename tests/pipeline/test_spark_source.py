@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from penstock.client.claim import Split
 from penstock.client.client import Client
-from penstock.errors import InvalidRequest
-from penstock.pipeline import SparkSource, SparkSourceConfig, SparkSourceV2Config, SparkSourceV2Master
+from penstock.errors import InvalidRequest, JobFailed
+from penstock.pipeline import (
+    Call,
+    Job,
+    SparkSource,
+    SparkSourceConfig,
+    SparkSourceV2Config,
+    SparkSourceV2Master,
+    Stage,
+    WriteDataset,
+)  # fmt: skip
 from tests.kit.connect import connect_server, needs_connect
 
 if TYPE_CHECKING:
@@ -169,3 +179,44 @@ def test_a_session_that_is_there_is_used_as_it_is(
     assert spark.conf.get("spark.sql.x", None) is None
     [line] = [text for text in caplog.messages if "used as it is" in text]
     assert line.startswith("source j/in: Spark's session is used as it is: app_name, num_executors, ")
+
+
+@pytest.mark.parametrize("config", [SparkSourceConfig, SparkSourceV2Config])
+def test_a_frame_is_the_source_of_a_job(spark: SparkSession, client: Client, config: Any) -> None:
+    """Both stages after it get all splits, also when the job is started again in the middle."""
+    seen: list[int] = []
+
+    def job(fails: bool, make: Any = frame) -> Job:
+        def check(split: Split) -> pa.Table:
+            if fails:
+                raise ValueError("not yet")
+            return split.payload.data.select(["id"])
+
+        job = Job("spark")
+        job.stage(Stage("in", config(dataframe_fn=make, parallelism=3)))
+        job.stage(Stage("check", check, workers=2), after="in")
+        job.stage(Stage("out", WriteDataset("store/checked")), after="check")
+        job.stage(Stage("count", Call(lambda split: seen.append(split.payload.data.num_rows))), after="in")
+        return job
+
+    with pytest.raises(JobFailed, match="source 'in'"):
+        job(fails=True, make=lambda spark: frame(spark).where("assert_true(id < 10) IS NULL")).run()
+    with pytest.raises(JobFailed, match="ValueError: not yet"):
+        job(fails=True).run()
+    job(fails=False).run()
+    assert sorted(client.get("store/checked").read_all()["id"].to_pylist()) == list(range(ROWS))
+    assert sum(seen) == ROWS
+
+
+@pytest.mark.parametrize("config", [SparkSourceConfig, SparkSourceV2Config])
+def test_a_removed_job_runs_its_frame_again(spark: SparkSession, client: Client, config: Any) -> None:
+    def rows_of(number: int) -> int:
+        seen: list[int] = []
+        job = Job("again")
+        job.stage(Stage("in", config(dataframe_fn=lambda spark: spark.range(number))))
+        job.stage(Stage("count", Call(lambda split: seen.append(split.payload.data.num_rows))), after="in")
+        job.run()
+        client.delete("job/again")
+        return sum(seen)
+
+    assert (rows_of(3), rows_of(5)) == (3, 5)

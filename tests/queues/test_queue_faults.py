@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.client import Client, connect
+from tests.kit.faults import files_at_most
 from tests.kit.queues import IN, OUT, counts, drained, line, numbered, states, work, worker
 from tests.kit.server import ProcessServer, RestartingServer, process_server, stray_files
 from tests.kit.wait import eventually, threads
@@ -84,7 +86,7 @@ def test_sigterm_lets_the_worker_finish_and_leave(server: ProcessServer, c: Clie
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_server_loses_and_doubles_nothing(step: str, tmp_path: Path) -> None:
     """Large payloads too, whose bytes are parts; the first message fails once."""
-    server = RestartingServer(tmp_path / "data", queue_lease=LEASE, crash_at=step)
+    server = RestartingServer(tmp_path / "data", queue_lease=10 * LEASE, crash_at=step)  # longer than to be back
     with server.living(), connect(server.url, retry_for=60) as c:
         c.push(IN, [*numbered(1, 2), *many()], finish=True)
         failed = False
@@ -98,6 +100,46 @@ def test_a_killed_server_loses_and_doubles_nothing(step: str, tmp_path: Path) ->
         assert drained(c, OUT) == sorted([1, 2, *many()[0]["x"].to_pylist()])
         assert [counts(c, path)["dead"] for path in (IN, OUT)] == [0, 0]
         assert server.lives == 2
+
+
+@pytest.mark.parametrize("room", ["parts", "ledger"])
+def test_workers_wait_while_the_disk_is_full(
+    server: ProcessServer, c: Client, caplog: pytest.LogCaptureFixture, room: str
+) -> None:
+    """A push, and the forward of a large payload or an ack: each goes on once there is room."""
+    caplog.set_level(logging.WARNING, "penstock")
+    c.push(IN, numbered(1, 2))
+    large = pa.table({"x": range(1_000_000)})
+    full, changed = files_at_most(server, 1 << 20 if room == "parts" else wal_size(server)), threading.Event()
+
+    def forward() -> None:
+        for lease in c.claim(IN, to=[OUT], prefetch=1):
+            with lease as split:
+                changed.wait(30)
+                x = split.payload.data["x"].to_pylist()
+                if x == [1 if room == "parts" else 2]:
+                    lease.forward(OUT, large)
+                else:
+                    lease.ack()  # in a call of its own
+
+    with ThreadPoolExecutor() as pool:
+        working = pool.submit(forward)
+        eventually(lambda: states(c)[1] == 2)
+        with full:
+            pushing = pool.submit(c.push, IN, large, finish=True)
+            changed.set()
+            eventually(lambda: len(caplog.messages) > 1)
+            waiting = 1 if room == "parts" else 2  # an ack needs no part, and no block that ended before it
+            eventually(lambda: states(c) == (0, waiting, 2 - waiting, 0))
+        pushing.result(60)
+        working.result(60)
+    assert all("waiting for room: no room on the disk" in each for each in caplog.messages)
+    assert drained(c, OUT) == list(range(1_000_000))
+    assert counts(c)["done"] == 3
+
+
+def wal_size(server: ProcessServer) -> int:
+    return (server.data / "ledger.db-wal").stat().st_size
 
 
 def many() -> list[pa.Table]:

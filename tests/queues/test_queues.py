@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,11 +18,17 @@ import pytest
 from penstock.client.claim import Lease
 from penstock.client.client import Client, connect
 from penstock.client.push import push, to_outputs
-from penstock.errors import InvalidRequest, LeaseLost, NotFound, WriteEnded
+from penstock.client.put import Writer
+from penstock.client.settings import LONG_RETRY_FOR
+from penstock.errors import InvalidRequest, LeaseLost, NotFound, Unavailable, WriteEnded
 from penstock.flight_server.pacing import Polls, Rates
 from penstock.flight_server.server import PenstockServer
+from penstock.queue.work.ledger_queue import LedgerQueue
 from penstock.rows.payload import SplitPayload
 from penstock.wire.message import QueueMessage
+from penstock.wire.payloads import PayloadNote
+from penstock.wire.put import PutCommand
+from penstock.wire.queue import LeaseKey
 from tests.kit.queues import IN, OUT, counts, drained, numbered, states, work
 from tests.kit.server import process_server
 from tests.kit.wait import eventually
@@ -87,6 +96,24 @@ def test_a_worker_on_another_host_fetches_payloads(client: Client) -> None:
     assert drained(client, IN) == list(range(1_000_000))
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_no_call_of_a_worker_gives_up_sooner_than_a_claim(server: PenstockServer) -> None:
+    """A server may be away for ten minutes, also while a payload is fetched."""
+    seconds: list[float | None] = []
+    with connect(server.url) as client:
+        client.push(IN, [pa.table({"x": range(100_000)})], finish=True)
+        retry = client.connection.retry
+
+        def note(call: Any, *, retry_for: float | None = None, **options: Any) -> Any:
+            seconds.append(retry_for)
+            return retry(call, retry_for=retry_for, **options)
+
+        client.connection.retry = note  # type: ignore[method-assign]
+        assert len(drained(client, IN)) == 100_000
+    assert set(seconds) == {LONG_RETRY_FOR}
+    assert len(seconds) > 2
+
+
 def test_a_source_message_has_no_payload(client: Client) -> None:
     client.push(IN, QueueMessage("m1", "s1", "", {"range": [0, 9]}, 12.5), finish=True)
     for lease in client.claim(IN):
@@ -101,6 +128,21 @@ def test_a_message_may_name_a_stored_payload(client: Client) -> None:
     with pytest.raises(NotFound, match="no payload store/j/model: store it before"):
         client.push(IN, QueueMessage("m1", "s1", "j/model"))
     assert client.list("queue/") == ()
+
+
+def test_messages_of_one_id_in_two_queues_stay_two(client: Client) -> None:
+    """Forwarded to one queue, the second one's outputs would pass for the first one's, and be lost."""
+    for source in ("queue/j/a", "queue/j/b"):
+        client.push(source, QueueMessage("m", "m", ""))
+        for lease in client.claim(source):
+            with lease:
+                lease.forward(OUT, numbered(1))
+            break
+    assert [counts(client, path)["done"] for path in ("queue/j/a", "queue/j/b")] == [1, 0]
+    [failed] = client.get("queue/j/b").read_all().to_pylist()
+    assert failed["error"].endswith("AlreadyExists")
+    assert "ids of their own" in failed["text"]
+    assert counts(client, OUT)["pushed"] == 1
 
 
 def test_a_push_that_is_sent_twice_adds_nothing(client: Client) -> None:
@@ -156,6 +198,51 @@ def test_one_lease_forwards_to_several_queues_at_once(client: Client) -> None:
     assert own == ("w", {"k": 1}, {"source_stage": "j/in", "num_records": 2, "k": 1})
     assert unnamed[0].endswith("/j/words/1")
     assert counts(client, "queue/j/none")["state"] == "complete"
+
+
+def test_a_forward_whose_answer_was_lost_succeeds_late(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other columns, too, whose payloads are stored before; all that it pushed is done and gone by then."""
+    client.push(IN, numbered(1), finish=True)
+    real, lost = LedgerQueue.forward, list[bool]()
+
+    def lose_answer(queue: LedgerQueue, *args: Any, **options: Any) -> Any:
+        outcomes = real(queue, *args, **options)
+        if not lost:
+            lost.append(True)
+            claim = queue.claim(OUT, "other", worker="w", most=9)
+            queue.ack([lease.key for lease in claim.leases])
+            raise Unavailable("the answer is lost", retry_after=0.01)
+        return outcomes
+
+    monkeypatch.setattr(LedgerQueue, "forward", lose_answer)
+    for lease in client.claim(IN, to=[OUT]):
+        with lease:
+            lease.forward(OUT, [*numbered(2), pa.table({"word": ["a"]})])
+        assert lease.ended
+        assert not lease.lost
+    assert [states(client, path) for path in (IN, OUT)] == [(0, 0, 1, 0), (0, 0, 2, 0)]
+
+
+def test_leases_may_be_forwarded_as_one(client: Client) -> None:
+    """As a client of the wire may: one output of several messages, all or nothing."""
+    client.push(IN, numbered(1, 2, 3), finish=True)
+    claimed = client.call("queue.claim", {"path": IN, "claim": "c", "worker": "w", "most": 3})["messages"]
+    keys = [LeaseKey(IN, each["message"]["message_id"], each["token"]) for each in claimed]
+    [total] = numbered(6)
+
+    def forward(*leases: LeaseKey, each: bool | None = None) -> None:
+        command = PutCommand(uuid.uuid4().hex, path=OUT, forward=leases, each=each)
+        with Writer(client.connection, command, total.schema) as writer:
+            writer.write_noted(total.to_batches()[0], PayloadNote(lease=1 if each else None).encode())
+
+    forward(*keys[:2])
+    with pytest.raises(LeaseLost):
+        forward(keys[2], replace(keys[0], token="another"))
+    with pytest.raises(InvalidRequest, match="a note names lease 1: expected the number of one in forward"):
+        forward(keys[2], each=True)
+    assert states(client) == (0, 1, 2, 0)
+    client.call("queue.ack", {"leases": [keys[2].to_json()]})
+    assert drained(client, OUT) == [6]
 
 
 def test_payloads_go_with_their_last_message(client: Client, server: PenstockServer) -> None:
@@ -308,9 +395,34 @@ def test_a_write_that_fails_fails_its_workers(client: Client) -> None:
         drained(client, IN)
 
 
-def test_a_queue_that_is_not_there_is_named(client: Client) -> None:
+def test_a_queue_that_nobody_makes_is_named(client: Client) -> None:
     with pytest.raises(NotFound, match="no queue at queue/j/in"):
-        drained(client, IN)
+        list(client.claim(IN, wait=0))
+    with pytest.raises(NotFound):
+        list(client.claim(IN, to=[OUT], wait=0.3))
+    assert client.list("queue/") == ()
+
+
+def test_workers_may_start_before_their_queue_is_made(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of a chain, too; each says once what it waits for."""
+    caplog.set_level(logging.WARNING, "penstock")
+    with ThreadPoolExecutor() as pool:
+        last = pool.submit(drained, client, OUT)
+        first = pool.submit(work, client)
+        eventually(lambda: len(caplog.messages) == 2)
+        client.push(IN, numbered(1, 2), finish=True)
+        assert last.result(30) == [2, 4]
+        first.result(30)
+    assert sorted(caplog.messages) == [f"{path} isn't there yet; waiting for it for up to 60 s" for path in (IN, OUT)]
+
+
+def test_a_queue_that_is_removed_is_not_waited_for(client: Client) -> None:
+    client.push(IN, numbered(1, 2))
+    with pytest.raises(NotFound):
+        for lease in client.claim(IN, prefetch=0):
+            with lease:
+                pass
+            client.delete(IN)
 
 
 # --- leases -------------------------------------------------------------------------------------

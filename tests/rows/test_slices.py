@@ -8,6 +8,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+import penstock
+from penstock.client.client import Client
+from penstock.flight_server.server import PenstockServer
+from penstock.pipeline.sinks import Call
 from penstock.rows.slices import size_of, sliced, spare_bytes, trimmed
 from tests.kit.wire import at, put, read
 
@@ -31,7 +35,9 @@ def over_the_wire(array: pa.Array) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("array", AS_JAVA_WRITES, ids=str)
-def test_values_of_empty_lists_need_no_buffer(array: pa.Array, bare: flight.FlightClient) -> None:
+def test_values_of_empty_lists_need_no_buffer(
+    array: pa.Array, bare: flight.FlightClient, server: PenstockServer, client: Client
+) -> None:
     batch = over_the_wire(array)
     batch.validate(full=True)
     assert size_of(batch) > 0
@@ -39,6 +45,17 @@ def test_values_of_empty_lists_need_no_buffer(array: pa.Array, bare: flight.Flig
     for path in ("store/java", "topic/java"):
         put(bare, at(path), [batch])
         assert read(bare, path)["x"].to_pylist() == [[]]
+    client.push("queue/java", pa.Table.from_batches([batch]), finish=True)
+    found = []
+    for lease in client.claim("queue/java"):
+        with lease as split:
+            found.append(split.payload.data["x"].to_pylist())
+    assert found == [[[]]]
+    job = penstock.Job("java", url=server.url)
+    job.stage(penstock.Stage("in", [pa.Table.from_batches([batch])]))
+    job.stage(penstock.Stage("out", Call(lambda split: found.append(split.payload.data["x"].to_pylist()))), after="in")
+    assert job.run().stages[0].rows_in == 1
+    assert found == [[[]]] * 2
 
 
 def test_the_size_of_a_batch_counts_its_dictionaries() -> None:

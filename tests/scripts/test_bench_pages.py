@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
     "page",
     [
         "flight",
+        "jobs",
         "pubsub",
         pytest.param("queue", marks=pytest.mark.spark),
         pytest.param("spark", marks=pytest.mark.spark),

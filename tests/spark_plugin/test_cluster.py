@@ -30,6 +30,9 @@ SCENARIOS = (
     "lost_shuffle",
     "random_key",
     "random_key_then_shuffle",
+    "released_lost_shuffle",
+    "released_random_key",
+    "released_speculation",
 )
 
 
@@ -59,7 +62,12 @@ def cluster(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         process = start_driver(folder / "spark", bare_python, url, ",".join(SCENARIOS))
         reads = Marks(folder / "spark" / "marks-killed_executor_reading")
         reads.when_asked(lambda: eventually(lambda: server.state.streams.open_streams), within=300)
-        told = driver_reports(process, lambda name: left.update({name: leftover_files(url, folder / "data")}))
+
+        def look(name: str) -> None:
+            if not name.startswith("released"):  # messages of a failed write keep their parts
+                left[name] = leftover_files(url, folder / "data")
+
+        told = driver_reports(process, look)
         yield Cluster(url, puts, told, left)
 
 
@@ -114,6 +122,26 @@ def test_a_random_key_leaves_all_rows_once_or_none(cluster: Cluster, scenario: s
         assert stored_rows(path, cluster.url) == expected_rows(ROWS)
     assert all(told["happened"])
     assert cluster.left[scenario] == set()
+
+
+@pytest.mark.parametrize("scenario", ["released_lost_shuffle", "released_speculation"])
+def test_released_rows_are_workers_once(cluster: Cluster, scenario: str) -> None:
+    told = cluster.told[scenario]
+
+    assert "error" not in told, told["error"]
+    assert (told["rows"], told["cause"]) == (ROWS, None)
+    assert Counter(map(tuple, told["claimed"])) == expected_rows(ROWS) == stored_rows(f"store/{scenario}", cluster.url)
+    assert all(told["happened"])
+
+
+def test_a_random_key_fails_what_was_released(cluster: Cluster) -> None:
+    """By penstock's error or by Spark's own; the workers are told, and have rows of this write alone to discard."""
+    told = cluster.told["released_random_key"]
+
+    assert all(told["happened"])
+    assert "again with other rows" in told["error"] or "indeterminate output" in told["error"]
+    assert "queue/released_random_key has failed: write/" in told["cause"]
+    assert "store/released_random_key" not in server_paths(cluster.url)
 
 
 def test_a_dead_driver_leaves_only_an_open_write(bare_python: Path, tmp_path: Path, puts: Puts) -> None:

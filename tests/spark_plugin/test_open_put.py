@@ -32,7 +32,7 @@ class Answers(Connection):
         self.answers = list(answers)
         self.requests: list[Any] = []
 
-    def call(self, action: Any, request: Any, *, retry_for: float | None = None) -> Any:
+    def call(self, action: Any, request: Any, *, retry_for: float | None = None, waits_for_room: bool = False) -> Any:
         def once() -> Any:
             self.requests.append(request)
             answer = self.answers.pop(0)

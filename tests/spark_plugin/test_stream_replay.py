@@ -17,6 +17,7 @@ from penstock.client.client import connect
 from penstock.errors import InvalidRequest
 from penstock.ledger.backup import backup
 from penstock.queue.destinations import DESTINATIONS
+from penstock.queue.work import work_queues
 from penstock.store.disk import DiskMedium
 from tests.kit.server import served
 from tests.kit.streams import IN, Streams, ended
@@ -280,7 +281,7 @@ def test_a_restore_by_the_docs_lands_no_row_twice(
 
     with on("data") as streams:
         land(streams, 0, 1)
-        backup(tmp_path / "data", DiskMedium(tmp_path / "data"), tmp_path / "restored", DESTINATIONS)
+        backup(tmp_path / "data", DiskMedium(tmp_path / "data"), tmp_path / "restored", DESTINATIONS, work_queues)
         land(streams, 2, 3)
     with on("restored") as streams:
         assert streams.landed(OUT) == Counter([0, 1])

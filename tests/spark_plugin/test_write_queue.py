@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,15 @@ import pytest
 
 import penstock
 from penstock import SplitPayload
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, WriteEnded
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.spark_plugin.heartbeat import Heartbeat
+from penstock.spark_plugin.write import DoPut, Splits
 from penstock.wire.actions import DESCRIBE, Target
 from penstock.wire.queue import QueueCounts
-from tests.kit.spark import Rows, expected_rows, row_frame, stored_rows
+from tests.kit.spark import Rows, end_driver, expected_rows, row_frame, start_driver, stored_rows
+from tests.kit.spark_faults import FaultyPut, Marks, Once, fail_task
 from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
@@ -31,16 +34,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("url_variable")]
 IN = "queue/j/in"
 
 
-def counts(client: Client) -> QueueCounts:
-    queue = client.call(DESCRIBE, Target(IN)).queue
+def counts(client: Client, path: str = IN) -> QueueCounts:
+    queue = client.call(DESCRIBE, Target(path)).queue
     assert queue is not None
     return queue.counts
 
 
-def drained(client: Client) -> list[SplitPayload]:
+def drained(client: Client, path: str = IN) -> list[SplitPayload]:
     """Return what a worker gets until the queue is complete."""
     splits = []
-    for lease in client.claim(IN):
+    for lease in client.claim(path):
         with lease as split:
             splits.append(split.payload)
     return splits
@@ -141,6 +144,32 @@ def test_workers_start_while_spark_still_writes(spark: SparkSession, client: Cli
     assert rows_of(splits) == expected_rows(200) == stored_rows("store/j/in")
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_released_partition_may_come_again_with_its_rows(
+    spark: SparkSession, client: Client, marks: Marks, changes: bool
+) -> None:
+    """Its task fails once the rows are released; others, if it isn't computed the same way, fail write and workers."""
+
+    def drawn(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+
+        for batch in batches:
+            texts = [os.urandom(4).hex() if changes else text for text in batch["text"].to_pylist()]
+            yield pa.RecordBatch.from_pydict({"id": batch["id"], "text": pa.array(texts, pa.string())})
+
+    frame = row_frame(spark, 200, 8).mapInArrow(drawn, "id long, text string")
+    put = DoPut(client, "store/j/in", "error", None, None, Splits(IN, None, "partition"))
+    faulty = frame.mapInArrow(FaultyPut(put, Once(marks, {("put", 5): fail_task})), put.schema)
+    if not changes:
+        assert put.finish(faulty).rows == 200
+        assert rows_of(drained(client)) == expected_rows(200)
+        return
+    with pytest.raises(WriteEnded, match=r"computed partition 5 of stage \d+ again with other rows"), put:
+        put.finish(faulty)
+    with pytest.raises(WriteEnded, match=r"queue/j/in has failed: write/.* again with other rows"):
+        drained(client)
+
+
 def test_a_run_releases_nothing_early(spark: SparkSession) -> None:
     with pytest.raises(InvalidRequest, match="omit run, or release='partition'"):
         penstock.write(row_frame(spark, 10, 1), "store/j/in", queue=IN, release="partition", run="nightly")
@@ -152,6 +181,42 @@ def test_options_that_contradict_are_refused_at_the_driver(spark: SparkSession, 
     with pytest.raises(InvalidRequest, match="so write to store/"):
         penstock.write(row_frame(spark, 10, 1), "topic/t", queue=IN)
     assert len(client.list("write/")) == 0
+
+
+@pytest.mark.process
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_a_killed_driver_fails_its_queue_unless_it_is_replaced(
+    spark: SparkSession, server: PenstockServer, client: Client, bare_python: Path, tmp_path: Path
+) -> None:
+    """By its run, or by a second try, each of which fills the queue once; then ten minutes pass."""
+    folder, ledger = tmp_path / "driver", server.state.ledger
+    process = start_driver(folder, bare_python, str(server.url), "dies_with_queues", "local[4]")
+    marks = Marks(folder / "marks-dies_with_queues")
+    try:
+        for name in ("named", "again", "alone"):
+            marks.await_mark(f"waits-{name}", 240)
+            eventually(partial(has_an_attempt, client, f"store/{name}"))
+    finally:
+        end_driver(process)
+    assert ledger.expire() == []
+    replaced = {"named": "nightly", "again": None}
+    for name, run in replaced.items():
+        penstock.write(row_frame(spark, 100, 2), f"store/{name}", queue=f"queue/{name}", run=run)
+        assert rows_of(drained(client, f"queue/{name}")) == expected_rows(100)
+
+    now = ledger.monotonic
+    ledger.monotonic = lambda: now() + 601
+    assert len(ledger.expire()) == 2
+    with pytest.raises(WriteEnded, match=r"queue/alone has failed: write/.* expired: nobody has put to it or finished"):
+        drained(client, "queue/alone")
+    assert [counts(client, f"queue/{name}").state for name in replaced] == ["complete", "complete"]
+
+
+def has_an_attempt(client: Client, path: str) -> bool:
+    """Whether the open write to a path has a whole attempt."""
+    [write] = [entry.path for entry in client.list("write/") if str(entry.state).endswith(f"to {path}")]
+    return bool(client.call("describe", {"path": write})["attempts"])
 
 
 def test_a_driver_that_computes_for_long_gives_signs_of_life(server: PenstockServer, client: Client) -> None:

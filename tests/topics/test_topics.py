@@ -177,11 +177,11 @@ def test_topics_count_towards_the_limit_of_datasets(make_server: Callable[..., P
     with flight.connect(make_server(limits=ServerLimits(datasets=2)).url) as bare:
         create(bare)
         put(bare, at("store/a"), [trips(1)])
-        with refused("limit", "has 2 datasets and topics, its most", "--limit datasets="):
+        with refused("limit", "takes 2 datasets, topics and payloads", "--limit datasets="):
             create(bare, "topic/b")
-        with refused("limit", "has 2 datasets and topics"):
+        with refused("limit", "takes 2 datasets, topics and payloads"):
             put(bare, at("store/b"), [trips(1)])
-        with refused("limit", "has 2 datasets and topics"):
+        with refused("limit", "takes 2 datasets, topics and payloads"):
             call(bare, "write.open", path="topic/b")
         create(bare)  # the topic exists
         health = call(bare, "health")

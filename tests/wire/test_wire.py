@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
@@ -22,6 +22,7 @@ from penstock.wire.message import QueueMessage
 from penstock.wire.position import Position
 from penstock.wire.put import PutCommand, Trailer
 from penstock.wire.read import ListCommand, ReadCommand
+from tests.kit.profiles import examples
 
 KINDS = [
     kind
@@ -156,6 +157,7 @@ def wrong_values(hint: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(6))
 @given(name=TEXT, value=JSON)
 def test_an_unknown_field_is_refused_by_its_name(kind: type[Body], name: str, value: Any) -> None:
     known = {field.name for field in fields(kind)} | {"v"}  # type: ignore[arg-type]

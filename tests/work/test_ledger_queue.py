@@ -10,14 +10,17 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from penstock import steps
 from penstock.errors import InvalidRequest, NotFound
+from penstock.ledger import payloads
 from penstock.ledger.tables import Transaction
 from penstock.queue.work import messages
 from penstock.queue.work.lease_queue import Forward, NewMessage
 from penstock.queue.work.leases import Leases
+from penstock.store.payload_table import PayloadRow, encode
 from penstock.wire.message import QueueMessage
 from penstock.wire.queue import Failure
 from tests.kit.clock import Clock
@@ -124,6 +127,19 @@ def test_a_crash_in_a_forward_leaves_all_or_nothing(
     assert (queue.counts(IN).done, queue.counts(OUT).pushed) == (1, 2)
 
 
+def test_a_payload_stays_until_the_ack_is_durable(queues: LedgerQueues, start: Callable[[], LedgerQueues]) -> None:
+    row = PayloadRow("queue/j/a", None, encode(pa.schema([]), []), 0, 10)
+    queues.queue.push(new(IN, "a", key=row.key), bind=lambda index, t: payloads.bind(t, row, bound=True))
+    leases = claimed(queues.queue, IN)
+    with mock.patch.object(steps, "passed", crash_at("ack.settled")), pytest.raises(Crash):
+        queues.queue.ack(leases)
+    queues.close()
+    queues = start()
+    assert queues.ledger.payload(row.key) is not None
+    queues.queue.ack(leases)
+    assert queues.ledger.payload(row.key) is None
+
+
 @pytest.mark.parametrize("step", ["claim.claimed", "claim.done"])
 def test_a_crash_in_a_claim_costs_no_message(
     queues: LedgerQueues, start: Callable[[], LedgerQueues], step: str
@@ -155,6 +171,27 @@ def test_a_dead_message_has_its_cause_and_worker(queues: LedgerQueues, clock: Cl
     failures = [dead[name].failure for name in "bc"]
     assert [each and each.error for each in failures] == ["E", "LeaseExpired"]
     assert [each.message.message_id for each in queue.peek(IN, dead=True, most=1)] == ["a"]
+
+
+def test_12_000_dead_messages_are_redriven(queues: LedgerQueues) -> None:
+    """In more than one transaction; each is claimed again, with no tries, and done once."""
+    queue, halves = queues.queue, [range(6_000), range(6_000, 12_000)]
+    for half in halves:
+        queue.push(new(IN, *map(str, half)))
+    queue.finish(IN)
+    for _ in halves:
+        queue.drop(claimed(queue, IN, 6_000), Failure("E"))
+    assert (queue.counts(IN).state, queue.counts(IN).dead) == ("complete", 12_000)
+    assert queue.redrive(IN) == 12_000
+    done: list[str] = []
+    for _ in halves:
+        leases = claim(queue, IN, 6_000).leases
+        assert {lease.tries for lease in leases} == {1}
+        queue.ack([lease.key for lease in leases])
+        done += [lease.key.message_id for lease in leases]
+    assert sorted(map(int, done)) == list(range(12_000))
+    counts = queue.counts(IN)
+    assert (counts.state, counts.pending, counts.done, counts.dead) == ("complete", 0, 12_000, 0)
 
 
 def test_leases_end_where_nobody_claims(queues: LedgerQueues, clock: Clock) -> None:

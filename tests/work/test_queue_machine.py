@@ -19,6 +19,7 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from penstock import steps
 from penstock.errors import InvalidRequest, NotFound
+from penstock.queue.work import queues
 from penstock.queue.work.lease_queue import Claim, Forward, LeaseQueue, NewMessage
 from penstock.wire.message import QueueMessage
 from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome
@@ -263,6 +264,7 @@ class QueueMachine(RuleBasedStateMachine):
             )  # fmt: skip
             assert (real.cause is not None) == (real.state == "failed")
         assert [counts.path for counts in self.real.queue.below("queue/")] == sorted(self.oracle.paths())
+        assert queues.disagreements(self.real.database) == []
 
     @invariant()
     def parts_stay_while_a_message_names_them(self) -> None:

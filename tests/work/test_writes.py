@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.errors import InvalidRequest
+from penstock.errors import AlreadyExists, InvalidRequest
 from penstock.ledger import payloads
 from penstock.queue.work.lease_queue import Forward
 from penstock.store import payload_table
@@ -91,9 +91,8 @@ def test_claimers_learn_why_a_write_failed(queues: LedgerQueues, clock: Clock, e
     if end == "abort":
         queues.ledger.abort(write)
     else:
-        clock.advance(599)
-        assert queues.ledger.expire() == []
-        clock.advance(2)
+        assert expired_after(queues, clock, 599) == []
+        clock.advance(1)
         assert queues.ledger.expire() == [write]
     state = {"abort": "aborted", "silence": "expired"}[end]
     assert claim(queues.queue, IN).state == claim(queues.queue, OUT).state == "failed"
@@ -101,6 +100,70 @@ def test_claimers_learn_why_a_write_failed(queues: LedgerQueues, clock: Clock, e
     assert cause is not None
     assert cause.startswith(f"write/{write} was {state}")
     assert claim(queues.queue, OUT).cause == f"{IN} has failed: {cause}"
+
+
+def expired_after(queues: LedgerQueues, clock: Clock, seconds: float) -> list[str]:
+    """Return the writes that expire when those that are open now are silent for so long."""
+    assert queues.ledger.expire() == []
+    clock.advance(seconds)
+    return queues.ledger.expire()
+
+
+def test_a_restart_and_a_jump_of_the_clock_are_no_silence(tmp_path: Path, queues: LedgerQueues, clock: Clock) -> None:
+    write, monotonic = open_write(queues), Clock()
+    queues.close()
+    clock.advance(3_600)
+    with closing(LedgerQueues(tmp_path, clock, monotonic)) as again:
+        assert again.ledger.expire() == []
+        clock.advance(-7_200)
+        assert expired_after(again, monotonic, 599) == []
+        again.ledger.touch(write, "its driver")
+        assert expired_after(again, monotonic, 599) == []
+        assert expired_after(again, monotonic, 1) == [write]
+
+
+# --- another write in the place of one ------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["error", "overwrite"])
+def test_a_second_try_takes_the_place_of_a_dead_driver(queues: LedgerQueues, clock: Clock, mode: str) -> None:
+    """The queue is complete without the dead one, whose silence fails it no more, before and after the finish."""
+    first = open_write(queues, mode=mode)
+    assert expired_after(queues, clock, 500) == []
+    second = open_write(queues, mode=mode)
+    clock.advance(100)
+    assert queues.ledger.expire() == [first]
+    third = open_write(queues, mode=mode)
+    queues.queue.push(new(IN, "a"))
+    queues.queue.finish(IN)
+    queues.queue.ack(claimed(queues.queue, IN))
+    queues.ledger.finish(third, [])
+    assert claim(queues.queue, IN).state == "complete"
+    assert expired_after(queues, clock, 600) == [second]
+    assert claim(queues.queue, IN).state == "complete"
+
+
+def test_the_driver_that_was_thought_dead_may_finish(queues: LedgerQueues) -> None:
+    slow, second = open_write(queues), open_write(queues)
+    attempt = make_attempt(1)
+    queues.ledger.record(slow, attempt)
+    queues.ledger.finish(slow, [attempt.id])
+    with pytest.raises(AlreadyExists):
+        queues.ledger.finish(second, [])
+    queues.ledger.abort(second)
+    queues.queue.ack(claimed(queues.queue, IN))
+    assert claim(queues.queue, IN).state == "complete"
+
+
+def test_no_write_takes_the_place_of_one_that_appends(queues: LedgerQueues, clock: Clock) -> None:
+    first = open_write(queues, mode="append")
+    assert queues.ledger.expire() == []
+    clock.advance(300)
+    queues.ledger.finish(open_write(queues, mode="append"), [])
+    assert claim(queues.queue, IN).state == "open"
+    clock.advance(300)
+    assert queues.ledger.expire() == [first]
+    assert claim(queues.queue, IN).state == "failed"
 
 
 def test_a_failed_queue_gives_no_messages(queues: LedgerQueues) -> None:

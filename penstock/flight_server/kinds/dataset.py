@@ -14,6 +14,7 @@ from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import select
 from penstock.flight_server.upload import Admit, Upload
+from penstock.ledger import parts
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
 from penstock.ledger.payloads import ListedPayload
@@ -97,7 +98,8 @@ class DatasetKind(Kind):
         dataset = self.state.ledger.dataset(str(path))
         return Description(
             "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
-            schemas.to_json(dataset.schema), dataset.lost, queries=self.state.ledger.last_epochs(dataset.path),
+            schemas.to_json(dataset.schema), dataset.lost, parts.last_of_path(self.state.ledger.database, dataset.path),
+            queries=self.state.ledger.last_epochs(dataset.path),
         )  # fmt: skip
 
     def delete(self, path: Path) -> Deleted:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InvalidRequest, LeaseLost, Lost
+from penstock.errors import InvalidRequest, LeaseLost, Lost, NotFound
 from penstock.flight_server import endpoints, payloads
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
@@ -25,6 +27,7 @@ from penstock.ledger import parts
 from penstock.ledger import payloads as rows_of_payloads
 from penstock.ledger.parts import Slice
 from penstock.ledger.payloads import Bytes
+from penstock.queue.work import records
 from penstock.queue.work.lease_queue import Lease
 from penstock.queue.work.ledger_queue import LedgerQueue
 from penstock.queue.work.messages import PeekedMessage
@@ -32,16 +35,19 @@ from penstock.rows import schemas
 from penstock.store.payload_table import encode
 from penstock.wire import actions as wire
 from penstock.wire import queue as bodies
+from penstock.wire.kafka import KafkaAddress
 from penstock.wire.paths import Path
 from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import Entry, ReadCommand
 
+if TYPE_CHECKING:
+    from penstock.queue.kafka.kafka_queue import KafkaQueue
+
+log = logging.getLogger("penstock")
 _MOST_CLAIMED = 256
 """Messages of one claim's answer: each may have 43 kB of payload in it, and a body 16 MiB."""
 _MOST_PEEKED = 10_000
 """Messages that a peek shows."""
-_MOST_TRACE = 8_000
-"""Characters of a failure's trace, its end."""
 MESSAGES = pa.schema(
     [
         ("message_id", pa.string()), ("split_id", pa.string()), ("payload_key", pa.string()),
@@ -60,13 +66,22 @@ class QueueKind(Kind):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self.queue = LedgerQueue(state.ledger, lease=state.config.queue_lease)
+        self._on_kafka = _open_kafka(state)
+        self.queue = self._on_kafka or LedgerQueue(state.ledger, lease=state.config.queue_lease)
         self._polls = Polls()
         self._rates = Rates()
         state.metrics.gauges(self._gauges)
         self._ended = state.metrics.counter(
             "penstock_leases_total", "Leases that ended, by how: ack, forward, release, drop; lost: refused.", "how"
         )
+
+    def start(self) -> None:
+        if self._on_kafka is not None:
+            self._on_kafka.link.start()
+
+    def close(self) -> None:
+        if self._on_kafka is not None:
+            self._on_kafka.link.close()
 
     def tend(self, stop: Callable[[], bool]) -> None:
         self.queue.tend(stop)
@@ -82,13 +97,19 @@ class QueueKind(Kind):
         yield Handler(wire.DROP_LEASES, self.drop)
         yield Handler(wire.REDRIVE_MESSAGES, self.redrive)
         yield Handler(wire.FINISH_QUEUE, self.finish)
+        yield Handler(wire.PUSH_DATASET, self.push_dataset)
+        yield Handler(wire.CREATE_QUEUE, self.create)
 
     # --- leases -----------------------------------------------------------------------------
 
     def claim(self, call: Call, request: bodies.ClaimMessages) -> bodies.ClaimedMessages:
         """Lease messages; a worker that gets none is told when to ask again, and holds no thread meanwhile."""
         most, worker = min(request.most, _MOST_CLAIMED), request.worker[:200]
-        claim = self.queue.claim(request.path, request.claim, worker=worker, most=most, to=request.to)
+        try:
+            claim = self.queue.claim(request.path, request.claim, worker=worker, most=most, to=request.to)
+        except NotFound as missing:
+            missing.retry_after = self._polls.wait(time.monotonic())
+            raise
         wait = None if claim.leases or claim.state != "open" else self._polls.wait(time.monotonic())
         return bodies.ClaimedMessages(
             claim.state, tuple(self._with_payloads(claim.leases)), self.queue.lease, claim.cause, wait, self.state.local
@@ -121,7 +142,8 @@ class QueueKind(Kind):
 
     def release(self, call: Call, request: bodies.ReleaseLeases) -> bodies.LeaseOutcomes:
         """Give messages back."""
-        outcomes = self.queue.release(request.leases, delay=request.delay, failure=_cut(request.failure))
+        failure = request.failure and request.failure.cut()
+        outcomes = self.queue.release(request.leases, delay=request.delay, failure=failure)
         return self._answer("release", request.leases, outcomes)
 
     def extend(self, call: Call, request: bodies.ExtendLeases) -> bodies.LeaseOutcomes:
@@ -130,25 +152,37 @@ class QueueKind(Kind):
 
     def drop(self, call: Call, request: bodies.DropLeases) -> bodies.LeaseOutcomes:
         """Set messages aside as dead."""
-        outcomes = self.queue.drop(request.leases, _cut(request.failure) or request.failure)
+        outcomes = self.queue.drop(request.leases, request.failure.cut())
         return self._answer("drop", request.leases, outcomes)
 
     def redrive(self, call: Call, request: bodies.RedriveMessages) -> bodies.RedrivenMessages:
         """Make dead messages pending again."""
         return bodies.RedrivenMessages(self.queue.redrive(request.path, request.message_ids))
 
+    def create(self, call: Call, request: bodies.CreateQueue) -> bodies.QueueCounts:
+        """Make a queue whose messages are records of a topic."""
+        if self._on_kafka is None:
+            raise InvalidRequest(
+                f"{request.path}: this server has no Kafka: start it with penstock serve --kafka kafka://host:port"
+            )
+        return self._on_kafka.create(request.path, KafkaAddress.parse(request.topic))
+
     def finish(self, call: Call, request: bodies.FinishQueue) -> bodies.QueueCounts:
         """Note that clients push no more."""
         return self.queue.finish(request.path)
+
+    def push_dataset(self, call: Call, request: bodies.PushDataset) -> bodies.PushedMessages:
+        """Push a message for each part of a dataset: nothing is copied."""
+        kind, dataset = self.state.locate(request.dataset)
+        if kind.name != "store":
+            raise InvalidRequest(f"{dataset} is no dataset: expected store/NAME, whose parts are splits")
+        return bodies.PushedMessages(self.queue.push_dataset(request.path, str(dataset), request.last))
 
     def _answer(
         self, how: str, leases: Sequence[bodies.LeaseKey], outcomes: list[bodies.LeaseOutcome]
     ) -> bodies.LeaseOutcomes:
         for lease, outcome in zip(leases, outcomes, strict=True):
-            if outcome.state == "done":
-                self._note_done(how, [lease])
-            else:
-                self._ended.labels("lost" if outcome.code else how).inc()
+            self._note(how, lease, outcome)
         self.state.sweeper.soon()
         return bodies.LeaseOutcomes(tuple(outcomes))
 
@@ -167,12 +201,14 @@ class QueueKind(Kind):
             except LeaseLost:
                 self._ended.labels("lost").inc(len(leases))
                 raise
-        self._note_done("forward", leases)
+        outcomes = receipt.outcomes or (bodies.LeaseOutcome("done"),) * len(leases)
+        for lease, outcome in zip(leases, outcomes, strict=True):
+            self._note("forward", lease, outcome)
         return receipt
 
-    def _note_done(self, how: str, leases: Sequence[bodies.LeaseKey]) -> None:
-        for lease in leases:
-            self._ended.labels(how).inc()
+    def _note(self, how: str, lease: bodies.LeaseKey, outcome: bodies.LeaseOutcome) -> None:
+        self._ended.labels("lost" if outcome.code else how).inc()
+        if outcome.state == "done":
             self._rates.note(lease.queue, time.monotonic())
 
     # --- what is seen -----------------------------------------------------------------------
@@ -231,6 +267,23 @@ class QueueKind(Kind):
             yield Gauge("penstock_queue_oldest_seconds", "Age of the oldest pending message.", age, labels)
 
 
+def _open_kafka(state: State) -> KafkaQueue | None:
+    """Return the queues of a server with a broker, and warn of queues whose broker it hasn't."""
+    address = None if state.config.kafka is None else KafkaAddress.parse(state.config.kafka)
+    for queue in records.on_topics(state.ledger.database):
+        if (broker := KafkaAddress.parse(queue.topic).broker) != (address and address.broker):
+            log.warning(
+                "%s is on %s, which this server was started without: its messages wait here, start with --kafka "
+                "kafka://%s",
+                queue.path, queue.topic, broker,
+            )  # fmt: skip
+    if address is None:
+        return None
+    from penstock.queue.kafka.kafka_queue import KafkaQueue
+
+    return KafkaQueue(state.ledger, address, lease=state.config.queue_lease)
+
+
 def _to_batches(peeked: Sequence[PeekedMessage]) -> list[pa.RecordBatch]:
     """Return messages as rows of a peek."""
     rows = [
@@ -246,13 +299,6 @@ def _to_batches(peeked: Sequence[PeekedMessage]) -> list[pa.RecordBatch]:
     ]  # fmt: skip
     batches: list[pa.RecordBatch] = pa.Table.from_pylist(rows, MESSAGES).to_batches()
     return batches
-
-
-def _cut(failure: bodies.Failure | None) -> bodies.Failure | None:
-    """Return a failure without the beginning of an endless trace."""
-    if failure is None:
-        return None
-    return bodies.Failure(failure.error[:200], failure.text[:1_000], failure.trace[-_MOST_TRACE:])
 
 
 def _of_dead(path: Path) -> tuple[str, bool]:

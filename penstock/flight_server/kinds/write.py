@@ -71,7 +71,7 @@ class WriteKind(Kind):
     def finish(self, call: Call, request: wire.FinishWrite) -> wire.Summary:
         """Make the listed attempts visible, and no others."""
         attempts = [attempt.replace("-", "") for attempt in request.attempts]
-        summary = self.state.ledger.finish(call.ticket.put, attempts, run=request.run)
+        summary = self.state.ledger.finish(call.ticket.put, attempts, run=request.run, receipts=request.receipts)
         steps.passed("finish.done")
         self.state.sweeper.soon()
         return summary

@@ -16,6 +16,7 @@ from penstock.queue.work import messages, queues
 from penstock.queue.work.lease_queue import LEASE, MOST_MESSAGES, Claim, Forward, NewMessage
 from penstock.queue.work.leases import Leases
 from penstock.queue.work.messages import Bind, PeekedMessage, Row, Settling
+from penstock.queue.work.work_queues import splits_of
 from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueState
 
 _MOST_DELAY = 24 * 3600.0
@@ -79,6 +80,18 @@ class LedgerQueue:
         steps.passed("push.done")
         return number
 
+    def push_dataset(self, path: str, dataset: str, last: str | None) -> int:
+        """Make a message pending for each part of a dataset, or those up to one; return how many of them are new."""
+
+        def push(t: Transaction) -> int:
+            rows = [Row.of(NewMessage(path, message, size)) for message, size in splits_of(t, dataset, path, last)]
+            settling = Settling(t)
+            number = settling.push(rows, queues.CLIENTS) if rows else 0
+            settling.finish()
+            return number
+
+        return self._ledger.change(push)
+
     def claim(self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = ()) -> Claim:
         """Lease the oldest pending messages, after those whose time is over were given back."""
         if not 1 <= most <= MOST_MESSAGES:
@@ -94,7 +107,7 @@ class LedgerQueue:
             known = self._leases.tokens_of(claim)
             rows = [] if known is None else messages.claimed(t, queue["id"], filter(self._leases.is_live, known[0]))
             if not rows and (known is None or not known[1]) and queue["state"] != "failed":
-                rows = messages.claim(t, queue, claim, worker, most, prefix)
+                rows = messages.claim(t, queue, claim, worker, most, prefix, self._claimable(path))
                 if rows:
                     self._leases.begin(path, claim, [row["token"] for row in rows], is_durable=False)
             steps.passed("claim.claimed")
@@ -105,6 +118,10 @@ class LedgerQueue:
         self._leases.confirm(claim)
         steps.passed("claim.done")
         return Claim(queue["state"], tuple(messages.to_lease(path, row) for row in rows), queue["cause"])
+
+    def _claimable(self, path: str) -> Sequence[int] | None:
+        """Return the rows that alone may be claimed; None for all."""
+        return None
 
     def ack(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         """Note messages as done."""
@@ -228,9 +245,14 @@ class LedgerQueue:
         for path in self._leases.queues_with_some_over():
             while not stop() and (over := self._ledger.change(partial(self._end_over, path))):
                 self._leases.end(over)
-        for drop in (messages.prune, messages.drop_removed):
-            while not stop() and self._ledger.change(drop):
-                pass
+        while not stop() and (ids := self._outlived()):
+            self._ledger.change(partial(messages.forget, ids))
+        while not stop() and self._ledger.change(messages.drop_removed):
+            pass
+
+    def _outlived(self) -> list[int]:
+        with self._ledger.reading() as reader:
+            return messages.outlived(reader, self._ledger.now())
 
     def _end_over(self, path: str, t: Transaction) -> list[str]:
         """Give back messages whose leases are over, and those whose delays are; return the tokens."""

@@ -6,15 +6,14 @@ A message that isn't done names its payload: the part of a dataset stays for as 
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from penstock import steps
-from penstock.errors import InvalidRequest, LeaseLost, PenstockError
-from penstock.ledger import parts, payloads
+from penstock.errors import AlreadyExists, InvalidRequest, LeaseLost, PenstockError
+from penstock.ledger import jobs, parts, payloads
 from penstock.ledger.tables import Transaction
 from penstock.queue.work import queues
 from penstock.queue.work.lease_queue import MOST_TRIES, Forward, Lease, NewMessage
@@ -45,7 +44,6 @@ lease that ended it. `part`: has the payload's bytes, where the payload is a par
 
 GRACE = 3600.0
 """Seconds for which a done message is known: so long a repeated ack gets its answer, and a repeated push adds none."""
-_SPLIT = re.compile(r"(?P<key>.+)@(?P<attempt>[0-9a-f]{32})-(?P<number>[0-9]{1,9})")
 _SOME = 10_000  # messages of one transaction
 _as_json = json.JSONEncoder(allow_nan=False).encode
 
@@ -73,6 +71,8 @@ class Row:
     queue: str
     message_id: str
     columns: tuple[object, ...]
+    metadata: str
+    """As JSON; one of `columns`, too."""
     payload_key: str
     bytes: int
 
@@ -89,7 +89,7 @@ class Row:
                 f"message {message.message_id} has metadata that JSON can't hold: {broken}"
             ) from broken
         columns = (message.message_id, message.split_id, message.payload_key, metadata, message.timestamp, new.bytes)
-        return cls(new.queue, message.message_id, columns, message.payload_key, new.bytes)
+        return cls(new.queue, message.message_id, columns, metadata, message.payload_key, new.bytes)
 
 
 # --- claim ---------------------------------------------------------------------------------
@@ -97,14 +97,18 @@ class Row:
 _OF_LEASE = "id, message_id, split_id, payload_key, metadata, timestamp, bytes, part, tries, token"
 _CLAIM = (
     "UPDATE messages SET state = 'claimed', tries = tries + 1, token = ?1 || id, claim = ?2, worker = ?3 WHERE id IN"  # noqa: S608  # our own names
-    " (SELECT id FROM messages WHERE queue = ?4 AND state = 'pending' ORDER BY id LIMIT ?5)"
+    " (SELECT id FROM messages WHERE queue = ?4 AND state = 'pending'%s ORDER BY id LIMIT ?5)"
     f" RETURNING {_OF_LEASE}"
 )
+_CLAIM_OLDEST, _CLAIM_OF = _CLAIM % "", _CLAIM % " AND id IN (SELECT value FROM json_each(?6))"
 
 
-def claim(t: Transaction, queue: sqlite3.Row, claim_id: str, worker: str, most: int, prefix: str) -> list[sqlite3.Row]:
-    """Lease the oldest pending messages: each gets a token of its own, the prefix and its id."""
-    rows = t.rows(_CLAIM, prefix, claim_id, worker, queue["id"], most)
+def claim(
+    t: Transaction, queue: sqlite3.Row, claim_id: str, worker: str, most: int, prefix: str, of: Sequence[int] | None
+) -> list[sqlite3.Row]:
+    """Lease the oldest pending messages, of these rows or of all; the token of each is the prefix and its id."""
+    parameters = (prefix, claim_id, worker, queue["id"], most)
+    rows = t.rows(_CLAIM_OLDEST, *parameters) if of is None else t.rows(_CLAIM_OF, *parameters, json.dumps(of))
     if rows:
         queues.count(t, queue["id"], claimed=len(rows))  # settles nothing: these were pending
     return sorted(rows, key=lambda row: int(row["id"]))
@@ -125,11 +129,12 @@ def id_of(token: str) -> int:
 def to_lease(path: str, row: sqlite3.Row) -> Lease:
     """Return a claimed row as a lease."""
     return Lease(
-        LeaseKey(path, row["message_id"], row["token"]), _to_message(row), row["tries"], row["bytes"], row["part"]
+        LeaseKey(path, row["message_id"], row["token"]), to_message(row), row["tries"], row["bytes"], row["part"]
     )
 
 
-def _to_message(row: sqlite3.Row) -> QueueMessage:
+def to_message(row: sqlite3.Row) -> QueueMessage:
+    """Return the message of a row."""
     return QueueMessage(
         row["message_id"], row["split_id"], row["payload_key"], json.loads(row["metadata"]), row["timestamp"]
     )
@@ -155,7 +160,7 @@ class Settling:
         self._t = t
         self._is_live = is_live
         self._ids: dict[str, int | None] = {}
-        self._filled: dict[tuple[str, str], tuple[int, bool]] = {}
+        self._filled: dict[tuple[str, str], tuple[int, bool, bool]] = {}
         self._counts: dict[int, dict[str, int]] = {}
         self._freed: list[tuple[str, str | None]] = []
 
@@ -167,15 +172,15 @@ class Settling:
         return sum(self._push_to(path, list(some), upstream) for path, some in by_queue)
 
     def _push_to(self, path: str, rows: Sequence[Row], upstream: str) -> int:
-        queue, is_ended = self._fill(path, upstream)
+        queue, is_ended, is_on_topic = self._fill(path, upstream)
         names_parts = any("@" in row.payload_key for row in rows)
         last = 0
         if names_parts or len(rows) > 1:  # which are new has to be known
             last = self._t.rows("SELECT max(id) AS id FROM messages")[0]["id"] or 0
         number = self._t.sql.executemany(
-            "INSERT INTO messages(queue, pushed, message_id, split_id, payload_key, metadata, timestamp, bytes)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(queue, message_id) DO NOTHING",
-            [(queue, self._t.now, *row.columns) for row in rows],
+            "INSERT INTO messages(queue, pushed, unsent, message_id, split_id, payload_key, metadata, timestamp, bytes)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(queue, message_id) DO NOTHING",
+            [(queue, self._t.now, is_on_topic, *row.columns) for row in rows],
         ).rowcount
         if not number:
             return 0
@@ -191,21 +196,25 @@ class Settling:
         self._count(queue, pushed=number, bytes=size)
         return number
 
-    def _fill(self, path: str, upstream: str) -> tuple[int, bool]:
-        """Return a queue's id, made if it is new, and whether this upstream's clients have finished it."""
+    def _fill(self, path: str, upstream: str) -> tuple[int, bool, bool]:
+        """Return a queue's id, made if it is new, whether this upstream's clients have finished it, and whether it has
+        a topic.
+        """
         known = self._filled.get((path, upstream))
         if known is not None:
             return known
         row = self._t.row(
-            "SELECT id, (SELECT state FROM upstreams WHERE queue = id AND upstream = ?) AS upstream"
+            "SELECT id, topic, (SELECT state FROM upstreams WHERE queue = id AND upstream = ?) AS upstream"
             " FROM queues WHERE path = ?",
             upstream, path,
         )  # fmt: skip
         if row is None or row["upstream"] is None:
             queues.add_upstream(self._t, path, upstream)
-            filled = (int(queues.by_path(self._t, path)["id"]), False)
+            made = queues.by_path(self._t, path)
+            filled = (int(made["id"]), False, made["topic"] is not None)
         else:
-            filled = (int(row["id"]), upstream == queues.CLIENTS and row["upstream"] != "open")
+            is_ended = upstream == queues.CLIENTS and row["upstream"] != "open"
+            filled = (int(row["id"]), is_ended, row["topic"] is not None)
         self._filled[path, upstream] = filled
         return filled
 
@@ -215,7 +224,7 @@ class Settling:
             row = self._t.row("SELECT id FROM queues WHERE path = ?", key.queue)
             self._ids[key.queue] = None if row is None else row["id"]
         return self._t.row(
-            "SELECT id, queue, state, token, tries, worker, payload_key, part, bytes, forwarded FROM messages"
+            "SELECT id, queue, state, token, tries, worker, payload_key, part, bytes, forwarded, metadata FROM messages"
             " WHERE queue = ? AND message_id = ?",
             self._ids[key.queue], key.message_id,
         )  # fmt: skip
@@ -238,6 +247,8 @@ class Settling:
         for key, row in held:
             if not self.is_held(row, key):
                 return self._forwarded_before(forward, held) or lost(key, row)
+        if taken := self._of_another_queue(rows):
+            return taken
         bind(self._t)
         for path in dict.fromkeys(key.queue for key in forward.leases):
             if rows:
@@ -247,6 +258,24 @@ class Settling:
             if row is not None:
                 self.end(row, forwarded=True)
         return _DONE
+
+    def _of_another_queue(self, rows: Sequence[Row]) -> LeaseOutcome | None:
+        """Reject outputs whose ids are those of another queue's outputs, as both have messages of one id.
+
+        They would be taken for repeats, and be lost. The outputs of a message that was pushed again are repeats.
+        """
+        for row in rows:
+            known = self.find(LeaseKey(row.queue, row.message_id, ""))
+            if known is None:
+                continue
+            before, now = (json.loads(text).get("source_stage") for text in (known["metadata"], row.metadata))
+            if before != now:
+                text = (
+                    f"{row.queue} has a message {row.message_id} from queue/{before}: messages of two queues that are "
+                    f"forwarded to one need ids of their own, this is from queue/{now}"
+                )
+                return LeaseOutcome(code=AlreadyExists.code, text=text)
+        return None
 
     def _forwarded_before(
         self, forward: Forward, held: Sequence[tuple[LeaseKey, sqlite3.Row | None]]
@@ -355,8 +384,8 @@ def _hold_parts(t: Transaction, queue: int, last: int) -> None:
     rows = t.rows("SELECT id, payload_key FROM messages WHERE id > ? AND queue = ?", last, queue)
     held = []
     for row in rows:
-        split = _SPLIT.fullmatch(row["payload_key"])
-        part = split and parts.of_dataset(t, f"store/{split['key']}", split["attempt"], int(split["number"]))
+        split = payloads.split_of(row["payload_key"])
+        part = split and parts.of_dataset(t, *split)
         if part:
             t.execute("UPDATE messages SET part = ? WHERE id = ?", part, row["id"])
             held.append(part)
@@ -410,7 +439,10 @@ def is_named(reader: Reader, key: str) -> bool:
 def redrive(t: Transaction, path: str, message_ids: Sequence[str], most: int) -> int:
     """Make dead messages pending with no tries; without ids all, so many at most."""
     queue = queues.by_path(t, path)["id"]
-    change = "UPDATE messages SET state = 'pending', tries = 0, token = NULL, failure = NULL, ended = NULL"
+    change = (
+        "UPDATE messages SET state = 'pending', tries = 0, token = NULL, failure = NULL, ended = NULL,"
+        " acked = CASE WHEN offset IS NOT NULL AND acked = 0 THEN 2 ELSE acked END"
+    )
     if message_ids:
         number = sum(
             t.execute(f"{change} WHERE queue = ? AND message_id = ? AND state = 'dead'", queue, each)
@@ -434,7 +466,7 @@ def peek(reader: Reader, path: str, *, dead: bool, most: int) -> list[PeekedMess
     rows = reader.rows(query, queue, most)
     return [
         PeekedMessage(
-            _to_message(row), row["bytes"], _public(row["state"]), row["tries"], row["worker"],
+            to_message(row), row["bytes"], _public(row["state"]), row["tries"], row["worker"],
             Failure.from_json(json.loads(row["failure"])) if row["failure"] else None, row["ended"],
         )
         for row in rows
@@ -448,12 +480,51 @@ def known(reader: Reader, new: Iterable[NewMessage]) -> set[tuple[str, str]]:
     return {name for name in names if reader.row(query, *name) is not None}
 
 
-def prune(t: Transaction) -> int:
-    """Forget messages that are done for longer than GRACE, so many at once; return how many."""
-    return t.execute(
-        "DELETE FROM messages WHERE id IN (SELECT id FROM messages WHERE state = 'done' AND ended < ? LIMIT ?)",
-        t.now - GRACE, _SOME,
+def outlived(reader: Reader, now: float) -> list[int]:
+    """Return some messages that are done for longer than GRACE.
+
+    Not those of a job that may be resumed: its sources push them once more, which must change nothing. They are passed
+    over at each look, and may be millions: no change of the ledger should wait for that.
+    """
+    rows = reader.rows(
+        "SELECT id FROM messages WHERE state = 'done' AND ended < ?"  # noqa: S608  # our own text
+        f" AND NOT unsent AND (offset IS NULL OR acked = 1) AND queue NOT IN ({jobs.UNFINISHED_QUEUES}) LIMIT ?",
+        now - GRACE, _SOME,
     )  # fmt: skip
+    return [row["id"] for row in rows]
+
+
+def forget(ids: Sequence[int], t: Transaction) -> None:
+    """Forget messages that are done."""
+    t.sql.executemany("DELETE FROM messages WHERE id = ? AND state = 'done'", [(each,) for each in ids])
+
+
+# --- receipts ------------------------------------------------------------------------------
+
+
+def take_receipts(t: Transaction, path: str) -> list[str]:
+    """Return the attempts that the messages of a queue name, and note these as done.
+
+    Refused while what fills the queue has not ended, or others have claimed some: a receipt would be left out.
+    """
+    queue = queues.by_path(t, path)
+    unended = [upstream for upstream, state in queues.upstreams(t, path) if state != "complete"]
+    if unended:
+        raise InvalidRequest(f"{path}: {', '.join(unended)} may bring more receipts: finish the write once that ended")
+    query = "SELECT count(*) FROM messages WHERE queue = ? AND state IN ('claimed', 'delayed', 'dead')"
+    [claimed] = t.rows(query, queue["id"])[0]
+    if claimed:
+        raise InvalidRequest(
+            f"{path}: {claimed} receipts are claimed or dead, and only the write's finish may take them: end their "
+            f"leases (penstock redrive {path} for dead ones), then finish the write"
+        )
+    rows = t.rows(
+        "UPDATE messages SET state = 'done', ended = ? WHERE queue = ? AND state = 'pending' RETURNING id, metadata",
+        t.now, queue["id"],
+    )  # fmt: skip
+    if rows and queues.count(t, queue["id"], done=len(rows)):
+        queues.settle(t, [queue["id"]])
+    return [json.loads(row["metadata"])["attempt"] for row in sorted(rows, key=lambda row: int(row["id"]))]
 
 
 def drop_removed(t: Transaction) -> int:

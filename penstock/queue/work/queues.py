@@ -75,6 +75,34 @@ def upstreams(reader: Reader, path: str) -> list[tuple[str, QueueState]]:
     return [(row["upstream"], row["state"]) for row in rows]
 
 
+def disagreements(reader: Reader) -> list[str]:
+    """Describe queues whose counts differ from those of their messages: only damage makes them differ.
+
+    Messages that are done for long are forgotten, so of these there may be fewer.
+    """
+    rows = reader.rows(
+        "SELECT path, pushed - claimed - done - dead AS pending, claimed, done, dead, bytes,"
+        " coalesce(sum(number) FILTER (WHERE messages.state IN ('pending', 'delayed')), 0) AS are_pending,"
+        " coalesce(sum(number) FILTER (WHERE messages.state = 'claimed'), 0) AS are_claimed,"
+        " coalesce(sum(number) FILTER (WHERE messages.state = 'done'), 0) AS are_done,"
+        " coalesce(sum(number) FILTER (WHERE messages.state = 'dead'), 0) AS are_dead,"
+        " coalesce(sum(size) FILTER (WHERE messages.state <> 'done'), 0) AS are_bytes"
+        " FROM queues LEFT JOIN (SELECT queue, state, count(*) AS number, sum(bytes) AS size FROM messages"
+        " GROUP BY queue, state) AS messages ON queue = id WHERE path IS NOT NULL GROUP BY id"
+        " HAVING (pending, claimed, dead, bytes) <> (are_pending, are_claimed, are_dead, are_bytes) OR done < are_done"
+    )
+    names = ("pending", "claimed", "done", "dead", "bytes")
+    return [
+        f"{row['path']} counts {_listed(row[name] for name in names)} messages as pending, claimed, done, dead and "
+        f"their bytes, and has {_listed(row[f'are_{name}'] for name in names)}"
+        for row in rows
+    ]
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(f"{number:,}" for number in numbers)
+
+
 # --- what changes --------------------------------------------------------------------------
 
 
@@ -143,17 +171,26 @@ def remove_upstream(t: Transaction, upstream: str) -> None:
     settle(t, [row["queue"] for row in rows])
 
 
-def remove_failed_writes(t: Transaction, path: str, dataset: str) -> None:
-    """Forget the failed writes to a dataset that filled a queue, as another one takes their place.
+def remove_upstream_of(t: Transaction, path: str, upstream: str) -> None:
+    """Forget that an upstream fills one queue."""
+    queue = by_path(t, path)["id"]
+    t.execute("DELETE FROM upstreams WHERE queue = ? AND upstream = ?", queue, upstream)
+    settle(t, [queue])
 
-    Not those that had released partitions: workers may have their rows.
+
+def remove_replaced_writes(t: Transaction, path: str, dataset: str, upstream: str, *, open_too: bool) -> None:
+    """Forget the writes to a dataset that fill a queue, as this upstream takes their place: the failed ones, and with
+    `open_too` the open ones that don't append, whose drivers may be dead.
+
+    Not those that release partitions: workers may have their rows.
     """
     rows = t.rows(
-        "DELETE FROM upstreams WHERE queue = (SELECT id FROM queues WHERE path = ?) AND state = 'failed'"
-        " AND upstream GLOB 'write/*' AND EXISTS (SELECT 1 FROM writes WHERE id = substr(upstream, 7) AND path = ?"
-        " AND release = 'finish')"
+        "DELETE FROM upstreams WHERE queue = (SELECT id FROM queues WHERE path = ?1) AND upstream GLOB 'write/*'"
+        " AND upstream <> ?3 AND EXISTS (SELECT 1 FROM writes WHERE id = substr(upstream, 7) AND path = ?2"
+        " AND release = 'finish'"
+        " AND (upstreams.state = 'failed' OR (?4 AND upstreams.state = 'open' AND mode <> 'append')))"
         " RETURNING queue",
-        path, dataset,
+        path, dataset, upstream, open_too,
     )  # fmt: skip
     settle(t, [row["queue"] for row in rows])
 

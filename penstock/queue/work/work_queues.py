@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.ledger import parts
+from penstock.errors import InvalidRequest
+from penstock.ledger import datasets, parts
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Write
 from penstock.queue.work import messages, queues
@@ -14,11 +15,11 @@ from penstock.wire.message import QueueMessage
 
 
 def open_write(t: Transaction, write: Write) -> None:
-    """Note the write as one that fills its queue, in place of those to the same path that have failed."""
+    """Note the write as one that fills its queue, in place of others to the same path."""
     if write.queue is None:
         return
     queues.add_upstream(t, write.queue, _upstream(write))
-    queues.remove_failed_writes(t, write.queue, write.path)
+    _take_place(t, write)
 
 
 def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:
@@ -49,8 +50,40 @@ def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:
         settling.finish()
 
 
+def splits_of(t: Transaction, path: str, queue: str, last: str | None) -> list[tuple[QueueMessage, int]]:
+    """Return the parts of a dataset, up to the last one to push, as messages for a queue, each with its size.
+
+    Their ids are of that queue alone: outputs are named after them, and may meet those of another queue's.
+    """
+    datasets.by_path(t, path, t.ledger.incarnation)  # or the error that there is none
+    key, prefix = path.removeprefix("store/"), queue.removeprefix("queue/")
+    splits = [
+        (
+            QueueMessage(
+                f"{prefix}/{attempt}_{number}", f"{attempt}-{number}", f"{key}@{attempt}-{number}",
+                {"source_stage": key, "num_records": records}, t.now,
+            ),
+            size,
+        )
+        for attempt, number, records, size in parts.of_path(t, path)
+    ]  # fmt: skip
+    if last is None:
+        return splits
+    ids = ["", *(message.split_id for message, _ in splits)]
+    if last not in ids:
+        raise InvalidRequest(
+            f"{path} has no part {last[:80]} any more: it was overwritten since. Begin anew with what it has "
+            "now (a job: penstock rm job/…)"
+        )
+    return splits[: ids.index(last)]
+
+
 def end_write(t: Transaction, write: Write) -> None:
-    """Note that the write has pushed all that it will."""
+    """Note that the write has pushed all that it will; again in place of others, which may have taken its own."""
+    if write.queue is None:
+        return
+    queues.add_upstream(t, write.queue, _upstream(write))
+    _take_place(t, write)
     queues.set_upstream(t, _upstream(write), "complete")
 
 
@@ -64,9 +97,29 @@ def forget_write(t: Transaction, write: Write) -> None:
     queues.remove_upstream(t, _upstream(write))
 
 
+def take_receipts(t: Transaction, path: str) -> list[str]:
+    """Return the attempts that the messages of a queue name, and note these as done."""
+    return messages.take_receipts(t, path)
+
+
 def names_payload(reader: Reader, key: str) -> bool:
     """Whether a message that isn't done names a payload."""
     return messages.is_named(reader, key)
+
+
+def disagreements(reader: Reader) -> list[str]:
+    """Describe queues whose counts differ from those of their messages."""
+    return queues.disagreements(reader)
+
+
+def _take_place(t: Transaction, write: Write) -> None:
+    """Let the queue wait no more for writes that this one replaces.
+
+    Those to the same path that have failed; and the open ones, whose driver may be dead, unless either appends: of the
+    others one alone becomes the dataset. Not those that release partitions, as workers may have their rows.
+    """
+    assert write.queue is not None
+    queues.remove_replaced_writes(t, write.queue, write.path, _upstream(write), open_too=write.mode != "append")
 
 
 def _upstream(write: Write) -> str:

@@ -12,12 +12,27 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.errors import WriteEnded
+from penstock.spark_plugin.write import DoPut, Splits
 from tests.kit.spark import CONFS, row_frame
-from tests.kit.spark_faults import Batches, FaultyGet, FaultyPut, FaultyTask, Marks, Once, kill_executor, same, widen
+from tests.kit.spark_faults import (
+    Batches,
+    Fault,
+    FaultyGet,
+    FaultyPut,
+    FaultyTask,
+    Marks,
+    Once,
+    kill_executor,
+    kill_worker,
+    same,
+    widen,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,6 +157,35 @@ def random_key_then_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]
     }
 
 
+def released_lost_shuffle(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """In the third of four waves a worker dies whose partition was released, and all shuffle files are lost."""
+    shuffled = row_frame(spark, ROWS, 6).repartition(8, "id")
+    told = _release("released_lost_shuffle", shuffled, Once(marks, {("put", 5): _losing_and_dying()}))
+    return {**told, "happened": [marks.seen("put-5"), _stage_again(spark, "released_lost_shuffle")]}
+
+
+def released_random_key(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """The same with a key that is another one each time, and the first partition: no task of Spark's is done."""
+    fault = Once(marks, dict.fromkeys([("put", 0), ("put", 1)], _losing_and_dying()))
+    told = _release("released_random_key", _by_random_key(spark), fault)
+    return {**told, "happened": [marks.seen("put-0") or marks.seen("put-1")]}  # the first to die may end the job
+
+
+def released_speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A slow task gets a second attempt, and both put all of it: the second one's rows are in another order."""
+
+    def slow(step: str, partition: int) -> None:
+        if (step, partition) == ("all", 3) and marks.first("slow"):
+            marks.await_mark("overtaken", 120)
+        elif (step, partition) == ("put", 3):
+            if marks.first("overtaken"):
+                marks.await_mark("both", 120)
+            marks.first("both")
+
+    told = _release("released_speculation", row_frame(spark, ROWS, 6).repartition(6, "id"), slow)
+    return {**told, "happened": [marks.seen("both")]}
+
+
 def streamed_speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A slow task of an epoch gets a second attempt; the test keeps that at the server until both are whole."""
     from pyspark import cloudpickle
@@ -174,6 +218,24 @@ def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     return {}
 
 
+def dies_with_queues(spark: SparkSession, marks: Marks) -> dict[str, Any]:
+    """A driver to be killed in three writes, each to a queue of its own: a partition is whole, the other one waits."""
+
+    def write(name: str) -> None:
+        put = penstock.do_put(f"store/{name}", queue=f"queue/{name}", run="nightly" if name == "named" else None)
+
+        def wait(step: str, partition: int) -> None:
+            if (step, partition) == ("all", 1):
+                marks.first(f"waits-{name}")
+                time.sleep(600)
+
+        put.finish(row_frame(spark, ROWS, 2).mapInArrow(FaultyTask(put, wait), put.schema).collect())
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, ("named", "again", "alone")))
+    return {}
+
+
 def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     """A driver to be killed while its tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
     penstock.write(widen(row_frame(spark, ROWS, 4), 100_000), "store/padded", progress=False)
@@ -194,9 +256,39 @@ SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
     each.__name__: each
     for each in (
         killed_executor, killed_executor_reading, speculation, zombie, lost_shuffle, random_key,
-        random_key_then_shuffle, streamed_speculation, never_ends, never_reads,
+        random_key_then_shuffle, released_lost_shuffle, released_random_key, released_speculation, streamed_speculation,
+        never_ends, dies_with_queues, never_reads,
     )
 }  # fmt: skip
+
+
+def _release(name: str, frame: DataFrame, fault: Fault) -> dict[str, Any]:
+    """Write a frame that is released by partition, while a worker claims it; return what both have, or their errors."""
+    told: dict[str, Any] = {}
+    with penstock.connect() as client, ThreadPoolExecutor() as pool:
+        put = DoPut(client, f"store/{name}", "error", None, None, Splits(f"queue/{name}", None, "partition"))
+        working = pool.submit(_work, f"queue/{name}")
+        try:
+            with put:
+                told["rows"] = put.finish(frame.mapInArrow(FaultyTask(put, fault), put.schema)).rows
+        except Exception as error:
+            told["error"] = str(error)[:5000]
+        told["claimed"], told["cause"] = working.result(120)
+    return told
+
+
+def _work(queue: str) -> tuple[list[tuple[int, str]], str | None]:
+    """Return the rows that a worker gets until the queue is complete, or has failed, and why."""
+    rows: list[tuple[int, str]] = []
+    with penstock.connect() as client:
+        try:
+            for lease in client.claim(queue):
+                with lease as split:
+                    data = split.payload.data
+                    rows += zip(data["id"].to_pylist(), data["text"].to_pylist(), strict=True)
+        except WriteEnded as failed:
+            return rows, str(failed)
+    return rows, None
 
 
 def _by_random_key(spark: SparkSession) -> DataFrame:
@@ -213,14 +305,34 @@ def _by_random_key(spark: SparkSession) -> DataFrame:
     return frame.repartition(6, "key").drop("key")
 
 
+def _lose_files(folder: str) -> Callable[[], None]:
+    """Return what deletes the shuffle files of all executors."""
+
+    def lose() -> None:
+        for file in Path(folder).rglob("shuffle_*"):
+            file.unlink(missing_ok=True)
+
+    return lose
+
+
+def _losing_and_dying() -> Callable[[], None]:
+    """Return what deletes all shuffle files, then kills the task's worker: the task is tried again, and misses them."""
+    lose_files = _lose_files(os.environ["SPARK_LOCAL_DIRS"])
+
+    def lose_and_die() -> None:
+        lose_files()
+        kill_worker()
+
+    return lose_and_die
+
+
 def _losing(put: Any, marks: Marks) -> FaultyTask:
     """When the first partition is put, the shuffle files of all executors are deleted, which four others still want."""
-    blocks = os.environ["SPARK_LOCAL_DIRS"]
+    lose_files = _lose_files(os.environ["SPARK_LOCAL_DIRS"])
 
     def lose(step: str, partition: int) -> None:
         if step == "put" and marks.first("lost"):
-            for file in Path(blocks).rglob("shuffle_*"):
-                file.unlink(missing_ok=True)
+            lose_files()
 
     return FaultyTask(put, lose)
 

@@ -25,8 +25,9 @@ class LedgerQueues:
 
     def __init__(self, folder: Path, clock: Clock, monotonic: Clock | None = None) -> None:
         self.database = Database(folder / "ledger.db", *TABLES)
-        self.ledger = Ledger(self.database, DESTINATIONS, work_queues, now=clock.now)
-        self.queue = LedgerQueue(self.ledger, now=(monotonic or clock).now)
+        steady = (monotonic or clock).now
+        self.ledger = Ledger(self.database, DESTINATIONS, work_queues, now=clock.now, monotonic=steady)
+        self.queue = LedgerQueue(self.ledger, now=steady)
 
     def close(self) -> None:
         self.database.close()

@@ -1,0 +1,242 @@
+"""A crew: the workers of one stage. Its driver starts and stops them, and looks after those that die."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from penstock.client.claim import failure_of
+from penstock.client.client import Client
+from penstock.errors import PenstockError, TimedOut
+from penstock.pipeline.failure import FailurePolicy
+from penstock.pipeline.figures import StageFigures
+from penstock.pipeline.pools import Exit, Pool, Worker
+from penstock.pipeline.worker import Begun, Ended, Task
+from penstock.wire.actions import DROP_LEASES, REDRIVE_MESSAGES, RELEASE_LEASES
+from penstock.wire.queue import DropLeases, Failure, LeaseKey, QueueDescription, RedriveMessages, ReleaseLeases
+
+log = logging.getLogger(__name__)
+_DEATHS = 2
+"""Workers that a split may kill among others, before it runs alone."""
+_BREAK = 3
+"""Workers that may end with an error one after the other, and no split done, before the job fails."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+"""Seconds before the next worker is started after one that died: twice as long each time."""
+_COOLDOWN = 2.0
+"""Seconds between two changes of the number of workers."""
+_LAG = 2.0
+"""Seconds of work that may wait before there is one worker more."""
+_DRAIN, _TICK = 60.0, 0.05
+"""Seconds that workers have to end their present splits before they are killed, and between two looks at them."""
+_IDLE = 3.0
+"""Seconds for which a worker has nothing to do before it is one too many."""
+
+
+@dataclass
+class Member:
+    """A worker, and what it does now."""
+
+    worker: Worker
+    started: float
+    current: Begun | None = None
+    began: float = 0.0
+    """Of `current`, or when it ended the last split, by the monotonic clock."""
+    is_stopping: bool = False
+
+
+@dataclass
+class Crew:
+    """The workers of a stage's queue. `tick` is called again and again by one thread, and never waits."""
+
+    client: Client
+    stage: str
+    task: Task
+    pool: Pool
+    limits: tuple[int, int] = (1, 1)
+    failure: FailurePolicy = field(default_factory=lambda: FailurePolicy(retries=True, most=None, rate=None))
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        self.figures = StageFigures(self.stage)
+        self.broken: str | None = None
+        """Why the job can't go on: workers end as soon as they begin."""
+        self.members: list[Member] = []
+        self._target = self.limits[0]
+        self._changed = time.monotonic()
+        self._deaths = Counter[str]()
+        """Workers that each split has killed."""
+        self._suspects: list[str] = []
+        """Splits that are set aside, to run alone at the end."""
+        self._alone: str | None = None
+        self._failed_starts, self._pause_until = 0, 0.0
+        self._number = 0
+        self._stopping = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no worker, and no split that is to run alone."""
+        return not self.members and not self._suspects and self._alone is None
+
+    def dead(self, queue: QueueDescription) -> int:
+        """Return how many splits are dead for good."""
+        return max(0, queue.counts.dead - len(self._suspects))
+
+    def stop(self) -> None:
+        """Let all workers end behind their present splits."""
+        self._stopping = True
+        for member in self.members:
+            self._stop(member)
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        for member in self.members:
+            member.worker.kill()
+
+    def tick(self, queue: QueueDescription | None) -> None:
+        """Look after the workers.
+
+        1. Hear what they tell. 2. Look after those that have ended, and the splits that they had. 3. End those that
+        take too long. 4. Run a split alone that killed others. 5. Start and stop workers.
+        """
+        now = time.monotonic()
+        for member in list(self.members):
+            self._hear(member, now)  # 1.
+            exited = member.worker.exit()
+            if exited is not None:
+                self.members.remove(member)
+                self._bury(member, exited, now)  # 2.
+            elif self.timeout is not None and member.current is not None and now - member.began > self.timeout:
+                self._end_late(member, now)  # 3.
+        if queue is None or self._stopping:
+            return
+        self._run_alone(queue)  # 4.
+        self._staff(queue, now)  # 5.
+
+    # --- what workers tell --------------------------------------------------------------------
+
+    def _hear(self, member: Member, now: float) -> None:
+        for event in member.worker.events():
+            if isinstance(event, Begun):
+                member.current, member.began = event, now
+            else:
+                member.current, member.began = None, now
+                self.figures.add(member.worker.name, event)
+                if event.outcome == "done":
+                    self._failed_starts = 0
+
+    def _bury(self, member: Member, exited: Exit, now: float) -> None:
+        """Give back the split that a worker died with, or set it aside, and note whether workers can begin at all."""
+        is_alone = self._alone is not None
+        self._alone = None
+        if exited.error is None or self._stopping:
+            return
+        log.warning("stage %s: worker %s has ended: %s", self.stage, member.worker.name, exited.error)
+        self.figures.deaths += 1
+        if member.current is not None:
+            self._blame(member.current.lease, exited.error, is_alone=is_alone)
+            return
+        self._failed_starts += 1
+        pause = _FIRST_PAUSE * 2 ** (self._failed_starts - 1)
+        self._pause_until = now + min(pause, _LONGEST_PAUSE)
+        if self._failed_starts >= _BREAK:
+            self.broken = f"{self._failed_starts} workers ended before they did any split: {exited.error}"
+
+    def _blame(self, lease: LeaseKey, error: str, *, is_alone: bool) -> None:
+        """Count a worker's death for the split that it had."""
+        self._deaths[lease.message_id] += 1
+        number = self._deaths[lease.message_id]
+        failure = Failure("WorkerDied", f"{number} of its workers died, this one: {error}")
+        if number < _DEATHS:
+            self._release(lease, failure)
+            return
+        if is_alone:
+            failure = replace(failure, text=f"{number} of its workers died, the last one while it ran alone: {error}")
+        else:
+            self._suspects.append(lease.message_id)
+        with suppress(PenstockError):  # its lease is over: it comes again
+            self.client.call(DROP_LEASES, DropLeases((lease,), failure))
+
+    def _end_late(self, member: Member, now: float) -> None:
+        """End a worker that takes too long, and give its split back as failed once."""
+        assert member.current is not None
+        lease = member.current.lease
+        text = f"split {lease.message_id} of {lease.queue} took longer than {self.timeout:g} s in {self.task.name}"
+        late = failure_of(TimedOut(text))
+        if self.failure.retries:
+            self._release(lease, late)
+        else:
+            with suppress(PenstockError):
+                self.client.call(DROP_LEASES, DropLeases((lease,), late))
+        seconds = now - member.began
+        self.figures.add(member.worker.name, Ended(lease.message_id, member.current.at, seconds, "failed", error=text))
+        member.current = None
+        member.worker.kill()
+
+    def _release(self, lease: LeaseKey, failure: Failure) -> None:
+        with suppress(PenstockError):  # its lease is over: it comes again
+            self.client.call(RELEASE_LEASES, ReleaseLeases((lease,), 0.0, failure))
+
+    def _run_alone(self, queue: QueueDescription) -> None:
+        """Let a split that killed workers be claimed once more, once all others are done and no worker is left."""
+        if self._suspects and not self.members and self._alone is None and queue.counts.state == "complete":
+            self._alone = self._suspects.pop(0)
+            self.client.call(REDRIVE_MESSAGES, RedriveMessages(self.task.queue, (self._alone,)))
+            self._start(replace(self.task, prefetch=0))
+
+    # --- how many -----------------------------------------------------------------------------
+
+    def _staff(self, queue: QueueDescription, now: float) -> None:
+        if self._alone is not None or queue.counts.state != "open":
+            return
+        fewest, most = self.limits
+        if fewest < most and now - self._changed > _COOLDOWN:
+            self._scale(queue, now)
+        working = [member for member in self.members if not member.is_stopping]
+        if now >= self._pause_until:
+            for _ in range(self._target - len(working)):
+                self._start(self.task)
+
+    def _scale(self, queue: QueueDescription, now: float) -> None:
+        """Change the number of workers by one: by the seconds of work that wait, and by workers that wait for work."""
+        fewest, most = self.limits
+        per_second = self.figures.done_per_second(now)
+        lag = queue.counts.pending / per_second if per_second else float(queue.counts.pending > 0) * 2 * _LAG
+        idle = [each for each in self.members if each.current is None and now - each.began > _IDLE]
+        if lag > _LAG and self._target < most and not idle:
+            self._target += 1
+        elif not queue.counts.pending and idle and self._target > fewest:
+            self._target -= 1
+            self._stop(idle[0])
+        else:
+            return
+        self._changed = now
+        self.figures.most_workers = max(self.figures.most_workers, self._target)
+
+    def _start(self, task: Task) -> None:
+        self._number += 1
+        now = time.monotonic()
+        worker = self.pool.start(task, f"{self.stage}-{self._number}")
+        self.members.append(Member(worker, now, began=now))
+        self.figures.most_workers = max(self.figures.most_workers, len(self.members))
+
+    def _stop(self, member: Member) -> None:
+        if not member.is_stopping:
+            member.is_stopping = True
+            member.worker.stop()
+
+
+def stop_all(crews: Collection[Crew]) -> None:
+    """Let all workers end their present splits, and kill those that take too long; return when none is left."""
+    for crew in crews:
+        crew.stop()
+    deadline = time.monotonic() + _DRAIN
+    while any(crew.members for crew in crews):
+        for crew in crews:
+            crew.tick(None)
+            if time.monotonic() > deadline:
+                crew.kill()
+        time.sleep(_TICK)

@@ -1,0 +1,439 @@
+"""Job: stages of workers between a source and its sinks, driven to their end from here; see docs/jobs.md.
+
+job = penstock.Job("score")
+job.stage(Stage("in", ReadDataset("store/trips")))
+job.stage(Stage("score", Score("model.bin"), workers=4), after="in")
+job.stage(Stage("out", WriteDataset("store/scored")), after="score")
+job.run(workers="processes")
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Unpack
+
+from penstock.client.client import Client, ServerArguments, connect
+from penstock.client.settings import LONG_RETRY_FOR
+from penstock.errors import InvalidRequest, JobFailed, PenstockError, WriteEnded
+from penstock.pipeline.crew import Crew, stop_all
+from penstock.pipeline.figures import JobSummary, StageFigures, StageSummary
+from penstock.pipeline.operator import Operation, Work, name_of
+from penstock.pipeline.pools import Pool, open_pool
+from penstock.pipeline.progress import Progress
+from penstock.pipeline.report import write_report
+from penstock.pipeline.sinks import Call, DatasetPuts, TopicPuts, WriteDataset, WriteTopic
+from penstock.pipeline.sources import Filling, Source, to_source
+from penstock.pipeline.stage import Stage
+from penstock.pipeline.worker import Task
+from penstock.text import suggest
+from penstock.wire import actions as wire
+from penstock.wire.job import RECEIPTS, EndJob, JobDescription, JobEnd, PlannedStage, StartJob
+from penstock.wire.kafka import KafkaAddress
+from penstock.wire.queue import FinishQueue, QueueCounts, QueueDescription, RedriveMessages
+
+log = logging.getLogger(__name__)
+_TICK, _LOOK = 0.05, 0.25
+"""Seconds between two rounds of the driver, and between two looks at the job's queues."""
+_FULL_SPLITS, _FULL_BYTES = 1_000, 256 << 20
+"""What may wait in a queue before its source waits, too."""
+_CLIENTS = "put"
+"""The upstream of a queue that stands for all sources of a job."""
+
+
+class Job:
+    """A named job; run again under its name it goes on where it stopped. The server's arguments are those of `connect`.
+
+    `queue` says where its queues are: "embedded:", in the server, or "kafka://host:port", the server's broker.
+    """
+
+    def __init__(self, job_id: str, queue: str = "embedded:", **server: Unpack[ServerArguments]) -> None:
+        self.broker = None if queue == "embedded:" else queue
+        """Where the queues' messages are records; None for queues of the server's own."""
+        if self.broker is not None and KafkaAddress.parse(self.broker).topic is not None:
+            raise InvalidRequest(
+                f"queue={queue!r}: expected 'embedded:' or 'kafka://host:port' without a topic: each stage has its own"
+            )
+        if not job_id or "/" in job_id:
+            raise InvalidRequest(f"job {job_id!r}: expected a name without slashes, such as 'score'")
+        self.job_id = job_id
+        self.path = f"job/{job_id}"
+        self._server = server
+        self._stages: dict[str, tuple[Stage, PlannedStage]] = {}
+        self._run: _Run | None = None
+
+    def __repr__(self) -> str:
+        return f"penstock.Job({self.job_id!r}): {', '.join(self._stages) or 'no stages'}"
+
+    def stage(self, stage: Stage, after: str | Sequence[str] = ()) -> Stage:
+        """Add a stage behind one or several others, whose outputs it gets all; return it."""
+        above = (after,) if isinstance(after, str) else tuple(after)
+        if stage.stage_id in self._stages:
+            raise InvalidRequest(f"job {self.job_id} has a stage {stage.stage_id!r} already: use another name")
+        for name in above:
+            if name not in self._stages:
+                hint = suggest(name, self._stages) if self._stages else "there is no stage yet"
+                raise InvalidRequest(f"stage {stage.stage_id!r} is after {name!r}, which the job lacks: {hint}")
+            if self._stages[name][1].role == "sink":
+                raise InvalidRequest(f"stage {stage.stage_id!r} is after the sink {name!r}, from which nothing comes")
+        self._stages[stage.stage_id] = (stage, stage.plan(above))
+        return stage
+
+    def run(self, workers: str = "threads", *, force: bool = False, progress: bool | None = None) -> JobSummary:
+        """Run the job to its end, and return what it did; JobFailed if it can't go on, with the cause.
+
+        `workers` are "threads" of this process, "processes" of their own, or actors of "ray". A job that was run before
+        goes on; one whose stages are others by now needs `force`. Ctrl-C and SIGTERM let the workers end their present
+        splits. Shows its progress on a terminal and in a notebook (`progress=False` doesn't).
+        """
+        if not any(planned.role == "source" for _, planned in self._stages.values()):
+            raise InvalidRequest(f"job {self.job_id} has no source: add one, such as Stage('in', [table, table])")
+        pool = open_pool(workers)
+        with ExitStack() as stack:
+            client = stack.enter_context(_patient_client(self._server))
+            shown = stack.enter_context(Progress(wanted=progress))
+            self._run = _Run(client, self, dict(self._stages), pool, shown)
+            return self._run.to_end(force=force)
+
+    def report(self, file: str | Path) -> Path:
+        """Write the last run as one HTML file: its stages, and a timeline of its workers. Return the file's path."""
+        if self._run is None:
+            raise InvalidRequest(f"job {self.job_id} has not been run in this process: call run() first")
+        return write_report(Path(file), self._run.summary(), self._run.figures(), self._run.edges())
+
+
+def _patient_client(server: ServerArguments) -> Client:
+    """Return a client that waits as long for a server that is away as workers do, once it was there."""
+    with connect(**server) as client:
+        client.call(wire.HEALTH, wire.Nothing())
+        return Client(replace(client.settings, retry_for=client.settings.retry_seconds(LONG_RETRY_FOR)))
+
+
+class _Run:
+    """One run of a job, in its driver."""
+
+    def __init__(
+        self, client: Client, job: Job, stages: dict[str, tuple[Stage, PlannedStage]], pool: Pool, progress: Progress
+    ) -> None:
+        self._client, self._job, self._stages, self._pool, self._progress = client, job, stages, pool, progress
+        self._began = time.monotonic()
+        self._seconds: float | None = None
+        self._description: JobDescription | None = None
+        self._sources: dict[str, Source] = {}
+        self._crews: dict[str, Crew] = {}
+        self._tickets: dict[str, str] = {}
+        """By stage, of the open writes of dataset sinks."""
+        self._stopping = threading.Event()
+        self._cause: str | None = None
+        """What has stopped the run from outside."""
+        self._failed_source: str | None = None
+        self._filling: set[str] = set()
+        """Sources that are not at their end: what has failed in an earlier run they are about to mend."""
+
+    # --- from start to end --------------------------------------------------------------------
+
+    def to_end(self, *, force: bool) -> JobSummary:
+        """Run the job.
+
+        1. The server makes the job and its queues, or knows them. 2. Sinks open their writes, or join those of an
+        earlier run. 3. Sources fill the first queues, each in a thread. 4. Workers drain all queues. 5. Sinks finish
+        their writes. 6. The server notes the end.
+        """
+        with self._on_sigterm():
+            self._start(force=force)  # 1.
+            assert self._description is not None
+            if self._description.state == "done":
+                log.info("%s is done already: run it under another name, or remove it to run it again", self._job.path)
+                return self.summary()
+            try:
+                self._open_sinks()  # 2.
+                self._start_sources()  # 3.
+                self._drive()  # 4.
+                self._finish_sinks()  # 5.
+            except BaseException as error:
+                self._stopping.set()
+                stop_all(self._crews.values())
+                interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+                with suppress(PenstockError):
+                    self._end("cancelled" if interrupted else "failed", str(error) or type(error).__name__)
+                raise
+            self._end("done", None)  # 6.
+        return self.summary()
+
+    def _start(self, *, force: bool) -> None:
+        plan = []
+        for name, (stage, planned) in self._stages.items():
+            pinned = None
+            if planned.role == "source":
+                self._sources[name] = to_source(stage.what)
+                pinned = self._sources[name].pin(self._client)
+            plan.append(replace(planned, pinned=pinned or None))
+        if self._job.broker is not None:
+            for stage_id, (_, planned) in self._stages.items():
+                if planned.role != "source":
+                    self._client.create_queue(self._queue(stage_id), self._job.broker)
+        self._description = self._client.call(wire.START_JOB, StartJob(self._job.path, tuple(plan), force))
+        if self._description.resumed and self._description.state != "done":
+            for stage, planned in self._stages.values():
+                if planned.role != "source" and not stage.failure.retries:  # what has ended the last run
+                    self._client.call(wire.REDRIVE_MESSAGES, RedriveMessages(self._queue(stage.stage_id)))
+            self._look()
+
+    def _queue(self, stage_id: str) -> str:
+        return f"queue/{self._job.job_id}/{stage_id}"
+
+    def _below(self, stage_id: str) -> tuple[str, ...]:
+        """Return the queues that a stage fills."""
+        return tuple(self._queue(name) for name, (_, planned) in self._stages.items() if stage_id in planned.after)
+
+    def _look(self) -> JobDescription:
+        """Ask the server how the job does."""
+        answer = self._client.call(wire.DESCRIBE, wire.Target(self._job.path))
+        assert answer.job is not None
+        self._description = answer.job
+        return answer.job
+
+    def _queues(self) -> dict[str, QueueDescription]:
+        """Return what was seen of the queues of all stages but sources."""
+        assert self._description is not None
+        return {each.planned.stage: each.queue for each in self._description.stages if each.queue is not None}
+
+    # --- sources ------------------------------------------------------------------------------
+
+    def _start_sources(self) -> None:
+        """Start a thread for each source that hasn't ended in an earlier run, and one that ends their queues."""
+        assert self._description is not None
+        ended = {
+            stage
+            for stage, queue in self._queues().items()
+            if any((each.upstream, each.state) == (_CLIENTS, "complete") for each in queue.upstreams)
+        }
+        pinned = {each.planned.stage: each.planned.pinned or {} for each in self._description.stages}
+        waiting: dict[str, set[str]] = {}
+        fillings = []
+        for name, (_, planned) in self._stages.items():
+            if planned.role != "source":
+                continue
+            below = [stage for stage, (_, other) in self._stages.items() if name in other.after and stage not in ended]
+            if below:
+                queues = tuple(map(self._queue, below))
+                run = f"job/{self._job.job_id}/{name}/{self._description.created}"
+                fillings.append(
+                    Filling(self._client, self._job.job_id, name, run, queues, pinned[name], self._wait_for_room)
+                )
+            for queue in map(self._queue, below):
+                waiting.setdefault(queue, set()).add(name)
+        lock = threading.Lock()
+        self._filling = {filling.stage for filling in fillings}
+        for filling in fillings:
+            arguments = (filling, waiting, lock)
+            threading.Thread(target=self._fill, args=arguments, name=f"penstock-{filling.stage}", daemon=True).start()
+
+    def _fill(self, filling: Filling, waiting: dict[str, set[str]], lock: threading.Lock) -> None:
+        """Run a source; end each queue whose last source it was."""
+        try:
+            self._sources[filling.stage].fill(filling)
+            if self._stopping.is_set():
+                return
+            for queue in filling.queues:
+                with lock:
+                    waiting[queue].discard(filling.stage)
+                    is_last = not waiting[queue]
+                if is_last:
+                    self._client.call(wire.FINISH_QUEUE, FinishQueue(queue))
+        except Exception as error:
+            log.debug("source %s failed", filling.stage, exc_info=error)
+            self._failed_source = f"source {filling.stage!r}: {type(error).__name__}: {error}"
+        finally:
+            self._filling.discard(filling.stage)
+
+    def _wait_for_room(self) -> bool:
+        """Wait while the queues of the job's sources are full; False once the job stops."""
+        while not self._stopping.is_set():
+            counts = [queue.counts for queue in self._queues().values()]
+            if not any(each.pending > _FULL_SPLITS or each.bytes > _FULL_BYTES for each in counts):
+                return True
+            self._stopping.wait(_LOOK)
+        return False
+
+    # --- sinks --------------------------------------------------------------------------------
+
+    def _open_sinks(self) -> None:
+        for name, (stage, _) in self._stages.items():
+            if isinstance(stage.what, WriteDataset):
+                self._tickets[name] = self._open_write(name, stage.what)
+
+    def _open_write(self, name: str, sink: WriteDataset) -> str:
+        """Open the write of a sink, or join it; return its ticket.
+
+        One that is finished has the rows of an earlier run, and the receipts of these are done: splits that were
+        redriven since are a further write, which appends.
+        """
+        assert self._description is not None
+        generation = 1 if self._receipts(name).done else 0
+        while True:
+            mode = sink.mode if generation == 0 else "append"
+            run = f"job/{self._job.job_id}/{name}/{self._description.created}/{generation}"
+            opened = self._client.call(wire.OPEN_WRITE, wire.OpenWrite(sink.path, mode, run=run))
+            if opened.state != "finished":
+                return opened.ticket
+            generation += 1
+
+    def _receipts(self, name: str) -> QueueCounts:
+        """Return the counts of a sink's receipts."""
+        receipts = self._client.call(wire.DESCRIBE, wire.Target(f"{self._queue(name)}/{RECEIPTS}")).queue
+        assert receipts is not None
+        return receipts.counts
+
+    def _finish_sinks(self) -> None:
+        for name, ticket in self._tickets.items():
+            counts = self._receipts(name)
+            if counts.done < counts.pushed:
+                finish = wire.FinishWrite(ticket, (), receipts=f"{self._queue(name)}/{RECEIPTS}")
+                self._client.call(wire.FINISH_WRITE, finish)
+                continue
+            if not counts.pushed:
+                log.warning("stage %s got no rows, and writes none", name)
+            with suppress(WriteEnded):  # another driver of the job has finished it
+                self._client.call(wire.ABORT_WRITE, wire.AbortWrite(ticket))
+
+    # --- workers ------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        """Keep the workers of all stages until every queue is complete; JobFailed if one can't be."""
+        working = (stage for stage, planned in self._stages.values() if planned.role != "source")
+        self._crews = {stage.stage_id: self._crew(stage) for stage in working}
+        next_look = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= next_look:
+                are_idle = all(crew.is_idle for crew in self._crews.values())
+                self._look()
+                self._check()
+                if are_idle and all(queue.counts.state == "complete" for queue in self._queues().values()):
+                    return
+                self._progress.show(self._line())
+                next_look = now + _LOOK
+            for name, crew in self._crews.items():
+                crew.tick(self._queues()[name])
+            if self._cause is not None:
+                raise SystemExit(128 + signal.SIGTERM)
+            time.sleep(_TICK)
+
+    def _crew(self, stage: Stage) -> Crew:
+        """Return the crew of a stage, without workers yet."""
+        name, to, settings = stage.stage_id, self._below(stage.stage_id), self._client.settings
+        task = Task(
+            settings, self._queue(name), self._work(stage, to), name_of(stage.what), to,
+            retries=stage.failure.retries, resources=stage.resources,
+        )  # fmt: skip
+        return Crew(self._client, name, task, self._pool, stage.limits, stage.failure, stage.timeout)
+
+    def _work(self, stage: Stage, to: tuple[str, ...]) -> Work:
+        """Return what the workers of a stage do."""
+        sink, name = stage.what, stage.stage_id
+        if isinstance(sink, WriteDataset):
+            return DatasetPuts(self._queue(name), self._tickets[name])
+        if isinstance(sink, WriteTopic):
+            assert self._description is not None
+            return TopicPuts(sink.path, f"job/{self._job.job_id}/{name}/{self._description.created}")
+        if isinstance(sink, Call):
+            return Operation(sink.function, drops=True)
+        return Operation(sink, to)
+
+    def _check(self) -> None:
+        """Raise JobFailed if the job can't, or mustn't, go on."""
+        if self._failed_source is not None:
+            raise self._failure(self._failed_source)
+        for name, queue in self._queues().items():
+            crew, counts = self._crews[name], queue.counts
+            if counts.state == "failed" and not self._filling:
+                raise self._failure(f"stage {name!r}: {counts.cause}")
+            if crew.broken is not None:
+                raise self._failure(f"stage {name!r}: {crew.broken}")
+            dead = crew.dead(queue)
+            if dead and crew.failure.is_broken(counts.done + dead, dead):
+                raise self._failure(f"stage {name!r}: {self._last_death(name, dead)}")
+
+    def _failure(self, cause: str) -> JobFailed:
+        return JobFailed(
+            f"{self._job.path} has failed: {cause}. Run it again to continue (penstock show {self._job.path})"
+        )
+
+    def _last_death(self, name: str, dead: int) -> str:
+        """Describe the dead splits of a stage by one of them."""
+        table = self._client.get(f"{self._queue(name)}/dead", limit=1).read_all()
+        [message] = table.to_pylist() or [{}]
+        many = "a split is" if dead == 1 else f"{dead:,} splits are"
+        operator = name_of(self._stages[name][0].what)
+        first = f"{message.get('message_id')} failed in {operator} with {message.get('error')}: {message.get('text')}"
+        trace = message.get("trace")
+        return f"{many} dead, {first}" + (f"\n{trace}" if trace else "")
+
+    @contextmanager
+    def _on_sigterm(self) -> Iterator[None]:
+        """Drain at SIGTERM, where Python can hear it and the program has no handler of its own."""
+        is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if threading.current_thread() is not threading.main_thread() or not is_free:
+            yield
+            return
+
+        def terminate(number: int, frame: FrameType | None) -> None:
+            self._cause = "SIGTERM"
+
+        signal.signal(signal.SIGTERM, terminate)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _end(self, state: JobEnd, cause: str | None) -> None:
+        self._seconds = time.monotonic() - self._began
+        text = self._cause or cause
+        self._description = self._client.call(wire.END_JOB, EndJob(self._job.path, state, text))
+
+    # --- what is seen -------------------------------------------------------------------------
+
+    def _line(self) -> str:
+        """Return the job's progress on a line."""
+        stages = []
+        for name, queue in self._queues().items():
+            counts, workers = queue.counts, len(self._crews[name].members)
+            dead = f", {counts.dead:,} dead" if counts.dead else ""
+            stages.append(f"{name} {counts.done:,}/{counts.pushed:,}{dead} ({workers} at work)")
+        return f"{self._job.path}: {' · '.join(stages)}, {time.monotonic() - self._began:.0f} s"
+
+    def figures(self) -> list[StageFigures]:
+        """Return what the workers did, by stage."""
+        return [crew.figures for crew in self._crews.values()]
+
+    def edges(self) -> list[tuple[str, str]]:
+        """Return which stage is after which."""
+        return [(above, name) for name, (_, planned) in self._stages.items() for above in planned.after]
+
+    def summary(self) -> JobSummary:
+        """Return how the run went, up to now."""
+        assert self._description is not None
+        seconds = time.monotonic() - self._began if self._seconds is None else self._seconds
+        queues = self._queues()
+        stages = []
+        for name, (_, planned) in self._stages.items():
+            if name not in queues:
+                continue
+            counts = queues[name].counts
+            crew = self._crews.get(name)
+            done = StageFigures(name) if crew is None else crew.figures
+            stages.append(
+                StageSummary(
+                    name, planned.what, counts.done, counts.dead, done.failed + done.lost + done.deaths, done.rows_in,
+                    done.rows_out, done.bytes_in, done.bytes_out, done.seconds, done.most_workers,
+                )
+            )  # fmt: skip
+        return JobSummary(self._job.job_id, self._description.state, seconds, tuple(stages))

@@ -1,0 +1,116 @@
+"""Operators: what a stage does with each split. A function, an object, a class or a configuration is one.
+
+class Score:
+    def open(self): ...                     # optional, once in each worker: what is heavy, or doesn't travel
+    def process(self, split): ...           # a payload, a table, a list or iterator of them, or None
+    def close(self): ...                    # optional
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.client.claim import Lease, Split
+from penstock.client.client import Client
+from penstock.errors import InvalidRequest
+
+
+class Work(Protocol):
+    """What a worker does with a leased split, so that leaving the lease's block settles all of it. Travels to it."""
+
+    def open(self, client: Client) -> None:
+        """Prepare in the worker's process, before its first split."""
+        ...
+
+    def __call__(self, lease: Lease, split: Split) -> list[Any]:
+        """Process a split, forward what comes out of it, and return that."""
+        ...
+
+    def close(self) -> None:
+        """End, after the worker's last split."""
+        ...
+
+
+@dataclass
+class Operation:
+    """The work of an operator: what it returns goes to the queues of the stages behind it."""
+
+    what: Any
+    to: tuple[str, ...] = ()
+    drops: bool = False
+    """Whether what the operator returns is of no interest: it is called for its effects."""
+
+    def open(self, client: Client) -> None:
+        """Make this worker's own copy of the operator, and open it."""
+        self._operator = make_operator(self.what)
+        self._process = as_function(self._operator)
+        if hasattr(self._operator, "open"):
+            self._operator.open()
+
+    def __call__(self, lease: Lease, split: Split) -> list[Any]:
+        """Process a split, and forward what comes out of it."""
+        result = self._process(split)
+        outputs = [] if self.drops else list(outputs_of(result))
+        if outputs and not self.to:
+            raise InvalidRequest(
+                f"{name_of(self.what)} returned {type(outputs[0]).__name__}, and no stage is after it: return None, or "
+                "add a sink such as WriteDataset"
+            )
+        for queue in self.to:
+            lease.forward(queue, outputs)
+        return outputs
+
+    def close(self) -> None:
+        """Close the operator."""
+        if hasattr(self._operator, "close"):
+            self._operator.close()
+
+
+def make_operator(what: Any) -> Any:
+    """Return one worker's operator: threads share nothing that an operator keeps in itself."""
+    if isinstance(what, type):
+        return what()
+    if hasattr(what, "operator_class"):  # a configuration, as Solstice has them
+        return what.operator_class(what)
+    return what if not hasattr(what, "process") and callable(what) else copy.copy(what)
+
+
+def as_function(operator: Any) -> Callable[[Split], Any]:
+    """Return the function that processes a split."""
+    if hasattr(operator, "process"):
+        return operator.process  # type: ignore[no-any-return]
+    if hasattr(operator, "process_split"):
+        return lambda split: operator.process_split(split, split.loaded)
+    if callable(operator):
+        return operator  # type: ignore[no-any-return]
+    raise no_operator(operator)
+
+
+def no_operator(what: Any) -> InvalidRequest:
+    """Return the error of something that is no operator."""
+    return InvalidRequest(
+        f"{name_of(what)} is no operator: expected a function of a split, or a class or an object with process(split)"
+    )
+
+
+def is_operator(what: Any) -> bool:
+    """Whether a stage can be made of it."""
+    owner = getattr(what, "operator_class", what)
+    return callable(owner) or hasattr(owner, "process") or hasattr(owner, "process_split")
+
+
+def outputs_of(result: Any) -> Iterator[Any]:
+    """Yield what an operator has returned: nothing, one thing, or many."""
+    if isinstance(result, list | tuple | Iterator):
+        yield from (each for each in result if each is not None)
+    elif result is not None:
+        yield result
+
+
+def name_of(what: Any) -> str:
+    """Return how people recognize an operator."""
+    named = what if hasattr(what, "__qualname__") else type(what)
+    return f"{named.__module__}.{named.__qualname__}".removeprefix("__main__.").removeprefix("builtins.")

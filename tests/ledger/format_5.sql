@@ -1,0 +1,121 @@
+-- The ledger of a small data folder of format 5 (penstock of 19 November 2026), as sqlite3's .dump has it: a dataset of two
+-- writes, one of them a named run; a topic with a put, a run and a producer's batch; an open write with an attempt.
+BEGIN TRANSACTION;
+CREATE TABLE acked(
+    path TEXT NOT NULL REFERENCES subscriptions ON DELETE CASCADE, shard INTEGER NOT NULL, first INTEGER NOT NULL,
+    end INTEGER NOT NULL, PRIMARY KEY (path, shard, first)
+) WITHOUT ROWID;
+CREATE TABLE answers(
+    producer TEXT NOT NULL REFERENCES producers ON DELETE CASCADE, number INTEGER NOT NULL, shards TEXT NOT NULL,
+    PRIMARY KEY (producer, number)
+) WITHOUT ROWID;
+CREATE TABLE attempts(
+    id TEXT PRIMARY KEY, write TEXT NOT NULL REFERENCES writes ON DELETE CASCADE,
+    schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, parts INTEGER NOT NULL,
+    digest TEXT NOT NULL, chosen INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+INSERT INTO "attempts" VALUES('02a537e91c7c4937bcffcc40a707628b','de434719f3c24b59a5a9c7aab508b460',1,1,14,0,'1a0-08378f07',1);
+INSERT INTO "attempts" VALUES('3c60e3579be243c8b1269d94bd7de138','64007a51bbe140fab8f034bf8346fff0',1,1,416,1,'27b7b89fe8c6d8ed9c6d5986d23bf9eb',0);
+INSERT INTO "attempts" VALUES('4fc23013681c4887970c93a903e5cc8c','045c207d54c34f40a09267aef55c6912',1,1,416,1,'5521a9635a93ef26f67b0bdd74a00fad',1);
+INSERT INTO "attempts" VALUES('97349ec5126e4e05aa1571960d2d104e','bc82c4d3531c4eae9f9ce6ba66feb788',1,3,440,1,'f4874bb9e98380754320604fc9a369db',1);
+INSERT INTO "attempts" VALUES('b414ff59e5664862b7ce379f3dea7913','ed9d64c042fc4f5095f9e5e2890929b2',1,1,14,0,'1a0-e88cb62d',1);
+CREATE TABLE consumers(
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, journal TEXT NOT NULL, session TEXT NOT NULL, initial TEXT NOT NULL,
+    position TEXT NOT NULL, registered REAL NOT NULL, seen REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('live', 'expired', 'detached'))
+) WITHOUT ROWID;
+CREATE TABLE datasets(
+    path TEXT PRIMARY KEY, schema INTEGER NOT NULL REFERENCES schemas, rows INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    parts INTEGER NOT NULL, next_seq INTEGER NOT NULL, changed REAL NOT NULL) WITHOUT ROWID;
+INSERT INTO "datasets" VALUES('store/a/b',1,4,856,2,2,1795146167.8557);
+CREATE TABLE journal(
+    part TEXT PRIMARY KEY REFERENCES parts(name) ON DELETE CASCADE, shard INTEGER NOT NULL,
+    laid TEXT, path TEXT, first INTEGER, rows INTEGER, bytes INTEGER, since REAL, until REAL
+) WITHOUT ROWID;
+INSERT INTO "journal" VALUES('4055830222de4c67bcf93998997c9b22-000000',0,'7118c9ff49c7480bbf0b3505e9a2fe2f','topic/x',2,1,416,1795146167.92391,1795146167.92391);
+INSERT INTO "journal" VALUES('792ff5a1e59842f4aeb3c282050b5592-000000',0,NULL,'topic/x',0,1,416,1.79514616789876794815e+09,1.79514616789876794815e+09);
+INSERT INTO "journal" VALUES('e982d36d7aff4a888ac1bffa33d09555-000000',0,'7118c9ff49c7480bbf0b3505e9a2fe2f','topic/x',1,1,416,1.79514616791783905027e+09,1.79514616791783905027e+09);
+CREATE TABLE ledger(id TEXT NOT NULL, commits INTEGER NOT NULL);
+INSERT INTO "ledger" VALUES('71d4c30c81d098314a8ab4d5a1523dd0',13);
+CREATE TABLE lives(
+    journal TEXT NOT NULL, shard INTEGER NOT NULL, life TEXT NOT NULL, number INTEGER NOT NULL, first INTEGER NOT NULL,
+    PRIMARY KEY (journal, shard, life)
+) WITHOUT ROWID;
+INSERT INTO "lives" VALUES('7118c9ff49c7480bbf0b3505e9a2fe2f',0,'1c2fd26fc3614ad8',1,0);
+CREATE TABLE parts(
+    name TEXT PRIMARY KEY, attempt TEXT NOT NULL, number INTEGER NOT NULL, rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, schema INTEGER NOT NULL REFERENCES schemas, incarnation TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('whole', 'visible', 'retired')), path TEXT, seq INTEGER, free_at REAL
+, missed INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+INSERT INTO "parts" VALUES('3c60e3579be243c8b1269d94bd7de138-e9b39ab6-000000','3c60e3579be243c8b1269d94bd7de138',0,1,416,1,'','whole',NULL,NULL,NULL,0);
+INSERT INTO "parts" VALUES('4055830222de4c67bcf93998997c9b22-000000','group-4055830222de4c67bcf93998997c9b22-000000',0,1,416,1,'','visible',NULL,NULL,NULL,0);
+INSERT INTO "parts" VALUES('4fc23013681c4887970c93a903e5cc8c-306c20e9-000000','4fc23013681c4887970c93a903e5cc8c',0,1,416,1,'','visible','store/a/b',1,NULL,0);
+INSERT INTO "parts" VALUES('792ff5a1e59842f4aeb3c282050b5592-000000','group-792ff5a1e59842f4aeb3c282050b5592-000000',0,1,416,1,'','visible',NULL,NULL,NULL,0);
+INSERT INTO "parts" VALUES('97349ec5126e4e05aa1571960d2d104e-59ac2302-000000','97349ec5126e4e05aa1571960d2d104e',0,3,440,1,'','visible','store/a/b',0,NULL,0);
+INSERT INTO "parts" VALUES('e982d36d7aff4a888ac1bffa33d09555-000000','group-e982d36d7aff4a888ac1bffa33d09555-000000',0,1,416,1,'','visible',NULL,NULL,NULL,0);
+CREATE TABLE payloads(
+    key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, incarnation TEXT NOT NULL,
+    split_id TEXT NOT NULL, metadata TEXT NOT NULL, stored REAL NOT NULL, expires REAL
+) WITHOUT ROWID;
+CREATE TABLE producers(
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, session TEXT NOT NULL, last INTEGER NOT NULL, seen REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE schemas(id INTEGER PRIMARY KEY, ipc BLOB NOT NULL UNIQUE, crc INTEGER);
+INSERT INTO "schemas" VALUES(1,X'FFFFFFFFA80000001000000000000A000C000600050008000A000000000104000C00000008000800000004000800000004000000020000004400000004000000D4FFFFFF00000105100000001C00000004000000000000000400000063697479000000000400040004000000100014000800060007000C00000010001000000000000102100000001C0000000400000000000000020000006964000008000C0008000700080000000000000140000000',3389022016);
+CREATE TABLE shards(
+    path TEXT NOT NULL REFERENCES topics ON DELETE CASCADE, shard INTEGER NOT NULL, first INTEGER NOT NULL,
+    next INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0,
+    parts INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, shard)
+) WITHOUT ROWID;
+INSERT INTO "shards" VALUES('topic/x',0,0,3,0,3,1248);
+CREATE TABLE stores(name TEXT PRIMARY KEY) WITHOUT ROWID;
+INSERT INTO "stores" VALUES('936a3567203844aea225a2c09322f9f1');
+CREATE TABLE stragglers(
+    path TEXT NOT NULL REFERENCES subscriptions ON DELETE CASCADE, shard INTEGER NOT NULL, offset INTEGER NOT NULL,
+    message_id TEXT NOT NULL, publish_time INTEGER NOT NULL, PRIMARY KEY (path, shard, offset)
+) WITHOUT ROWID;
+CREATE TABLE subscriptions(
+    path TEXT PRIMARY KEY REFERENCES topics ON DELETE CASCADE, ack TEXT NOT NULL CHECK (ack IN ('commit', 'journal')),
+    pullers INTEGER, max_unreleased_rows INTEGER NOT NULL, max_unreleased_bytes INTEGER NOT NULL,
+    retention REAL NOT NULL, released TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE ticketed(path TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE topics(
+    path TEXT PRIMARY KEY, journal TEXT NOT NULL, epoch INTEGER NOT NULL, schema INTEGER NOT NULL REFERENCES schemas,
+    key TEXT, keep_seconds REAL NOT NULL, keep_bytes INTEGER, changed REAL NOT NULL, held TEXT) WITHOUT ROWID;
+INSERT INTO "topics" VALUES('topic/x','7118c9ff49c7480bbf0b3505e9a2fe2f',0,1,NULL,86400.0,NULL,1795146167.92391,NULL);
+CREATE TABLE writes(
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, mode TEXT NOT NULL, run TEXT, state TEXT NOT NULL, opener TEXT NOT NULL,
+    schema INTEGER REFERENCES schemas, opened REAL NOT NULL, touched REAL NOT NULL, chosen TEXT,
+    own INTEGER NOT NULL DEFAULT 0,
+    rows INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0, parts INTEGER NOT NULL DEFAULT 0
+, brief INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+INSERT INTO "writes" VALUES('045c207d54c34f40a09267aef55c6912','store/a/b','append','nightly','finished','07ab0d79e09f4c7e85d97804d62f9be5',NULL,1.79514616785264229776e+09,1795146167.8557,'c106beea4357e0bbbe57bab8e0204675',1,1,416,1,0);
+INSERT INTO "writes" VALUES('64007a51bbe140fab8f034bf8346fff0','store/opened','error','open one','open','50447cc38d1a44e69a16bf303b3ac7c8',NULL,1.79514616785776066777e+09,1.79514616788453745845e+09,NULL,0,1,416,1,0);
+INSERT INTO "writes" VALUES('bc82c4d3531c4eae9f9ce6ba66feb788','store/a/b','error','put-58ec3c93930f47feb2c19f4377127e9f','finished','eb38dc9c445b412d9d14e585c29fcc49',NULL,1.79514616779536247256e+09,1.79514616784363293649e+09,'015e3e396ed1cfd17fa2fcc8c4000628',1,3,440,1,0);
+INSERT INTO "writes" VALUES('de434719f3c24b59a5a9c7aab508b460','topic/x','append','named','finished','',NULL,1.79514616791783905027e+09,1.79514616791783905027e+09,NULL,1,1,14,0,0);
+INSERT INTO "writes" VALUES('ed9d64c042fc4f5095f9e5e2890929b2','topic/x','append','put-c2dd4a5e3676486cbaf6368b4d46b5f2','finished','',NULL,1.79514616789876818659e+09,1.79514616789876818659e+09,NULL,1,1,14,0,1);
+CREATE UNIQUE INDEX runs ON writes(path, run) WHERE run IS NOT NULL AND state IN ('open', 'finished');
+CREATE INDEX writes_by_state ON writes(state, touched);
+CREATE INDEX attempts_of_write ON attempts(write);
+CREATE INDEX parts_of_attempt ON parts(attempt, number);
+CREATE UNIQUE INDEX parts_of_dataset ON parts(path, seq) WHERE state = 'visible';
+CREATE INDEX parts_to_free ON parts(free_at) WHERE state = 'retired';
+CREATE UNIQUE INDEX journal_in_order ON journal(path, shard, first) WHERE path IS NOT NULL;
+CREATE TRIGGER part_placed AFTER UPDATE OF path ON journal WHEN new.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts + 1, bytes = bytes + new.bytes WHERE path = new.path AND shard = new.shard; END;
+CREATE TRIGGER part_added AFTER INSERT ON journal WHEN new.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts + 1, bytes = bytes + new.bytes WHERE path = new.path AND shard = new.shard; END;
+CREATE TRIGGER part_left AFTER DELETE ON journal WHEN old.path IS NOT NULL BEGIN
+    UPDATE shards SET parts = parts - 1, bytes = bytes - old.bytes WHERE path = old.path AND shard = old.shard; END;
+CREATE INDEX consumers_of_topic ON consumers(path, journal);
+CREATE INDEX brief_writes ON writes(touched) WHERE brief AND state = 'finished';
+CREATE INDEX writes_by_schema ON writes(schema) WHERE schema IS NOT NULL;
+CREATE INDEX attempts_by_schema ON attempts(schema);
+CREATE INDEX parts_by_schema ON parts(schema);
+CREATE INDEX datasets_by_schema ON datasets(schema);
+CREATE INDEX lives_by_number ON lives(journal, shard, number);
+CREATE INDEX lives_by_life ON lives(life, number);
+CREATE INDEX topics_by_schema ON topics(schema);
+CREATE INDEX producers_of_topic ON producers(path);
+COMMIT;

@@ -1,0 +1,154 @@
+"""Jobs whose workers, driver or server die, or whose sink fails: each row of the source is in the dataset once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.client.client import Client, connect
+from penstock.errors import AlreadyExists, JobFailed
+from penstock.flight_server.server import PenstockServer
+from penstock.pipeline import Call, Job, JobSummary, Stage, WriteDataset, dead_letter, sources
+from penstock.queue.work import messages
+from tests.kit.jobs import Dies, Sleeps, double, stage_counts, state_of, values
+from tests.kit.programs.job import slow_job
+from tests.kit.queues import numbered
+from tests.kit.server import RestartingServer
+from tests.kit.wait import eventually
+
+pytestmark = pytest.mark.faults
+OUT = "store/out"
+LEASE = 1.5
+ALL = [2 * n for n in range(40)]
+
+
+@pytest.fixture
+def server(make_server: Callable[..., PenstockServer]) -> PenstockServer:
+    """A server with short leases."""
+    return make_server(queue_lease=LEASE)
+
+
+@contextmanager
+def driver(url: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the driver of the slow job in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.kit.programs.job", url], cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def some_done(client: Client) -> bool:
+    """Whether the slow job is somewhere in the middle."""
+    return bool(client.list("job/")) and 3 <= stage_counts(client, "slow")["work"]["done"] < 40
+
+
+@pytest.mark.process
+def test_a_split_that_kills_its_workers_runs_alone_and_is_dead(
+    server: PenstockServer, client: Client, tmp_path: Path
+) -> None:
+    (deaths := tmp_path / "deaths").mkdir()
+    job = Job("j", url=server.url)
+    job.stage(Stage("in", numbered(*range(10))))
+    job.stage(Stage("work", Dies([3], deaths), workers=2, failure=dead_letter(most=1)), after="in")
+    job.stage(Stage("out", WriteDataset(OUT)), after="work")
+    summary = job.run("processes")
+    assert values(client, OUT) == [2 * n for n in range(10) if n != 3]
+    assert (summary.stages[0].dead, len(list(deaths.iterdir()))) == (1, 3)
+    [dead] = client.get("queue/j/work/dead").read_all().to_pylist()
+    assert dead["error"] == "WorkerDied"
+    assert dead["text"].startswith(
+        "3 of its workers died, the last one while it ran alone: its process was killed by SIG"
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_whose_driver_died_goes_on(server: PenstockServer, client: Client, how: signal.Signals) -> None:
+    with driver(str(server.url)) as process:
+        eventually(lambda: some_done(client), within=60)
+        process.send_signal(how)
+        process.wait(60)
+    assert state_of(client, "slow") == (("running", None) if how == signal.SIGKILL else ("cancelled", "SIGTERM"))
+    assert slow_job(str(server.url), 0.0).run().state == "done"
+    assert values(client, OUT) == ALL
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("crash_at", [None, "finish.shown"])
+def test_a_job_outlives_its_server(tmp_path: Path, crash_at: str | None) -> None:
+    """It is killed in the middle, or kills itself while it commits the sink's write."""
+    server = RestartingServer(tmp_path / "data", crash_at=crash_at, queue_lease=LEASE)
+    with server.living(), connect(server.url, retry_for=60) as client, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(slow_job(server.url, 0.05).run)
+        if crash_at is None:
+            eventually(lambda: some_done(client), within=60)
+            server.kill()
+        running.result(100)
+        assert values(client, OUT) == ALL
+        assert server.lives == 2
+
+
+def test_a_sink_that_fails_at_its_commit_is_committed_later(server: PenstockServer, client: Client) -> None:
+    def job() -> Job:
+        job = Job("j", url=server.url)
+        job.stage(Stage("in", numbered(*range(5))))
+        job.stage(Stage("out", WriteDataset(OUT)), after="in")
+        job.stage(Stage("rival", Call(lambda split: client.put(OUT, pa.table({"x": [9]}), run="rival"))), after="in")
+        return job
+
+    with pytest.raises(AlreadyExists):
+        job().run()
+    assert state_of(client, "j")[0] == "failed"
+    client.delete(OUT)
+    assert job().run().state == "done"
+    assert values(client, OUT) == list(range(5))
+
+
+def test_a_resumed_job_does_no_split_again_after_an_hour(
+    server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its source ended in the middle, and pushes the first splits once more."""
+    monkeypatch.setattr(sources, "_BATCH_SPLITS", 10)
+
+    def run(cut: bool) -> JobSummary:
+        def elements() -> Iterator[pa.Table]:
+            yield from numbered(*range(10))
+            if cut:
+                eventually(lambda: stage_counts(client, "j")["out"]["done"] == 10)
+                raise RuntimeError("it was cut")
+            yield from numbered(*range(10, 20))
+
+        job = Job("j", url=server.url)
+        job.stage(Stage("in", elements()))
+        job.stage(Stage("work", double), after="in")
+        job.stage(Stage("out", WriteDataset(OUT)), after="work")
+        return job.run()
+
+    with pytest.raises(JobFailed, match="source 'in': RuntimeError: it was cut"):
+        run(cut=True)
+    monkeypatch.setattr(messages, "GRACE", -60.0)  # all that is done is done for long
+    server.state.kinds["queue"].tend(lambda: False)
+    assert [stage.rows_in for stage in run(cut=False).stages] == [10, 10]
+    assert values(client, OUT) == [2 * n for n in range(20)]
+
+
+def test_a_split_that_takes_too_long_fails(server: PenstockServer, client: Client) -> None:
+    job = Job("j", url=server.url)
+    job.stage(Stage("in", numbered(1, 2, 3)))
+    job.stage(Stage("work", Sleeps(20.0, at=[2]), timeout=1, workers=2), after="in")
+    job.stage(Stage("out", WriteDataset(OUT)), after="work")
+    with pytest.raises(JobFailed, match="in_1_work of queue/j/work took longer than 1 s in tests"):
+        job.run()

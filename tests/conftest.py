@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 import tests.kit.profiles  # noqa: F401  # Hypothesis's, before any test is collected
@@ -22,6 +24,9 @@ pytest_plugins = [
     "tests.kit.pubsub.fixtures",
     "tests.kit.ray",
 ]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts jobs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOWEST = (
     "test_chaos",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
-from penstock.errors import InvalidRequest, PenstockError, StoreFull, WriteEnded
+from penstock.errors import InvalidRequest, PenstockError, StoreFull, Unavailable, WriteEnded
 from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.storing import IN_FLIGHT, discard_running, next_stored
@@ -211,11 +211,20 @@ def _store(
         while running:
             stored.append(next_stored(running, write.path))
         upload.check_whole()
+        _check_kept(state, stored)
     except BaseException:
         state.store.discard(part.name for part in stored)
         discard_running(running, lambda part: state.store.discard([part.name]))
         raise
     return stored, shards
+
+
+def _check_kept(state: State, stored: list[Part]) -> None:
+    """Reject a put of whose parts some are lost: a store's own process may die between two of them."""
+    missing = state.store.medium.missing([part.name for part in stored])
+    if missing:
+        text = f"the store {state.store.medium} has died, and lost part {missing[0]} of this put: put all again"
+        raise Unavailable(text, retry_after=1)
 
 
 def _record(state: State, write: Write, attempt: Attempt, *, own: bool) -> Receipt:

@@ -430,6 +430,15 @@ class Ledger:
         if missing:
             self.change(partial(parts.accept_missing, missing=missing))
 
+    def parts_of_write(self, write_id: str) -> list[str]:
+        """Return the names of the parts of all whole attempts of a write."""
+        return parts.names_of_write(self.database, write_id)
+
+    def note_lost(self, lost: Sequence[str]) -> None:
+        """Note that the process that had the bytes of these parts has died: no finish may list them."""
+        if lost:
+            self.change(partial(parts.note_lost, names=lost))
+
     def freeable(self) -> list[str]:
         """Return the retired parts that no ticket names any more."""
         return parts.freeable(self.database, self.now())

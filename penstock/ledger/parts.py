@@ -132,6 +132,11 @@ def are_lost(reader: Transaction, condition: str, *arguments: object) -> bool:
     return reader.row(query, *arguments, reader.ledger.incarnation) is not None
 
 
+def note_lost(t: Transaction, names: Sequence[str]) -> None:
+    """Note that bytes of these parts were in the memory of a process that has died, as those of a stopped server."""
+    t.sql.executemany("UPDATE parts SET incarnation = 'lost' WHERE name = ?", [(name,) for name in names])
+
+
 def is_known(reader: Reader, name: str) -> bool:
     """Whether a row names this part."""
     return reader.row("SELECT 1 FROM parts WHERE name = ?", name) is not None
@@ -183,6 +188,12 @@ def written(reader: Reader, name: str) -> tuple[int, str | None]:
     """Return the rows and the digest of a part."""
     row = reader.rows("SELECT rows, digest FROM parts WHERE name = ?", name)[0]
     return row["rows"], row["digest"]
+
+
+def names_of_write(reader: Reader, write_id: str) -> list[str]:
+    """Return the names of the parts of all whole attempts of a write."""
+    query = "SELECT name FROM parts JOIN attempts ON attempts.id = parts.attempt WHERE write = ?"
+    return [row["name"] for row in reader.rows(query, write_id)]
 
 
 def names_of_attempt(reader: Reader, attempt: str) -> list[str]:

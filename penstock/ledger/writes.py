@@ -438,7 +438,7 @@ def _schema_of_whole(t: Transaction, finishing: Write, attempt: str) -> pa.Schem
     if parts.are_lost(t, "attempt = ?", attempt):
         raise Lost(
             f"write/{finishing.id} to {finishing.path} can't be finished: some of its rows were in the memory of a "
-            "server that has stopped. Write them again"
+            "process that has ended. Write them again"
         )
     return to_schema(row["ipc"])
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,6 +131,9 @@ class DiskMedium:
         self._make_folder(final.parent)
         os.rename(temporary, final)
         _fsync_folder(final.parent)
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        return []
 
     def delete(self, name: str) -> None:
         with self._lock:

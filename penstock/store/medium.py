@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +96,10 @@ class Medium(Protocol):
 
     def open(self, name: str) -> StoredPart:
         """Return the part, every byte verified. Lost if it is gone or corrupt, which quarantines it."""
+        ...
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Return the written parts that another process had, and lost; what a disk has lost is found on reading."""
         ...
 
     def delete(self, name: str) -> None:

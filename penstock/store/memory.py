@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,9 @@ class MemoryMedium:
         with self._lock:
             part = self._parts.get(name)
         return self._spill.open(name) if part is None else part
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        return []
 
     def delete(self, name: str) -> None:
         with self._lock:

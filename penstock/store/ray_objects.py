@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -43,8 +43,9 @@ class RayMedium:
         self.incarnation = uuid.uuid4().hex[:12]
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor: Any = ray.remote(PartsActor).options(
-            name=self.incarnation, namespace=_NAMESPACE, num_cpus=0, max_restarts=-1, scheduling_strategy=node
-        )
+            name=self.incarnation, namespace=_NAMESPACE, num_cpus=0, max_restarts=-1, max_task_retries=-1,
+            scheduling_strategy=node,
+        )  # fmt: skip
         self._use(actor.remote(), is_owner=True)
 
     @classmethod
@@ -96,6 +97,10 @@ class RayMedium:
         except ObjectLostError as gone:
             raise lost(name, "Ray has lost its object") from gone
 
+    def missing(self, names: Collection[str]) -> list[str]:
+        found: list[str] = self._ask(self._actor.missing.remote(list(names)), "looking for parts") if names else []
+        return found
+
     def delete(self, name: str) -> None:
         self._used = self._ask(self._actor.drop.remote(name), f"deleting part {name}")
 
@@ -133,12 +138,15 @@ class RayMedium:
             raise Unavailable(f"Ray did not answer within {_TIMEOUT:g} s while {action}", retry_after=5) from late
         except ObjectLostError:
             raise
-        except RayError as error:  # the actor has died, and starts again without its parts
+        except RayError as error:  # such as the end of the actor's owner
             raise Unavailable(f"Ray failed while {action}: {type(error).__name__}", retry_after=1) from error
 
 
 class PartsActor:
-    """Owns the objects. Each process that reads one borrows it, and keeps its memory for as long as it maps it."""
+    """Owns the objects. Each process that reads one borrows it, and keeps its memory for as long as it maps it.
+
+    If it dies, Ray starts it again without its parts, and repeats the calls that were under way: each may be repeated.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[str, Any] = {}
@@ -156,6 +164,10 @@ class PartsActor:
     def find(self, name: str) -> list[Any]:
         """Return a part or its reference, if there is one; in a list, as Ray would wait for a bare one's object."""
         return [self._parts[name]] if name in self._parts else []
+
+    def missing(self, names: list[str]) -> list[str]:
+        """Return those of these parts that are not here."""
+        return [name for name in names if name not in self._parts]
 
     def drop(self, name: str) -> int:
         """Forget a part, which frees it once nobody reads it; return the bytes of all."""

@@ -16,7 +16,7 @@ from tests.kit.queues import IN, OUT, drained, line, numbered, states, work, wor
 from tests.kit.server import RestartingServer, process_server
 from tests.kit.wait import eventually
 
-pytestmark = [pytest.mark.process, pytest.mark.faults]
+pytestmark = [pytest.mark.process, pytest.mark.faults, pytest.mark.timeout(300)]
 NUMBERS = range(30)
 DOUBLED = [2 * number for number in NUMBERS]
 
@@ -33,7 +33,7 @@ def check_topics(kafka: KafkaBroker, topic: str, data: Path) -> None:
     group = f"penstock-{ledger.execute('SELECT id FROM ledger').fetchone()[0][:16]}"
     ledger.close()
     for name in (f"{topic}.in", f"{topic}.ut"):
-        eventually(lambda name=name: len(kafka.done(name, group)) == len(NUMBERS), within=60)  # type: ignore[misc]
+        eventually(lambda name=name: len(kafka.done(name, group)) == len(NUMBERS))  # type: ignore[misc]
         ids = kafka.ids(name)
         assert len(ids) == len(set(ids)) == len(NUMBERS)
 
@@ -76,6 +76,6 @@ def test_workers_go_on_while_the_broker_is_away(
         eventually(lambda: states(c)[2] == len(NUMBERS), what="the numbers are done while the broker is away")
         time.sleep(seconds)
         go_on(kafka)
-        working.result(60)
+        working.result(120)
         assert drained(c, OUT) == DOUBLED
         check_topics(kafka, topic, server.data)

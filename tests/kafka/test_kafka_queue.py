@@ -30,7 +30,7 @@ from tests.kit.wait import eventually
 from tests.kit.work.contract import LeaseQueueContract
 from tests.kit.work.queues import IN, OUT, claim, claimed, names, new
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_what_is_due_is_committed_in_parts(queue: QueuesOnTopics, monkeypatch: p
 def test_a_server_has_queues_on_its_own_broker_alone(
     make_server: Callable[..., PenstockServer], kafka: KafkaBroker, topic: str
 ) -> None:
-    with connect(make_server(kafka=kafka.url).url, retry_for=2) as c:
+    with connect(make_server(kafka=kafka.url).url, retry_for=60) as c:
         c.create_queue("queue/a", f"{kafka.url}/{topic}")
         c.create_queue("queue/a", f"{kafka.url}/{topic}")
         with pytest.raises(AlreadyExists, match="has the messages of queue/a"):
@@ -338,14 +338,14 @@ def test_a_server_has_queues_on_its_own_broker_alone(
 
 
 def test_a_server_without_kafka_says_how_to_have_it(make_server: Callable[..., PenstockServer]) -> None:
-    with connect(make_server().url, retry_for=2) as c, pytest.raises(InvalidRequest, match="penstock serve --kafka"):
+    with connect(make_server().url, retry_for=60) as c, pytest.raises(InvalidRequest, match="penstock serve --kafka"):
         c.create_queue("queue/a", "kafka://127.0.0.1:9092")
 
 
 def test_payloads_go_through_topics_to_workers(
     make_server: Callable[..., PenstockServer], kafka: KafkaBroker, topic: str
 ) -> None:
-    with connect(make_server(kafka=kafka.url).url, retry_for=2) as c:
+    with connect(make_server(kafka=kafka.url).url, retry_for=60) as c:
         for name in ("in", "out"):
             c.create_queue(f"queue/{name}", f"{kafka.url}/{topic}.{name}")
         c.push("queue/in", [pa.table({"x": [number]}) for number in range(5)], finish=True)
@@ -371,7 +371,7 @@ def test_a_job_has_its_queues_on_a_broker(
     job.stage(Stage("twice", double, workers=2), after="in")
     job.stage(Stage("out", WriteDataset(f"store/{topic}")), after="twice")
     job.run(progress=False)
-    with connect(server.url, retry_for=2) as c:
+    with connect(server.url, retry_for=60) as c:
         assert sorted(c.get(f"store/{topic}").read_all()["x"].to_pylist()) == [0, 2, 4, 6, 8]
     eventually(lambda: len(kafka.ids(f"{topic}.twice")) == len(kafka.ids(f"{topic}.out")) == 5)
 

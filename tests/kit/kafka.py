@@ -198,7 +198,7 @@ class QueuesOnTopics(KafkaQueue):
     def settle(self) -> None:
         """Wait until Kafka has what the ledger says."""
         to_do = "unsent OR offset IS NOT NULL AND (acked = 2 OR acked = 0 AND state IN ('done', 'dead'))"
-        eventually(lambda: self.database.row(f"SELECT 1 FROM messages WHERE {to_do}") is None, within=30)
+        eventually(lambda: self.database.row(f"SELECT 1 FROM messages WHERE {to_do}") is None)
 
     def check(self) -> None:
         """Check that Kafka has each message once, and that its group has committed those that are done."""

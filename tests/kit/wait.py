@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def eventually(condition: Callable[[], object], *, within: float = 20.0, what: str = "") -> None:
+def eventually(condition: Callable[[], object], *, within: float = 60.0, what: str = "") -> None:
     """Wait until the condition is true, or fail."""
     give_up = time.monotonic() + within
     while not condition():

@@ -66,12 +66,11 @@ def test_a_split_that_kills_its_workers_runs_alone_and_is_dead(
     job.stage(Stage("out", WriteDataset(OUT)), after="work")
     summary = job.run("processes")
     assert values(client, OUT) == [2 * n for n in range(10) if n != 3]
-    assert (summary.stages[0].dead, len(list(deaths.iterdir()))) == (1, 3)
+    assert summary.stages[0].dead == 1
+    assert len(list(deaths.iterdir())) >= 3  # one more, if the driver was so late that the split's lease had ended
     [dead] = client.get("queue/j/work/dead").read_all().to_pylist()
     assert dead["error"] == "WorkerDied"
-    assert dead["text"].startswith(
-        "3 of its workers died, the last one while it ran alone: its process was killed by SIG"
-    )
+    assert "of its workers died, the last one while it ran alone: its process was killed by SIGKILL" in dead["text"]
 
 
 @pytest.mark.process
@@ -92,7 +91,7 @@ def test_a_job_outlives_its_server(tmp_path: Path, crash_at: str | None) -> None
     """It is killed in the middle, or kills itself while it commits the sink's write."""
     server = RestartingServer(tmp_path / "data", crash_at=crash_at, queue_lease=LEASE)
     with server.living(), connect(server.url, retry_for=60) as client, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(slow_job(server.url, 0.05).run)
+        running = pool.submit(slow_job(server.url, 0.2 if crash_at is None else 0.0).run)
         if crash_at is None:
             eventually(lambda: some_done(client), within=60)
             server.kill()
@@ -148,7 +147,7 @@ def test_a_resumed_job_does_no_split_again_after_an_hour(
 def test_a_split_that_takes_too_long_fails(server: PenstockServer, client: Client) -> None:
     job = Job("j", url=server.url)
     job.stage(Stage("in", numbered(1, 2, 3)))
-    job.stage(Stage("work", Sleeps(20.0, at=[2]), timeout=1, workers=2), after="in")
+    job.stage(Stage("work", Sleeps(20.0, at=[2]), timeout=4, workers=2), after="in")
     job.stage(Stage("out", WriteDataset(OUT)), after="work")
-    with pytest.raises(JobFailed, match="in_1_work of queue/j/work took longer than 1 s in tests"):
+    with pytest.raises(JobFailed, match="in_1_work of queue/j/work took longer than 4 s in tests"):
         job.run()

@@ -18,10 +18,12 @@ from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, Unava
 from penstock.flight_server import endpoints
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Job, Stage, WriteDataset, dead_letter
+from penstock.rows import slices
 from penstock.rows.payload import PayloadStore
 from penstock.store import payloads
 from penstock.store.medium import Medium
 from penstock.store.payloads import Store
+from penstock.wire.actions import FINISH_WRITE, OPEN_WRITE, FinishWrite, OpenWrite
 from tests.kit.jobs import Dies, values
 from tests.kit.pages import run_all
 from tests.kit.payload_contract import PayloadContract
@@ -280,7 +282,7 @@ def test_a_payload_outlives_the_process_that_stored_it(opened: Store) -> None:
     [own] = ray.get(producer.produce.remote(opened))
     assert ray.get(own).equals(numbered(LARGE))
     ray.kill(producer)
-    eventually(lambda: _fails(lambda: ray.get(own), ray.exceptions.OwnerDiedError))
+    eventually(lambda: _fails(lambda: ray.get(own), ray.exceptions.ObjectLostError))
     payload = opened.get("k")
     assert payload is not None
     assert payload.data.equals(numbered(LARGE))
@@ -304,19 +306,65 @@ def _fails(call: Callable[[], object], error: type[Exception] = Unavailable) -> 
     return False
 
 
+def _process(actor: PartsActor) -> int:
+    return os.getpid()
+
+
+def kill_actor(medium: Medium, call: Callable[[], object]) -> None:
+    """Kill the actor of a store, and repeat a call until another process has taken its place."""
+    assert isinstance(medium, RayMedium)
+    actor = medium._actor
+    before = ray.get(actor.__ray_call__.remote(_process))
+    ray.kill(actor, no_restart=False)
+    eventually(lambda: (call(), ray.get(actor.__ray_call__.remote(_process)) != before)[1])
+
+
 def test_what_an_actor_had_is_lost_by_name_when_it_dies(opened: Store) -> None:
-    """Another takes its place: what is stored then can be read."""
+    """Another takes its place, for which every call waits."""
     opened.clear()
     opened.store("old", numbered())
-    assert isinstance(opened.medium, RayMedium)
-    ray.kill(opened.medium._actor, no_restart=False)
-    eventually(lambda: not _fails(lambda: opened.store("new", numbered())))
+    kill_actor(opened.medium, lambda: _fails(lambda: opened.get("old"), Lost))
     with pytest.raises(Lost, match=r"the payload old is lost: .* an object of a Ray store that has stopped"):
         opened.get("old")
+    kill_actor(opened.medium, lambda: opened.store("new", numbered()))
+    opened.store("new", numbered())
     payload = opened.get("new")
     assert payload is not None
     assert payload.data.equals(numbered())
     assert opened.delete("old")
+
+
+def test_a_write_whose_parts_a_dead_actor_had_is_not_finished(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch, ray: Any
+) -> None:
+    """Nor does a put get a receipt, if the actor dies between two of its parts."""
+    monkeypatch.setattr(slices, "PART_BYTES", 10_000)
+    server = make_server(store="ray:")
+    store = server.state.store
+    with connect(server.url, retry_for=2) as client:
+        opened = client.call(OPEN_WRITE, OpenWrite("store/x"))
+        receipts = []
+        for _ in range(2):
+            with client.attempt(opened.ticket, numbered().schema) as writer:
+                writer.write(numbered())
+            receipts.append(writer.close())
+            if len(receipts) == 1:
+                kill_actor(store.medium, store.medium.room)
+        first, second = (receipt.attempt for receipt in receipts)
+        with pytest.raises(Lost, match="store/x can't be finished: some of its rows were in the memory of a process"):
+            client.call(FINISH_WRITE, FinishWrite(opened.ticket, (first, second)))
+        client.call(FINISH_WRITE, FinishWrite(opened.ticket, (second,)))
+        assert client.get("store/x").read_all().equals(numbered())
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield from numbered().to_batches()
+            eventually(lambda: store.used > 2 * receipts[0].bytes)
+            kill_actor(store.medium, store.medium.room)
+            yield from numbered().to_batches()
+
+        with pytest.raises(Unavailable, match=r"the store ray: has died, and lost part .* of this put: put all again"):
+            client.put("store/y", pa.RecordBatchReader.from_batches(numbered().schema, rows()))
+        assert not client.list("write/")
 
 
 def test_the_rows_of_a_stopped_server_are_lost_by_name(

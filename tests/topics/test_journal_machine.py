@@ -11,7 +11,7 @@ import logging
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -106,6 +106,9 @@ class Disk:
     def delete(self, name: str) -> None:
         if not self.dead and name not in self.broken:
             self.stored.pop(name, None)
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        return []
 
     def label(self, name: str) -> None:
         return None

@@ -69,9 +69,11 @@ class WriteKind(Kind):
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)
 
     def finish(self, call: Call, request: wire.FinishWrite) -> wire.Summary:
-        """Make the listed attempts visible, and no others."""
-        attempts = [attempt.replace("-", "") for attempt in request.attempts]
-        summary = self.state.ledger.finish(call.ticket.put, attempts, run=request.run, receipts=request.receipts)
+        """Make the listed attempts visible, and no others; if their bytes are still there."""
+        ledger, attempts = self.state.ledger, [attempt.replace("-", "") for attempt in request.attempts]
+        if ledger.incarnation:
+            ledger.note_lost(self.state.store.medium.missing(ledger.parts_of_write(call.ticket.put)))
+        summary = ledger.finish(call.ticket.put, attempts, run=request.run, receipts=request.receipts)
         steps.passed("finish.done")
         self.state.sweeper.soon()
         return summary

@@ -9,7 +9,7 @@ from tests.kit.jobs import Sleeps
 from tests.kit.queues import numbered
 
 
-def slow_job(url: str, seconds: float = 0.1) -> Job:
+def slow_job(url: str, seconds: float = 0.5) -> Job:
     """Return the job."""
     job = Job("slow", url=url)
     job.stage(Stage("in", numbered(*range(40))))

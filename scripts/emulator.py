@@ -10,8 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
-from scripts import java
+from scripts import child, java
 
 JAVA = 11
 """The oldest that runs the emulator."""
@@ -30,16 +28,6 @@ _PATIENCE = 60.0  # seconds until it answers, on a busy machine
 _LARGEST_HEAP = 6144  # MiB; with more, nothing got faster
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """HTTP/2's first bytes from a client, with empty settings: a server that serves sends its own settings back."""
-
-END_WITH_PARENT = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: of the thread that has started this process
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the process that started it has ended")
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
-"""Runs a program that ends with this process, whose id is its first argument."""
 
 
 def missing() -> str | None:
@@ -86,29 +74,18 @@ def command(port: int, heap: str) -> list[str]:
 
 @contextmanager
 def running(*, port: int = 0, heap: str = "") -> Iterator[tuple[str, int]]:
-    """Run the emulator on a port, by default any; yields host:port and its process's id once it answers.
-
-    The thread that enters has to live until the end: Linux kills the emulator when that thread ends.
-    """
+    """Run the emulator on a port, by default any; yields host:port and its process's id once it answers."""
     if (lack := missing()) is not None:
         raise FileNotFoundError(lack)
-    port = port or free_port()
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", END_WITH_PARENT, str(os.getpid()), *command(port, heap or default_heap())],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
-        try:
-            give_up = time.monotonic() + _PATIENCE
-            while not _answers(port):
-                if process.poll() is not None or time.monotonic() > give_up:
-                    log.seek(0)
-                    raise RuntimeError(f"the Pub/Sub emulator did not start at port {port}:\n{log.read()[-2000:]}")
-                time.sleep(0.05)
-            yield f"127.0.0.1:{port}", process.pid
-        finally:
-            process.kill()
-            process.wait()
+    port = port or child.free_port()
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        child.running(
+            "the Pub/Sub emulator", command(port, heap or default_heap()), port, hello=_PREFACE, log=log,
+            patience=_PATIENCE,
+        ) as pid,
+    ):  # fmt: skip
+        yield f"127.0.0.1:{port}", pid
 
 
 def main() -> None:
@@ -122,7 +99,7 @@ def main() -> None:
     try:
         with running(port=options.port, heap=options.heap) as (address, pid):
             print(address, flush=True)
-            while os.getppid() == parent and _is_alive(pid):
+            while os.getppid() == parent and child.is_alive(pid):
                 time.sleep(0.2)
     except KeyboardInterrupt:
         pass
@@ -135,26 +112,6 @@ def _mebibytes(heap: str) -> int:
     if match is None:
         raise ValueError(f"heap {heap!r} is not a size: write it as 6g or 512m")
     return int(match[1]) * (1024 if match[2] in "gG" else 1)
-
-
-def free_port() -> int:
-    """Return a port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(_PREFACE)
-            return len(connection.recv(9)) == 9
-    except OSError:
-        return False
-
-
-def _is_alive(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 if __name__ == "__main__":

@@ -12,23 +12,24 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
-from scripts import emulator, java
+from scripts import child, java
 
 JAVA = 17
 """The oldest that runs the broker."""
 VERSION = "4.1.0"
+HELLO = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
+"""The request that every client of Kafka begins with, without a client id."""
+QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _PATIENCE = 90.0  # seconds until it answers, on a busy machine
 _FETCH = 100.0  # seconds for 43 MB, which took 8
 _POM = f"""<project><modelVersion>4.0.0</modelVersion>
@@ -98,53 +99,28 @@ def _fetch() -> str | None:
 
 
 @contextmanager
-def running(folder: Path, *, port: int = 0, heap: str = "256m") -> Iterator[tuple[str, int]]:
-    """Run a broker on a folder and a port, by default any; yields host:port and its process's id once it answers.
-
-    The thread that enters has to live until the end: Linux kills the broker when that thread ends.
-    """
+def running(
+    folder: Path, *, port: int = 0, heap: str = "256m", java_options: Sequence[str] = QUICK_START
+) -> Iterator[tuple[str, int]]:
+    """Run a broker on a folder and a port, by default any; yields host:port and its process's id once it answers."""
     if (lack := missing()) is not None:
         raise FileNotFoundError(lack)
-    port = port or emulator.free_port()
+    port = port or child.free_port()
     settings = folder / "server.properties"
-    settings.write_text(_PROPERTIES.format(port=port, controller=emulator.free_port(), folder=folder))
-    run = [java.program(), f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars()}/*"]
-    run.insert(1, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+    settings.write_text(_PROPERTIES.format(port=port, controller=child.free_port(), folder=folder))
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+    run = [java.program(), quiet, f"-Xmx{heap}", *java_options, "-cp", f"{jars()}/*"]
     if not (folder / "data").exists():
         name = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # a first "-" would make it an option
         format_ = [*run, "kafka.tools.StorageTool", "format", "-t", name, "-c", str(settings)]
         subprocess.run(format_, check=True, capture_output=True)
-    with (folder / "broker.log").open("a") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", emulator.END_WITH_PARENT, str(os.getpid()), *run, "kafka.Kafka", str(settings)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
-        try:
-            give_up = time.monotonic() + _PATIENCE
-            while not _answers(port):
-                if process.poll() is not None or time.monotonic() > give_up:
-                    text = (folder / "broker.log").read_text()[-2000:]
-                    raise RuntimeError(f"the Kafka broker did not start at port {port}:\n{text}")
-                time.sleep(0.05)
-            yield f"127.0.0.1:{port}", process.pid
-        finally:
-            process.kill()
-            process.wait()
-
-
-_API_VERSIONS = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
-"""The request that every client begins with, without a client id."""
-
-
-def _answers(port: int) -> bool:
-    """Return whether the broker answers a client's first request."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), 1) as connection:
-            connection.settimeout(2)
-            connection.sendall(_API_VERSIONS)
-            return len(connection.recv(4)) == 4
-    except OSError:
-        return False
+    with (
+        (folder / "broker.log").open("a+") as log,
+        child.running(
+            "the Kafka broker", [*run, "kafka.Kafka", str(settings)], port, hello=HELLO, log=log, patience=_PATIENCE
+        ) as pid,
+    ):
+        yield f"127.0.0.1:{port}", pid
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts import kafka_broker
 from scripts.bench import kafka, on_ray
 from scripts.bench.figures import Line, Measure, Result, Work, interleaved, nothing
 from scripts.bench.servers import Penstock, Server, bare_server, penstock_server
@@ -51,6 +52,15 @@ class Bench:
         """A broker."""
         self.notes.append(kafka.VERSIONS)
         return self._run.enter_context(kafka.broker(self.folder / "kafka"))
+
+    @cached_property
+    def broker(self) -> str:
+        """The host:port of a broker for queues on Kafka: the tests' one, with the JVM as it comes."""
+        folder = self.folder / "broker"
+        folder.mkdir()
+        address, _ = self._run.enter_context(kafka_broker.running(folder, heap="1g", java_options=()))
+        self.notes.append(f"Kafka {kafka_broker.VERSION}, heap 1 GiB; kafka-python {kafka.CLIENT}")
+        return address
 
     @cached_property
     def ray(self) -> on_ray.Peer:

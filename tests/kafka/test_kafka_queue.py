@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -117,7 +118,7 @@ def test_a_message_with_a_timestamp_of_its_own_stays_whole(queue: QueuesOnTopics
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("step", ["kafka.sent", "kafka.committed", "kafka.read"])
+@pytest.mark.parametrize("step", ["kafka.sent", "kafka.committed", "kafka.noted"])
 def test_a_crash_of_the_link_sends_nothing_twice(
     queue: QueuesOnTopics, start: Callable[[], QueuesOnTopics], kafka: KafkaBroker, step: str
 ) -> None:
@@ -135,6 +136,44 @@ def test_a_crash_of_the_link_sends_nothing_twice(
     queue = start()
     queue.check()
     assert names(claim(queue, OUT, 9)) == ["a/0", "a/1"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_of_the_link_reads_nothing_twice(
+    queue: QueuesOnTopics, start: Callable[[], QueuesOnTopics], kafka: KafkaBroker
+) -> None:
+    queue.push(new(IN, "first"))
+    queue.settle()
+    with mock.patch.object(steps, "passed", crash_at("kafka.read")):
+        kafka.send(queue.topic_of(IN), QueueMessage("a", "a", "").encode())
+        eventually(lambda: not queue.link._thread.is_alive())
+    queue.close()
+    queue = start()
+    queue.push(new(IN, "b"))
+    queue.settle()
+    assert names(claim(queue, IN, 9)) == ["first", "a", "b"]
+
+
+def test_records_of_others_between_ours_are_read(queue: QueuesOnTopics, kafka: KafkaBroker) -> None:
+    """What is sent isn't read back where it follows what was read."""
+    queue.push(new(IN, "a"))
+    queue.settle()
+    broker = queue.link._broker
+    assert broker is not None
+    commit = broker.commit
+
+    def send_and_commit(*arguments: Any) -> Any:
+        kafka.send(queue.topic_of(IN), QueueMessage("foreign", "f", "").encode())
+        return commit(*arguments)
+
+    with mock.patch.object(broker, "commit", side_effect=send_and_commit):
+        queue.push(new(IN, "b", "c"))
+        queue.settle()
+    queue.push(new(IN, "d"))
+    queue.settle()
+    eventually(lambda: queue.counts(IN).pushed == 5)
+    assert sorted(names(claim(queue, IN, 9))) == ["a", "b", "c", "d", "foreign"]
+    queue.check()
 
 
 def test_what_kafka_calls_done_is_done_in_an_older_folder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ _TIMES = {
 }  # fmt: skip
 """A transaction's first request is refused while the one before ends, for a few ms: kafka-python waits 100 ms."""
 _MOST_READ = 2_000  # records of one poll
+_NEW = 10.0  # seconds until the partitions of a new topic have leaders
+_BATCH = 512 << 10
+"""Bytes of one batch of records: kafka-python's 16 KiB are 60 messages, and each batch is a request."""
+_LINGER = 1_000  # ms; a flush sends what there is, and until then its thread needn't wake up for the first record
 
 
 class Partition(NamedTuple):
@@ -78,7 +83,8 @@ class Broker:
             group_id=self._group, enable_auto_commit=False, isolation_level="read_committed",
             auto_offset_reset="none", max_poll_records=_MOST_READ, allow_auto_create_topics=False, **own,
         )  # fmt: skip
-        own |= {"acks": "all", "max_block_ms": 10_000, "delivery_timeout_ms": 20_000, "linger_ms": 1}
+        own |= {"acks": "all", "max_block_ms": 10_000, "delivery_timeout_ms": 20_000}
+        own |= {"linger_ms": _LINGER, "batch_size": _BATCH}
         own["allow_auto_create_topics"] = False
         try:
             self._producer = KafkaProducer(transactional_id=name, **own)
@@ -131,10 +137,16 @@ class Broker:
 
     def bounds(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         """Return the first offset of each partition, and the one after its last committed record."""
-        with self._translated():
-            places = [TopicPartition(*each) for each in partitions]
-            firsts, ends = self._consumer.beginning_offsets(places), self._consumer.end_offsets(places)
-        return {each: (firsts[place], ends[place]) for each, place in zip(partitions, places, strict=True)}
+        places, give_up = [TopicPartition(*each) for each in partitions], time.monotonic() + _NEW
+        while True:
+            try:
+                with self._translated():
+                    firsts, ends = self._consumer.beginning_offsets(places), self._consumer.end_offsets(places)
+                return {each: (firsts[place], ends[place]) for each, place in zip(partitions, places, strict=True)}
+            except KeyError as unknown:  # kafka-python's, where a new partition has no leader yet
+                if time.monotonic() > give_up:
+                    raise Unavailable(f"kafka://{self.address}: no leader for {unknown} within {_NEW:g} s") from None
+                time.sleep(0.05)
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """Read these partitions from now on, from these offsets on."""
@@ -155,21 +167,30 @@ class Broker:
                 for place in self._consumer.assignment()
             }
 
-    def commit(self, outputs: Sequence[Output], offsets: Mapping[Partition, tuple[int, str]]) -> None:
-        """Send records, and commit the group's offsets: one transaction, or without such the records first."""
+    def skip(self, partition: Partition, offset: int) -> None:
+        """Read on from an offset."""
+        with self._translated():
+            self._consumer.seek(TopicPartition(*partition), offset)
+
+    def commit(
+        self, outputs: Sequence[Output], offsets: Mapping[Partition, tuple[int, str]]
+    ) -> list[tuple[Partition, int]]:
+        """Send records, and commit the group's offsets: one transaction, or without such the records first.
+
+        Returns where each record lies.
+        """
         commits = {TopicPartition(*each): OffsetAndMetadata(*commit, -1) for each, commit in offsets.items()}
         with self._translated():
             if self.has_transactions:
                 self._producer.begin_transaction()
             sent = [self._producer.send(each.topic, each.value, key=each.key) for each in outputs]
             self._producer.flush(timeout=30)
-            for future in sent:
-                future.get(timeout=0)
+            records = [future.get(timeout=0) for future in sent]
             steps.passed("kafka.sent")
-            if not self.has_transactions:
+            if self.has_transactions:
                 if commits:
-                    self._consumer.commit(commits)
-                return
-            if commits:
-                self._producer.send_offsets_to_transaction(commits, self._group)
-            self._producer.commit_transaction()
+                    self._producer.send_offsets_to_transaction(commits, self._group)
+                self._producer.commit_transaction()
+            elif commits:
+                self._consumer.commit(commits)
+        return [(Partition(record.topic, record.partition), record.offset) for record in records]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from penstock import steps
@@ -19,7 +20,7 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.kafka.broker import Broker, Output, Partition
 from penstock.queue.kafka.window import Window, done_beyond
 from penstock.queue.work import records
-from penstock.queue.work.records import Due, TopicQueue, Unsent
+from penstock.queue.work.records import Placed, TopicQueue, Unsent
 from penstock.wire.kafka import KafkaAddress
 
 log = logging.getLogger("penstock")
@@ -48,7 +49,7 @@ class KafkaLink:
         """By the name of their topic."""
         self._windows: dict[Partition, Window] = {}
         self._sent: set[int] = set()
-        """Messages that were sent and aren't read back yet."""
+        """Messages that were sent among records of others, and aren't read back yet."""
         self._asked: list[tuple[str, threading.Event]] = []
         """Who waits until a queue's topic is read to its end."""
         self._look_again = 0.0
@@ -116,7 +117,7 @@ class KafkaLink:
     def _tend(self, broker: Broker) -> None:
         """Send, commit and read until the server stops or an error, after which all begins with what the ledger has.
 
-        What was sent is known once it is read back: nothing is sent before all is read that the topics have.
+        What was sent is known once its offset is: nothing is sent before all is read that the topics have.
         """
         self._queues, self._windows, self._sent = {}, {}, set()
         self._look_again = 0.0
@@ -124,6 +125,8 @@ class KafkaLink:
             self._follow(broker)
             has_sent = self._send(broker)
             self._read(broker, 0.0 if has_sent else _LOOK)
+            if not has_sent:
+                self._note_positions()
             asked, self._asked = self._asked, []
             if asked:
                 self._read_to_the_end(broker)
@@ -230,14 +233,44 @@ class KafkaLink:
             return False
         topics = {queue.id: topic for topic, queue in self._queues.items()}
         offsets = self._offsets(due, topics)
-        broker.commit([_to_output(each, topics) for each in unsent], offsets)
+        outputs = [Output(topics[each.queue], each.key, each.value) for each in unsent]
+        places = broker.commit(outputs, offsets)
         steps.passed("kafka.committed")
-        if due:
-            self._ledger.change(lambda t: records.note_acked(t, due))
-        self._sent.update(each.id for each in unsent)
+        placed = self._placed(unsent, places)
+
+        def note(t: Transaction) -> None:
+            records.note_acked(t, due)
+            for partition, sent in placed.items():
+                records.note_sent(t, sent)
+                records.set_position(t, sent[0].queue, partition.number, sent[-1].offset + 1)
+
+        self._ledger.change(note)
+        steps.passed("kafka.noted")
+        for partition, sent in placed.items():
+            window = self._windows[partition]
+            window.add([each.offset for each in sent], marker=broker.has_transactions)
+            window.noted = window.next
+            broker.skip(partition, window.next)
         return True
 
-    def _offsets(self, due: list[Due], topics: dict[int, str]) -> dict[Partition, tuple[int, str]]:
+    def _placed(
+        self, unsent: Sequence[Unsent], places: Sequence[tuple[Partition, int]]
+    ) -> dict[Partition, list[Placed]]:
+        """Return the records that were sent, where nothing of others has to be read before them: they are read back."""
+        by_partition: dict[Partition, list[Placed]] = {}
+        for each, (partition, offset) in zip(unsent, places, strict=True):
+            record = Placed(each.id, each.queue, partition.number, offset)
+            by_partition.setdefault(partition, []).append(record)
+        placed = {
+            partition: sent
+            for partition, sent in by_partition.items()
+            if partition in self._windows and self._windows[partition].is_next([each.offset for each in sent])
+        }
+        for partition in by_partition.keys() - placed.keys():
+            self._sent.update(each.id for each in by_partition[partition])
+        return placed
+
+    def _offsets(self, due: list[Placed], topics: dict[int, str]) -> dict[Partition, tuple[int, str]]:
         """Note records as done in their windows, and return what the group commits."""
         by_partition: dict[Partition, list[int]] = {}
         for each in due:
@@ -266,6 +299,9 @@ class KafkaLink:
             queue, window = self._queues[partition.topic], self._windows[partition]
             if next_offset == window.next:
                 continue
+            if not read:  # the end of a transaction
+                window.read([], next_offset)
+                continue
             new = [(record.offset, record.value) for record in read]
             take = partial(
                 records.take, queue=queue, partition=partition.number, records=new, next_offset=next_offset,
@@ -274,7 +310,22 @@ class KafkaLink:
             ids, waiting = self._ledger.change(take)
             steps.passed("kafka.read")
             window.read(waiting, next_offset)
+            window.noted = next_offset
             self._sent.difference_update(ids)
+
+    def _note_positions(self) -> None:
+        """Note where the partitions are read on from, behind the ends of transactions."""
+        moved = {partition: window for partition, window in self._windows.items() if window.next != window.noted}
+        if not moved:
+            return
+
+        def note(t: Transaction) -> None:
+            for partition, window in moved.items():
+                records.set_position(t, self._queues[partition.topic].id, partition.number, window.next)
+
+        self._ledger.change(note)
+        for window in moved.values():
+            window.noted = window.next
 
     def _read_to_the_end(self, broker: Broker) -> None:
         """Read all that the topics have by now."""
@@ -284,7 +335,3 @@ class KafkaLink:
             if self._stop.is_set() or time.monotonic() > give_up:
                 raise Unavailable(f"{self.address} stopped, or wasn't read to its end within 60 s")
             self._read(broker, _LOOK)
-
-
-def _to_output(unsent: Unsent, topics: dict[int, str]) -> Output:
-    return Output(topics[unsent.queue], unsent.message.split_id.encode(), unsent.message.encode())

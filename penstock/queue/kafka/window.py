@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MOST_METADATA = 4096
 """Bytes that a broker takes with a committed offset."""
@@ -21,8 +21,10 @@ class Window:
     """The records of a partition that were read and aren't done, and those that are done beyond the first of these."""
 
     def __init__(self, next_offset: int, committed: int = 0, done: Iterable[int] = ()) -> None:
-        self.next = next_offset
-        """The offset to read on from."""
+        self.next = self.noted = next_offset
+        """The offset to read on from, and the one that the ledger has."""
+        self._marker = False
+        """Whether the end of a transaction of ours follows, which takes an offset."""
         self._committed = committed
         """The offset that the group had committed at the start."""
         self._waiting: deque[int] = deque()
@@ -33,6 +35,17 @@ class Window:
         """Note records that were read, in their order, and aren't done."""
         self._waiting.extend(waiting)
         self.next = next_offset
+        self._marker = False
+
+    def is_next(self, sent: Sequence[int]) -> bool:
+        """Whether records of ours are the next ones, so that none of others lies before or between them."""
+        first = sent[0]
+        return 0 <= first - self.next <= self._marker and list(sent) == list(range(first, first + len(sent)))
+
+    def add(self, sent: Sequence[int], *, marker: bool) -> None:
+        """Note records of ours that are the next ones, in a transaction or not."""
+        self.read(sent, sent[-1] + 1)
+        self._marker = marker
 
     def is_committed(self, offset: int) -> bool:
         """Whether the group has committed a record as done."""

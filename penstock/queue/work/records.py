@@ -7,8 +7,10 @@ committed the record as done, 2 if that is due although the message is pending a
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quoted
 
 from penstock.errors import AlreadyExists, InvalidRequest
 from penstock.ledger.tables import Transaction
@@ -56,12 +58,13 @@ class Unsent:
 
     id: int
     queue: int
-    message: QueueMessage
+    key: bytes
+    value: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """A record whose group has to commit it as done."""
+class Placed:
+    """A message that is a record."""
 
     id: int
     queue: int
@@ -109,20 +112,36 @@ def unsent(reader: Reader, queue: int, most: int) -> list[Unsent]:
         " WHERE queue = ? AND unsent ORDER BY id LIMIT ?",
         queue, most,
     )  # fmt: skip
-    return [Unsent(row["id"], queue, messages.to_message(row)) for row in rows]
+    return [Unsent(row["id"], queue, row["split_id"].encode(), _to_value(row)) for row in rows]
 
 
-def due(reader: Reader, queue: int, most: int) -> list[Due]:
+def _to_value(row: sqlite3.Row) -> bytes:
+    """Return what QueueMessage.encode does, in a quarter of its time: metadata is JSON already."""
+    return (
+        f'{{"message_id": {_quoted(row["message_id"])}, "split_id": {_quoted(row["split_id"])}, "payload_key": '
+        f'{_quoted(row["payload_key"])}, "metadata": {row["metadata"]}, "timestamp": {row["timestamp"]!r}}}'
+    ).encode()
+
+
+def due(reader: Reader, queue: int, most: int) -> list[Placed]:
     """Return records that are done, or were dead, and that the group hasn't committed, in order."""
     rows = reader.rows(
         "SELECT id, partition, offset FROM messages WHERE queue = ? AND offset IS NOT NULL"
         " AND (acked = 2 OR acked = 0 AND state IN ('done', 'dead')) ORDER BY id LIMIT ?",
         queue, most,
     )  # fmt: skip
-    return [Due(row["id"], queue, row["partition"], row["offset"]) for row in rows]
+    return [Placed(row["id"], queue, row["partition"], row["offset"]) for row in rows]
 
 
-def note_acked(t: Transaction, records: Sequence[Due]) -> None:
+def note_sent(t: Transaction, records: Sequence[Placed]) -> None:
+    """Note what messages that were sent are as records, which needn't be read."""
+    t.sql.executemany(
+        "UPDATE messages SET unsent = 0, partition = ?, offset = ? WHERE id = ?",
+        [(record.partition, record.offset, record.id) for record in records],
+    )
+
+
+def note_acked(t: Transaction, records: Sequence[Placed]) -> None:
     """Note that the group has committed these records as done."""
     t.sql.executemany("UPDATE messages SET acked = 1 WHERE id = ?", [(record.id,) for record in records])
 
@@ -153,11 +172,11 @@ def row_at(reader: Reader, queue: int, partition: int, offset: int) -> int | Non
 
 
 def set_position(t: Transaction, queue: int, partition: int, next_offset: int) -> None:
-    """Note the offset to read on from."""
+    """Note the offset to read on from; a removed queue has none."""
     t.execute(
-        "INSERT INTO partitions(queue, number, next) VALUES (?, ?, ?)"
+        "INSERT INTO partitions(queue, number, next) SELECT id, ?, ? FROM queues WHERE id = ? AND path IS NOT NULL"
         " ON CONFLICT(queue, number) DO UPDATE SET next = excluded.next",
-        queue, partition, next_offset,
+        partition, next_offset, queue,
     )  # fmt: skip
 
 

@@ -1,22 +1,47 @@
-"""docs/benchmarks-jobs.md: Ray Data's reads and the store `ray:` beside Ray's own."""
+"""docs/benchmarks-jobs.md: queues on Kafka beside bare transactions, Ray Data's reads and stores beside Ray's own."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import penstock
+from penstock.client.push import settle, to_outputs
+from penstock.ledger.ledger import Ledger
+from penstock.queue.destinations import DESTINATIONS, TABLES
+from penstock.queue.kafka.kafka_queue import KafkaQueue
+from penstock.queue.work import work_queues
+from penstock.queue.work.lease_queue import Forward, NewMessage
+from penstock.store.database import Database
+from penstock.wire.actions import CLAIM_MESSAGES
+from penstock.wire.kafka import KafkaAddress
+from penstock.wire.message import QueueMessage
+from penstock.wire.queue import ClaimMessages, LeaseKey
+from scripts import kafka_broker
 from scripts.bench import on_ray
 from scripts.bench.bench import Bench, Case, Page, Side
-from scripts.bench.figures import Line, Measure
+from scripts.bench.figures import Line, Measure, Sample
+from scripts.bench.servers import penstock_server
 
 READ, PARQUET = "Datasource", "Ray Data's read_parquet"
 STORE, REGISTRY, OWNER = "store ray:", "a registry of Ray, the producer owns", "a registry of Ray, which owns"
 _WAYS = {STORE: "store", REGISTRY: "registry", OWNER: "owned"}
+ON_KAFKA, BY_WIRE, BARE = "queue on Kafka", "a client of it", "bare transactions"
+_BATCHES = (100, 1_000)  # messages of a call
+_PUSH = 10_000
+_serial = itertools.count(1)
 _PATH = "store/bench/jobs"
 _BATCH_ROWS = 65_536
 _FILE_BYTES = 32 << 20
@@ -31,6 +56,7 @@ class Sizes:
     rounds: int
     rows: int
     payloads: int
+    messages: int  # of queues on Kafka
 
     @property
     def room(self) -> int:
@@ -45,6 +71,18 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     what = f"{amount:,.0f} MiB"
     read = Line("Ray Data's read", what, READ, PARQUET, "MiB/s", amount, (">=", 0.8), "speed")
     yield Case(sides, [read], sizes.rounds)
+    for batch in _BATCHES:
+        sides = {
+            ON_KAFKA: partial(_forward, count=sizes.messages, batch=batch),
+            BY_WIRE: partial(_forward_by_wire, count=sizes.messages, batch=batch),
+            BARE: partial(_transactions, count=sizes.messages, batch=batch),
+        }
+        line = partial(Line, "Queue on Kafka", beside=BARE, unit="/s", amount=sizes.messages, ratio="speed")
+        lines = [
+            line(f"forward, {batch:,} messages a call", ON_KAFKA, promise=(">=", 0.5)),
+            line(f"claim and forward by a client, {batch:,} messages a call", BY_WIRE),
+        ]
+        yield Case(sides, lines, sizes.rounds)
     for size, name in ((100_000, "100 kB"), (1_000_000, "1 MB")):
         sides = {way: partial(_pass_on, way=way, count=sizes.payloads, size=size) for way in _WAYS}
         line = partial(
@@ -82,6 +120,127 @@ def _batches(rows: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(ids * (2 * n + 1) + n) for n in range(4)], names=list("abcd"))
 
 
+# --- queues on Kafka ---------------------------------------------------------------------------
+
+
+def _forward(bench: Bench, count: int, batch: int) -> Measure:
+    """Claim and forward messages in the process that has the queue, until the broker has all and the ledger knows."""
+
+    def measure() -> Sample:
+        folder, name = bench.folder / f"kafka-{next(_serial)}", f"bench-{next(_serial)}"
+        address, into, out = KafkaAddress.parse(f"kafka://{bench.broker}"), f"queue/{name}/in", f"queue/{name}/out"
+        with closing(Database(folder / "ledger.db", *TABLES)) as database:
+            queue = KafkaQueue(Ledger(database, DESTINATIONS, work_queues), address)
+            queue.link.start()
+            with closing(queue.link), _reading(folder) as ledger:
+                for path in (into, out):
+                    queue.create(path, address)
+                queue.push([NewMessage(into, _message(f"m{number}")) for number in range(count)])
+                _wait_until_settled(ledger)
+                bench.settle()
+                began = time.perf_counter()
+                while leases := queue.claim(into, f"{next(_serial)}", worker="bench", most=batch).leases:
+                    outputs = [NewMessage(out, _message(f"{lease.message.message_id}/out")) for lease in leases]
+                    made = zip(leases, outputs, strict=True)
+                    queue.forward([Forward((lease.key,), (output,)) for lease, output in made])
+                _wait_until_settled(ledger)
+                seconds = time.perf_counter() - began
+                assert queue.counts(out).pushed == count
+        shutil.rmtree(folder)
+        return {"seconds": [seconds]}
+
+    return measure
+
+
+def _message(name: str) -> QueueMessage:
+    return QueueMessage(name, name, "", {"source_stage": "in", "num_records": 1_000}, 1.5)
+
+
+def _wait_until_settled(ledger: sqlite3.Connection) -> None:
+    """Wait until the broker has what a ledger says, and the ledger knows where."""
+    to_do = "unsent OR offset IS NOT NULL AND (acked = 2 OR acked = 0 AND state IN ('done', 'dead'))"
+    while ledger.execute(f"SELECT 1 FROM messages WHERE {to_do} LIMIT 1").fetchone() is not None:
+        time.sleep(0.005)
+
+
+def _forward_by_wire(bench: Bench, count: int, batch: int) -> Measure:
+    """The same by a client of a server."""
+    data = bench.folder / f"on-kafka-{next(_serial)}"
+    data.mkdir()
+    server = bench.contexts.enter_context(penstock_server(data, "disk:", "--kafka", f"kafka://{bench.broker}"))
+    client = bench.contexts.enter_context(penstock.connect(server.url))
+    ledger = bench.contexts.enter_context(_reading(data))
+
+    def measure() -> Sample:
+        name = f"bench-{next(_serial)}"
+        into, out = f"queue/{name}/in", f"queue/{name}/out"
+        for path in (into, out):
+            client.create_queue(path, f"kafka://{bench.broker}")
+        for start in range(0, count, _PUSH):
+            numbers = range(start, min(count, start + _PUSH))
+            client.push(into, [_message(f"m{number}") for number in numbers], finish=numbers[-1] == count - 1)
+        _wait_until_settled(ledger)
+        bench.settle()
+        began = time.perf_counter()
+        while claimed := client.call(CLAIM_MESSAGES, ClaimMessages(into, f"{next(_serial)}", "bench", batch)).messages:
+            made = [(LeaseKey(into, each.message.message_id, each.token), each.message) for each in claimed]
+            outputs = [(key, to_outputs(out, _message(f"{message.message_id}/out"))) for key, message in made]
+            settle(client.connection, outputs, retry_for=30)
+        _wait_until_settled(ledger)
+        return {"seconds": [time.perf_counter() - began]}
+
+    return measure
+
+
+@contextmanager
+def _reading(data: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(f"file:{data / 'ledger.db'}?mode=ro", uri=True, isolation_level=None)) as ledger:
+        yield ledger
+
+
+def _transactions(bench: Bench, count: int, batch: int) -> Measure:
+    """What a program without penstock does: read a batch, send as many records and the offsets in a transaction."""
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.structs import OffsetAndMetadata
+
+    def measure() -> Sample:
+        name, address = f"bare-{next(_serial)}", bench.broker
+        into, out = TopicPartition(f"{name}.in", 0), f"{name}.out"
+        with closing(KafkaProducer(bootstrap_servers=address)) as producer:
+            for number in range(count):
+                message = _message(f"m{number}")
+                producer.send(into.topic, message.encode(), key=message.split_id.encode())
+            producer.flush()
+        with (
+            closing(KafkaConsumer(
+                bootstrap_servers=address, group_id=name, enable_auto_commit=False, isolation_level="read_committed",
+                auto_offset_reset="earliest", max_poll_records=batch,
+            )) as consumer,
+            closing(KafkaProducer(bootstrap_servers=address, transactional_id=name)) as producer,
+        ):  # fmt: skip
+            consumer.assign([into])
+            producer.init_transactions()
+            bench.settle()
+            began, done = time.perf_counter(), 0
+            while done < count:
+                records: list[Any] = []
+                while len(records) < min(batch, count - done):
+                    records += consumer.poll(1_000, max_records=batch - len(records)).get(into, [])
+                producer.begin_transaction()
+                for record in records:
+                    producer.send(out, record.value, key=record.key)
+                offset = OffsetAndMetadata(records[-1].offset + 1, "", -1)
+                producer.send_offsets_to_transaction({into: offset}, name)
+                producer.commit_transaction()
+                done += len(records)
+            return {"seconds": [time.perf_counter() - began]}
+
+    return measure
+
+
+# --- stores of Ray -----------------------------------------------------------------------------
+
+
 def _pass_on(bench: Bench, way: str, count: int, size: int) -> Measure:
     peer = bench.ray
     return lambda: {"seconds": [peer("pass_on", _WAYS[way], count, size)]}
@@ -91,12 +250,12 @@ PAGE = Page(
     output="docs/benchmarks-jobs.md",
     command="make bench-jobs",
     sizes={
-        "all": Sizes(5, 128_000_000, 500),
-        "quick": Sizes(3, 16_000_000, 200),
-        "smoke": Sizes(1, 8_000, 4),
+        "all": Sizes(5, 128_000_000, 500, 20_000),
+        "quick": Sizes(3, 16_000_000, 200, 10_000),
+        "smoke": Sizes(1, 8_000, 4, 200),
     },
     cases=cases,
-    others=frozenset({PARQUET, REGISTRY, OWNER}),
+    others=frozenset({PARQUET, REGISTRY, OWNER, BARE}),
     rivals={on_ray.NAME: frozenset({PARQUET, REGISTRY, OWNER})},
-    lacks=lambda: on_ray.lacks() or None,
+    lacks=lambda: on_ray.lacks() or kafka_broker.missing(),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import emulator
+from scripts import emulator, kafka_broker
 from scripts.bench.command import PAGES
 from tests.kit.spark import needs_spark
 
@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path: Path) -> None:
-    if page == "pubsub" and (lack := emulator.missing()):
+    needed = {"pubsub": emulator.missing, "jobs": kafka_broker.missing}
+    if page in needed and (lack := needed[page]()):
         pytest.skip(lack)
     if page in ("queue", "spark", "topics"):
         needs_spark()

@@ -419,6 +419,15 @@ def test_receipts_are_taken_once_all_have_come(client: Client) -> None:
         client.call("write.finish", finish)
 
 
+def test_a_message_that_is_no_receipt_is_refused_by_name(client: Client) -> None:
+    write = client.call("write.open", {"path": OUT})
+    client.push("queue/receipts", [QueueMessage("x", "x", "", {}, 0.0)], finish=True)
+    finish = {"ticket": write["ticket"], "attempts": [], "receipts": "queue/receipts"}
+    for _ in range(2):  # it is still there
+        with pytest.raises(InvalidRequest, match=r"queue/receipts: a message without 'attempt' .* is no receipt"):
+            client.call("write.finish", finish)
+
+
 def test_a_plan_has_a_most_of_bytes(client: Client) -> None:
     plan = [{"stage": "in", "role": "source", "what": "x" * 66_000}]
     with pytest.raises(LimitExceeded, match=r"stages of earlier ones have .* bytes, of 65,536 at most"):

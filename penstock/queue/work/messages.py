@@ -524,7 +524,13 @@ def take_receipts(t: Transaction, path: str) -> list[str]:
     )  # fmt: skip
     if rows and queues.count(t, queue["id"], done=len(rows)):
         queues.settle(t, [queue["id"]])
-    return [json.loads(row["metadata"])["attempt"] for row in sorted(rows, key=lambda row: int(row["id"]))]
+    attempts = [json.loads(row["metadata"]).get("attempt") for row in sorted(rows, key=lambda row: int(row["id"]))]
+    if not all(isinstance(attempt, str) for attempt in attempts):
+        raise InvalidRequest(
+            f"{path}: a message without 'attempt' in its metadata is no receipt: a queue of receipts takes those of "
+            "one write alone"
+        )
+    return attempts
 
 
 def drop_removed(t: Transaction) -> int:

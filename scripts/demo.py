@@ -1,4 +1,4 @@
-"""The whole way of a table, in and out, with a server of its own, then Spark's, a queue's, a stream's: `make demo`."""
+"""The whole way of a table, in and out, with a server of its own, then Spark's, a job's, a stream's: `make demo`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ZONES = [
     "Museum", "North Station", "Old Town", "Park", "River Bend", "South Gate", "Stadium", "Town Hall", "University",
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
-PARTS = [Path(__file__).with_name(f"demo_{part}.py") for part in ("spark", "queue", "stream")]
+PARTS = [Path(__file__).with_name(f"demo_{part}.py") for part in ("spark", "job", "stream")]
 PATIENCE = 60.0  # seconds for the server to start, and to end
 
 
@@ -185,7 +185,8 @@ def main() -> None:
         server.end(signal.SIGKILL)
         out.unlink(missing_ok=True)
         shutil.rmtree(folder)
-    say("\nThe server has stopped and its data is gone; trips.parquet is still here. Now you: in one shell")
+    left = " and job.html are" if Path("job.html").exists() else " is"
+    say(f"\nThe server has stopped and its data is gone; trips.parquet{left} still here. Now you: in one shell")
     say(paint("  make run-flight", "1"))
     say("and in another")
     say(paint("  . .venv/bin/activate\n  penstock put store/demo/trips trips.parquet", "1"))

@@ -22,7 +22,7 @@ DEMO, PUBSUB_DEMO = SCRIPTS / "demo.py", SCRIPTS / "demo_pubsub.py"
 def run_demo(folder: Path, **environment: str) -> str:
     """Run the whole demo in `folder`, and return what it prints."""
     output = run(DEMO, folder, **environment)
-    assert [file.name for file in folder.iterdir()] == ["trips.parquet"]
+    assert {file.name for file in folder.iterdir()} - {"job.html"} == {"trips.parquet"}
     assert pq.read_metadata(folder / "trips.parquet").num_rows == 500_000
     return output
 
@@ -62,6 +62,8 @@ def test_the_demo_shows_all_steps_with_spark(tmp_path: Path) -> None:
     rows = dict(re.findall(r"^(write|read all|read filtered) +([\d,]+) +[\d.]+ +[\d,]+ +[\d,]+$", output, re.MULTILINE))
     assert (rows["write"], rows["read all"]) == ("2,000,000", "2,000,000")
     assert 10_000 < int(rows["read filtered"].replace(",", "")) < 40_000
+    assert "job/demo: done in" in output
+    assert "score" in (tmp_path / "job.html").read_text()
     assert re.search(r"^ *80 +2,000,000 +[1-9]\d* +0 +0 +1 ", output, re.MULTILINE)
     assert "the scores are those that Spark computes itself\n" in output
     assert "make run-flight" in output
@@ -97,7 +99,7 @@ def test_the_demo_without_java_says_how_to_install_it(tmp_path: Path) -> None:
 
     assert "what came out is what went in\n" in output
     assert "Spark needs Java 17 or newer, no /nowhere/bin/java: `sh scripts/java.sh` installs it" in output
-    assert "Without Spark nothing fills the queue: Spark needs Java 17 or newer" in output
+    assert "Without Spark there is no job: Spark needs Java 17 or newer" in output
     assert "make run-flight" in output
 
 

@@ -72,7 +72,11 @@ def test_the_readmes_spark_code_writes_and_reads_what_it_says(
 
     rows = [(n, n % 7, n % 1000 / 10) for n in range(100_000)]
     cheap = [(n, fare) for n, day, fare in rows if fare < 0.5 and day in (5, 6)]
-    assert re.match(rf"store/readme/fares: 100,000 rows, .*\n{len(cheap)}\n", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert re.match(r"job/score: done in ", printed)
+    scored = client.get("store/scored").read_all().sort_by("id").to_pylist()
+    assert scored == [{"id": n, "fare": fare, "score": 2 * fare} for n, _, fare in rows]
+    assert re.search(rf"^store/readme/fares: 100,000 rows, .*\n{len(cheap)}\n", printed, re.MULTILINE)
     assert sorted(tuple(row) for row in names["cheap"].collect()) == cheap
     table = client.get("store/readme/fares").read_all()
     assert sorted(zip(*table.to_pydict().values(), strict=True)) == rows  # written twice

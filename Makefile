@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 JAVA := $(VENV)/.java
+BROWSER := $(VENV)/.browser
 # A thousand quick tests start a server, and wait for a disk's fsync each: 45 s in memory, 67 s on a disk.
 IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
@@ -17,7 +18,7 @@ help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	    while IFS='|' read -r target words; do printf '%-24s %s\n' "$$target" "$$words"; done
 
-setup: $(STAMP) $(JAVA)  ## make .venv with penstock and its tools (once, again when a pin changes)
+setup: $(STAMP) $(JAVA) $(BROWSER)  ## make .venv with penstock and its tools (once, again when a pin changes)
 	@echo "ready; to have penstock on the PATH: . $(BIN)/activate"
 
 demo: $(STAMP) $(JAVA)  ## see it work: the whole way of a dataset, in one script
@@ -32,7 +33,7 @@ run-flight: $(STAMP)  ## run a server here (ARGS="--listen grpc://127.0.0.1:8815
 # A thousand servers and drivers start in the tests, 0.2 s sooner with bytecode.
 test test-spark-matrix soak check planted: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(STAMP) $(JAVA)  ## run every test (ARGS="-k name" for some)
+test: $(STAMP) $(JAVA) $(BROWSER)  ## run every test (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) $(ARGS)
 
 test-spark-matrix: $(STAMP) $(JAVA)  ## run the Spark tests on Spark 3.5 to 4.3 (ARGS="3.5 4.3" for some)
@@ -106,6 +107,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-build-isolation --use-pep517 --editable '.[dev]'
 	@touch $@
 
-# Without Java all else works, so this goes on, and looks again the next time.
-$(JAVA): | $(STAMP)
-	@if sh scripts/java.sh; then touch $@; fi
+# Without Java, or a browser, all else works, so this goes on, and looks again the next time.
+$(JAVA) $(BROWSER): $(VENV)/.%: | $(STAMP)
+	@if sh scripts/$*.sh; then touch $@; fi

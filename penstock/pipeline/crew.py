@@ -13,7 +13,7 @@ from penstock.client.claim import failure_of
 from penstock.client.client import Client
 from penstock.errors import PenstockError, TimedOut
 from penstock.pipeline.failure import FailurePolicy
-from penstock.pipeline.figures import StageFigures
+from penstock.pipeline.figures import Span, StageFigures
 from penstock.pipeline.pools import Exit, Pool, Worker
 from penstock.pipeline.worker import Begun, Ended, Task
 from penstock.wire.actions import DROP_LEASES, REDRIVE_MESSAGES, RELEASE_LEASES
@@ -136,8 +136,12 @@ class Crew:
             return
         log.warning("stage %s: worker %s has ended: %s", self.stage, member.worker.name, exited.error)
         self.figures.deaths += 1
-        if member.current is not None:
-            self._blame(member.current.lease, exited.error, is_alone=is_alone)
+        if (begun := member.current) is not None:
+            died = Span(
+                member.worker.name, begun.lease.message_id, begun.at, now - member.began, "died", error=exited.error
+            )
+            self.figures.draw(died)
+            self._blame(begun.lease, exited.error, is_alone=is_alone)
             return
         self._failed_starts += 1
         pause = _FIRST_PAUSE * 2 ** (self._failed_starts - 1)

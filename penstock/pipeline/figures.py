@@ -6,15 +6,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.pipeline.worker import Ended
 from penstock.text import counted, format_html_table, format_size, format_table
 from penstock.wire.job import JobState
 
 _RATE_SECONDS = 5.0
-_MOST_SPANS = 20_000
+MOST_SPANS = 20_000
 """Splits of a stage that its timeline keeps, 2 MB: the later ones are counted alone."""
+
+
+SpanOutcome = Literal["done", "failed", "lost", "died", "filled"]
+"""The last two: the worker died with the split, and: a source's time."""
 
 
 class Span(NamedTuple):
@@ -24,8 +28,18 @@ class Span(NamedTuple):
     message_id: str
     began: float
     seconds: float
-    outcome: str
+    outcome: SpanOutcome
     error: str | None
+
+
+class DeadSplit(NamedTuple):
+    """A split that was set aside, as its queue tells it at the end of a run."""
+
+    message_id: str
+    tries: int
+    worker: str
+    error: str
+    trace: str
 
 
 @dataclass
@@ -47,6 +61,8 @@ class StageFigures:
     most_workers: int = 0
     last_error: str | None = None
     spans: list[Span] = field(default_factory=list)
+    dead: list[DeadSplit] = field(default_factory=list)
+    """The first of those that are dead at the run's end."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))
 
     def add(self, worker: str, ended: Ended) -> None:
@@ -60,8 +76,11 @@ class StageFigures:
             self.rows_out += ended.rows_out
             self.bytes_out += ended.bytes_out
             self._recent.append(time.monotonic())
-        if len(self.spans) < _MOST_SPANS:
-            span = Span(worker, ended.message_id, ended.began, ended.seconds, ended.outcome, ended.error)
+        self.draw(Span(worker, ended.message_id, ended.began, ended.seconds, ended.outcome, ended.error))
+
+    def draw(self, span: Span) -> None:
+        """Keep a span for the timeline, if there is room."""
+        if len(self.spans) < MOST_SPANS:
             self.spans.append(span)
 
     def done_per_second(self, now: float) -> float:

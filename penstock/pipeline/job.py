@@ -13,18 +13,18 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Unpack
+from typing import Any, Unpack
 
 from penstock.client.client import Client, ServerArguments, connect
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, JobFailed, PenstockError, WriteEnded
 from penstock.pipeline.crew import Crew, stop_all
-from penstock.pipeline.figures import JobSummary, StageFigures, StageSummary
+from penstock.pipeline.figures import DeadSplit, JobSummary, Span, StageFigures, StageSummary
 from penstock.pipeline.operator import Operation, Work, name_of
 from penstock.pipeline.pools import Pool, open_pool
 from penstock.pipeline.progress import Progress
@@ -44,6 +44,8 @@ _TICK, _LOOK = 0.05, 0.25
 """Seconds between two rounds of the driver, and between two looks at the job's queues."""
 _FULL_SPLITS, _FULL_BYTES = 1_000, 256 << 20
 """What may wait in a queue before its source waits, too."""
+_MOST_DEAD = 100
+"""Dead splits of a stage that a report shows."""
 _CLIENTS = "put"
 """The upstream of a queue that stands for all sources of a job."""
 
@@ -106,7 +108,7 @@ class Job:
         """Write the last run as one HTML file: its stages, and a timeline of its workers. Return the file's path."""
         if self._run is None:
             raise InvalidRequest(f"job {self.job_id} has not been run in this process: call run() first")
-        return write_report(Path(file), self._run.summary(), self._run.figures(), self._run.edges())
+        return self._run.report(Path(file))
 
 
 def _patient_client(server: ServerArguments) -> Client:
@@ -123,7 +125,7 @@ class _Run:
         self, client: Client, job: Job, stages: dict[str, tuple[Stage, PlannedStage]], pool: Pool, progress: Progress
     ) -> None:
         self._client, self._job, self._stages, self._pool, self._progress = client, job, stages, pool, progress
-        self._began = time.monotonic()
+        self._began, self._began_at = time.monotonic(), time.time()
         self._seconds: float | None = None
         self._description: JobDescription | None = None
         self._sources: dict[str, Source] = {}
@@ -134,6 +136,8 @@ class _Run:
         self._cause: str | None = None
         """What has stopped the run from outside."""
         self._failed_source: str | None = None
+        self._filled: dict[str, StageFigures] = {}
+        """By source, when it filled its queues in this run."""
         self._filling: set[str] = set()
         """Sources that are not at their end: what has failed in an earlier run they are about to mend."""
 
@@ -238,6 +242,7 @@ class _Run:
 
     def _fill(self, filling: Filling, waiting: dict[str, set[str]], lock: threading.Lock) -> None:
         """Run a source; end each queue whose last source it was."""
+        began = time.time()
         try:
             self._sources[filling.stage].fill(filling)
             if self._stopping.is_set():
@@ -252,6 +257,8 @@ class _Run:
             log.debug("source %s failed", filling.stage, exc_info=error)
             self._failed_source = f"source {filling.stage!r}: {type(error).__name__}: {error}"
         finally:
+            figures = self._filled[filling.stage] = StageFigures(filling.stage)
+            figures.draw(Span("source", filling.stage, began, time.time() - began, "filled", self._failed_source))
             self._filling.discard(filling.stage)
 
     def _wait_for_room(self) -> bool:
@@ -369,13 +376,19 @@ class _Run:
 
     def _last_death(self, name: str, dead: int) -> str:
         """Describe the dead splits of a stage by one of them."""
-        table = self._client.get(f"{self._queue(name)}/dead", limit=1).read_all()
-        [message] = table.to_pylist() or [{}]
+        [message] = self._dead(name, 1) or [{}]
         many = "a split is" if dead == 1 else f"{dead:,} splits are"
         operator = name_of(self._stages[name][0].what)
         first = f"{message.get('message_id')} failed in {operator} with {message.get('error')}: {message.get('text')}"
         trace = message.get("trace")
         return f"{many} dead, {first}" + (f"\n{trace}" if trace else "")
+
+    def _dead(self, name: str, limit: int) -> list[dict[str, Any]]:
+        """Return dead messages of a stage."""
+        messages: list[dict[str, Any]] = (
+            self._client.get(f"{self._queue(name)}/dead", limit=limit).read_all().to_pylist()
+        )
+        return messages
 
     @contextmanager
     def _on_sigterm(self) -> Iterator[None]:
@@ -398,6 +411,9 @@ class _Run:
         self._seconds = time.monotonic() - self._began
         text = self._cause or cause
         self._description = self._client.call(wire.END_JOB, EndJob(self._job.path, state, text))
+        for name, queue in self._queues().items():
+            if queue.counts.dead and name in self._crews:
+                self._crews[name].figures.dead = [*map(_dead_split, self._dead(name, _MOST_DEAD))]
 
     # --- what is seen -------------------------------------------------------------------------
 
@@ -410,13 +426,11 @@ class _Run:
             stages.append(f"{name} {counts.done:,}/{counts.pushed:,}{dead} ({workers} at work)")
         return f"{self._job.path}: {' · '.join(stages)}, {time.monotonic() - self._began:.0f} s"
 
-    def figures(self) -> list[StageFigures]:
-        """Return what the workers did, by stage."""
-        return [crew.figures for crew in self._crews.values()]
-
-    def edges(self) -> list[tuple[str, str]]:
-        """Return which stage is after which."""
-        return [(above, name) for name, (_, planned) in self._stages.items() for above in planned.after]
+    def report(self, file: Path) -> Path:
+        """Write the run as one HTML file."""
+        assert self._description is not None
+        figures = {**self._filled, **{name: crew.figures for name, crew in self._crews.items()}}
+        return write_report(file, self._description, self.summary(), figures, self._began_at)
 
     def summary(self) -> JobSummary:
         """Return how the run went, up to now."""
@@ -437,3 +451,8 @@ class _Run:
                 )
             )  # fmt: skip
         return JobSummary(self._job.job_id, self._description.state, seconds, tuple(stages))
+
+
+def _dead_split(message: Mapping[str, Any]) -> DeadSplit:
+    error = f"{message['error']}: {message['text']}"
+    return DeadSplit(message["message_id"], message["tries"], message["worker"] or "", error, message["trace"] or "")

@@ -21,7 +21,7 @@ class WriteDataset:
     mode: Mode = "error"
 
     def __str__(self) -> str:
-        return f"WriteDataset {self.path} {self.mode}"
+        return f"WriteDataset {self.path}" + ("" if self.mode == "error" else f" {self.mode}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Crew:
     task: Task
     pool: Pool
     limits: tuple[int, int] = (1, 1)
-    failure: FailurePolicy = field(default_factory=lambda: FailurePolicy(retries=True, most=None, rate=None))
+    failure: FailurePolicy = field(default_factory=lambda: FailurePolicy(retries=True))
     timeout: float | None = None
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from penstock.pipeline.crew import Crew, stop_all
 from penstock.pipeline.figures import DeadSplit, JobSummary, Span, StageFigures, StageSummary
 from penstock.pipeline.operator import Operation, Work, name_of
 from penstock.pipeline.pools import Pool, open_pool
-from penstock.pipeline.progress import Progress
+from penstock.pipeline.progress import Progress, StageProgress
 from penstock.pipeline.report import write_report
 from penstock.pipeline.sinks import Call, DatasetPuts, TopicPuts, WriteDataset, WriteTopic
 from penstock.pipeline.sources import Filling, Source, to_source
@@ -326,7 +326,7 @@ class _Run:
                 self._check()
                 if are_idle and all(queue.counts.state == "complete" for queue in self._queues().values()):
                     return
-                self._progress.show(self._line())
+                self._progress.show(self._job.path, self._stages_now(now), now - self._began)
                 next_look = now + _LOOK
             for name, crew in self._crews.items():
                 crew.tick(self._queues()[name])
@@ -417,14 +417,11 @@ class _Run:
 
     # --- what is seen -------------------------------------------------------------------------
 
-    def _line(self) -> str:
-        """Return the job's progress on a line."""
-        stages = []
-        for name, queue in self._queues().items():
-            counts, workers = queue.counts, len(self._crews[name].members)
-            dead = f", {counts.dead:,} dead" if counts.dead else ""
-            stages.append(f"{name} {counts.done:,}/{counts.pushed:,}{dead} ({workers} at work)")
-        return f"{self._job.path}: {' · '.join(stages)}, {time.monotonic() - self._began:.0f} s"
+    def _stages_now(self, now: float) -> list[StageProgress]:
+        return [
+            StageProgress(name, self._queues()[name].counts, len(crew.members), crew.figures.done_per_second(now))
+            for name, crew in self._crews.items()
+        ]
 
     def report(self, file: Path) -> Path:
         """Write the run as one HTML file."""

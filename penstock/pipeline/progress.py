@@ -1,23 +1,38 @@
-"""The progress of a job: a line on a terminal, an output that changes in a notebook."""
+"""The progress of a job: a line on a terminal, a table that changes in a notebook."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from penstock.spark_plugin.progress import open_display
+from penstock.wire.queue import QueueCounts
+
+
+class StageProgress(NamedTuple):
+    """A stage as it is now."""
+
+    stage: str
+    counts: QueueCounts
+    workers: int
+    per_second: float
 
 
 class Progress:
-    """Shows a line, again and again, and nothing once the block has ended."""
+    """Shows the stages of a job, again and again, and nothing once the block has ended."""
 
     def __init__(self, *, wanted: bool | None) -> None:
         self._show = None if wanted is False else open_display(always=wanted is True)
 
-    def show(self, line: str) -> None:
-        """Show a line in place of the one before."""
+    def show(self, job: str, stages: Sequence[StageProgress], seconds: float) -> None:
+        """Show the stages in place of what was shown before."""
         if self._show is not None:
-            self._show(line)
+            rest = f"{seconds:.0f} s"
+            self._show(
+                f"{job}: {' · '.join(map(_words, stages))}, {rest}",
+                f"<table>{''.join(map(_row, stages))}</table><small>{job}, {rest}</small>",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -25,4 +40,22 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.show("")
+        if self._show is not None:
+            self._show("", "")
+
+
+def _words(stage: StageProgress) -> str:
+    counts = stage.counts
+    dead = f", {counts.dead:,} dead" if counts.dead else ""
+    return f"{stage.stage} {counts.done:,}/{counts.pushed:,}{dead} ({stage.workers} at work)"
+
+
+def _row(stage: StageProgress) -> str:
+    """Return a stage as a table's row. Its name is one of a path, and has nothing that HTML needs to escape."""
+    counts = stage.counts
+    cells = (
+        stage.stage, f'<progress value="{counts.done}" max="{counts.pushed}"></progress>',
+        f"{counts.done:,} of {counts.pushed:,} done", f"{counts.dead:,} dead" if counts.dead else "",
+        f"{stage.per_second:,.1f}/s", f"{stage.workers} at work",
+    )  # fmt: skip
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -9,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import PenstockError
-from penstock.text import format_size
+from penstock.text import cut, format_size
 from penstock.wire.actions import Summary
 
 _INTERVAL = 0.5
-Show = Callable[[str], None]
+Show = Callable[[str, str], None]
+"""Shows a line on a terminal, or HTML in a notebook; both empty: nothing any more."""
 
 
 @contextmanager
@@ -44,24 +46,26 @@ def _run(path: str, progress: Callable[[], Summary], show: Show, done: threading
             break
         seconds = time.monotonic() - began
         amount = f"{write.rows:,} rows, {format_size(write.bytes)}"
-        show(f"{path}: {amount} of {write.attempts:,} partitions are there, {seconds:.0f} s")
-    show("")
+        line = f"{path}: {amount} of {write.attempts:,} partitions are there, {seconds:.0f} s"
+        show(line, f"<small>{line}</small>")
+    show("", "")
 
 
 def open_display(*, always: bool) -> Show | None:
-    """Return how a line is shown to whoever looks; None where nobody does."""
+    """Return how progress is shown to whoever looks; None where nobody does."""
     if "ipykernel" in sys.modules:
         from IPython import get_ipython
         from IPython.display import HTML, display
 
         if get_ipython() is not None:  # another library may have loaded it outside of a notebook
             output = display(HTML(""), display_id=True)
-            return lambda text: output.update(HTML(f"<small>{text}</small>"))
+            return lambda line, page: output.update(HTML(page))
     if always or sys.stderr.isatty():
         return _show_on_terminal
     return None
 
 
-def _show_on_terminal(text: str) -> None:
-    sys.stderr.write(f"\r\x1b[K{text}")
+def _show_on_terminal(line: str, page: str) -> None:
+    """Show a line in place of the last one, on one row; what is logged next begins at its start, not at its end."""
+    sys.stderr.write(f"\r\x1b[K{cut(line, shutil.get_terminal_size().columns - 1)}\r")
     sys.stderr.flush()

@@ -166,3 +166,37 @@ def test_the_streaming_notebook_runs(
     left = client.list("write/")
     assert len(left) <= len(("stop", "again")), left
     assert all(str(entry.state).startswith("open, append to store/notebook/landed") for entry in left), left
+
+
+@pytest.mark.spark
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_the_jobs_notebook_runs(
+    execute: Callable[[str], Outputs],
+    server: PenstockServer,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """It uses a server that runs already, and leaves neither job nor dataset on it."""
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    outputs = execute("jobs")
+
+    assert any("<progress" in text and "calibrate" in text for text in outputs.updates)
+    assert outputs.shown("job").startswith("job/notebook: done in ")
+    assert "<td" in outputs.shown("job", "text/html")
+    assert outputs.value("once") == (4_000, 0)
+    assert "13_calibrate failed in picky with ValueError: no sensor may be called 13" in outputs.printed("fail")
+    assert outputs.printed("fail").endswith("datasets: ['store/results/notebook']\n")
+    resumed = {"all are done": True, "13 is among them": True, "rows": 4_000, "state": "done"}
+    assert outputs.value("resume") == resumed
+    assert "1 dead split" in outputs.shown("dead")
+    assert "no sensor may be called 13" in outputs.shown("look", "text/html")
+    assert outputs.value("redrive") == (1, 4_000)
+    assert "in_13_calibrate" in (tmp_path / "notebook" / "job.html").read_text()
+    assert "<iframe" in outputs.shown("report", "text/html")
+    assert outputs.shown("spark").startswith("job/notebook-spark: done in ")
+    assert outputs.value("read") == (100_000, 0)
+    assert (
+        len(client.list("job/")) == len(client.list("queue/")) == len(client.list()) == len(client.list("write/")) == 0
+    )

@@ -14,6 +14,7 @@ from penstock.cli.invocation import Invocation, command, complete_path
 from penstock.errors import InvalidRequest
 
 _START = "A topic's rows from here on: earliest, latest, a time, how long ago (10m), or offsets by shard (0:500,1:70)."
+_MODE = "Of a payload that doesn't decode: PERMISSIVE (nulls and _error), DROPMALFORMED (no row) or FAILFAST."
 _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .ndjson; - is stdout."
 
 
@@ -23,6 +24,7 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
     "penstock get store/demo/trips --filter 'fare > 40' -c id,fare -o fares.parquet",
     "penstock get topic/orders -c id,_offset,_time --since 10m",
     "penstock get -f topic/orders",
+    "penstock get topic/orders --decode json --schema 'id long, customer struct<name: string>'",
 )
 @click.argument("path", shell_complete=complete_path)
 @click.option("-n", "--rows", metavar="N", type=click.IntRange(min=0), help="The first N rows only.")
@@ -31,12 +33,16 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
 @click.option("--start", metavar="WHERE", help=_START)
 @click.option("--end", metavar="WHERE", help="A topic's rows before this, written as --start is.")
 @click.option("--since", metavar="TIME", help="A topic's rows from this time on: 10m, or 2026-11-18T20:00.")
+@click.option("--decode", metavar="FORMAT", help="Make columns of a topic's payloads: json.")
+@click.option("--schema", metavar="COLUMNS", help="The columns, as Spark's .schema takes them: id long, name string.")
+@click.option("--mode", metavar="MODE", help=_MODE)
 @click.option("-f", "--follow", is_flag=True, help="A topic's rows as they come, until Ctrl-C.")
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="The format, whatever FILE's extension says.")
 def get(
     invocation: Invocation, path: str, *, rows: int | None, columns: str | None, filter: str | None, start: str | None,
-    end: str | None, since: str | None, follow: bool, output: str | None, file_format: str | None,
+    end: str | None, since: str | None, decode: str | None, schema: str | None, mode: str | None, follow: bool,
+    output: str | None, file_format: str | None,
 ) -> None:  # fmt: skip
     """Read the dataset or topic PATH.
 
@@ -55,23 +61,27 @@ def get(
     if file_format in ("arrow", "arrows", "parquet") and not file and terminal.is_terminal():
         raise InvalidRequest(f"{file_format} is no text for a terminal: -o FILE, or a pipe")
     from penstock.cli import preview, tail, writers
+    from penstock.client.typed import Decoded
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     selection: dict[str, Any] = {"columns": names, "filter": filter}
     span = tail.Range(start, end, since)
+    typed: Decoded = {"decode": decode, "schema": schema, "mode": mode}
     if follow:
+        if option := next((name for name, value in typed.items() if value), None):
+            raise InvalidRequest(f"--{option} isn't for --follow, which has rows as they are: leave one of them out")
         tail.follow(invocation, path, selection, span, file_format=file_format or "json", rows=rows, file=file)
         return
     with invocation.connect() as client:
         selection |= span.arguments(client, path)
         if file_format is None:
-            preview.show(client, path, rows, selection)
+            preview.show(client, path, rows, selection, typed)
             return
         whole = file and rows is None and not any(selection.values())
         total = client.call("describe", {"path": path})["bytes"] if whole else None
         began = time.monotonic()
         with (
-            contextlib.closing(client.get(path, limit=rows, **selection)) as reader,
+            contextlib.closing(client.get(path, limit=rows, **selection, **typed)) as reader,
             terminal.progress_bar(path, total, wanted=file is not None) as show,
         ):
             size = writers.save(file, file_format, reader.schema, reader, show)

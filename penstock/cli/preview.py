@@ -16,6 +16,7 @@ from rich.text import Text
 
 from penstock.cli import writers
 from penstock.client.client import Client
+from penstock.client.typed import Decoded
 from penstock.text import counted, cut, printable
 
 _ROWS = 20  # what `get` shows by itself
@@ -23,14 +24,14 @@ _TABLE_ROWS = 1_000  # rows of one table: its columns are as wide as these need
 _CELL, _GAP = 40, 2  # characters of a cell, and between columns
 
 
-def show(client: Client, path: str, rows: int | None, selection: Mapping[str, Any]) -> None:
-    """Print the first rows, and how many there are."""
+def show(client: Client, path: str, rows: int | None, selection: Mapping[str, Any], typed: Decoded) -> None:
+    """Print the first rows, decoded as `typed` says, and how many there are."""
     if "start" in selection:
         total = client.info(path, **{**selection, "filter": None}).rows
     else:
         total = client.call("describe", {"path": path})["rows"]
     limit = min(_ROWS if rows is None else rows, total)
-    table = client.get(path, limit=limit, **selection).read_all()
+    table = client.get(path, limit=limit, **selection, **typed).read_all()
     hidden: list[str] = []
     for start in range(0, max(1, table.num_rows), _TABLE_ROWS):  # the heads alone if there is no row
         if start:

@@ -30,6 +30,12 @@ def check_read(path: object, columns: object, filter: object) -> None:
         raise InvalidRequest(f"filter={filter!r:.80}: expected text such as \"fare > 10 and city = 'Oslo'\"")
 
 
+def check_undecoded(columns: object) -> None:
+    """Reject columns of a read that decodes: its schema names them."""
+    if columns is not None:
+        raise InvalidRequest(f"columns={columns!r:.80}: with decode the schema names the columns; leave them out")
+
+
 def to_start(start: Start | None) -> tuple[Position | None, float | None]:
     """Return a start as a position or as a time."""
     return (None, start.timestamp()) if isinstance(start, datetime) else (to_position(start, "start"), None)

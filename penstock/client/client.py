@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, TypedDict, overload
+from typing import Any, Self, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
 from penstock.client import push, put
-from penstock.client.arguments import Start, check_path, check_read, to_position, to_start
+from penstock.client.arguments import Start, check_path, check_read, check_undecoded, to_position, to_start
 from penstock.client.claim import Claims
 from penstock.client.connection import Connection
 from penstock.client.follow import Follower
@@ -19,6 +19,7 @@ from penstock.client.heartbeats import Heartbeats
 from penstock.client.producer import Producer
 from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
+from penstock.client.typed import Decoded, plan_decoding
 from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
@@ -187,6 +188,7 @@ class Client:
         start: Start | None = None,
         end: Mapping[int, int] | None = None,
         parallel: int = 1,
+        **decoded: Unpack[Decoded],
     ) -> pa.RecordBatchReader:
         """Read a dataset, or one part of it: a reader of batches; `.read_all()` makes a Table.
 
@@ -197,7 +199,15 @@ class Client:
 
         Of a topic, the rows from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time. A row's
         shard, offset and time of arrival are columns on request: `columns=["id", "_shard", "_offset", "_time"]`.
+
+        `decode="json"` makes columns of a topic's payloads, those of `schema`: `"id long, total decimal(10,2)"`, as
+        Spark's `.schema` takes it, or Arrow's. `mode` says what becomes of a payload that doesn't decode: nulls and an
+        `_error` ("PERMISSIVE", the default), no row ("DROPMALFORMED"), or an error ("FAILFAST").
         """
+        decoding = plan_decoding(self, path, decoded)
+        if decoding is not None:
+            check_undecoded(columns)
+            columns = decoding.columns
         info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
         local = info.local if filter is None else None  # mapped parts would have to be filtered here
         names = columns if info.kind == "dataset" else info.schema.names  # a journal's parts may have more columns
@@ -205,6 +215,8 @@ class Client:
         batches = read_tickets(self.connection, tickets, local=local, columns=names, parallel=parallel)
         if filter is not None and limit is not None:
             batches = first_rows(batches, limit)
+        if decoding is not None:
+            return pa.RecordBatchReader.from_batches(decoding.schema, decoding.reading(info.schema).batches(batches))
         return pa.RecordBatchReader.from_batches(info.schema, batches)
 
     def fetch(self, ticket: bytes) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,10 @@
 """What travels to Spark's processes: a value, and the text of its modules, so that workers need no penstock.
 
-A task carries `worker/` and the modules that it imports, 24 kB in all; the processes at the driver that plan for the
-data source get the other modules, too. Pickling modules by value would break on everything that Python finds by name
-(caches, type hints, lazy imports; dataclasses on Spark 3.5). Text doesn't, and a process compiles it once.
+A task carries `worker/` and the modules that it imports, 24 kB in all, and `decode/` if it decodes payloads; the
+processes at the driver that plan for the data source get the other modules, too.
+
+Pickling modules by value would break on everything that Python finds by name (caches, type hints, lazy imports;
+dataclasses on Spark 3.5). Text doesn't, and a process compiles it once.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import penstock
 
 _LOADER = "penstock.spark_plugin.worker.loader"
 _TASKS = ("penstock.spark_plugin.worker.tasks", "penstock.spark_plugin.worker.pieces")
+_DECODING = ("penstock.decode.decoding",)
 _PLANNING = ("penstock.spark_plugin.source",)
 _UNPACK = "exec(__import__('marshal').loads(__import__('zlib').decompress(loader)), globals()) or unpack(*arguments)"
 """Evaluated on unpickling: only builtins are pickled by name. The loader travels as code, as compiling its text would
@@ -33,11 +36,15 @@ _READING = threading.Lock()
 """Two threads of a driver may write their first frames at once: in Python 3.11 `ast.parse` fails in one of them."""
 
 
-def pack(value: object, *, planning: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the `__reduce__` of an object that is unpickled as `value`: in a task, or in a process that plans."""
+def pack(
+    value: object, *, planning: bool = False, decoding: bool = False
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the `__reduce__` of an object that is unpickled as `value`: in a task, which may decode, or in a process
+    that plans.
+    """
     with _READING:
         driver, loader, *bundles = _texts()
-    needed = tuple(bundles if planning else bundles[:1])
+    needed = tuple(bundles if planning else bundles[: 2 if decoding else 1])
     arguments = penstock.__name__, penstock.__version__, driver, loader, needed, pickle.dumps(value)
     return eval, (_UNPACK, {"loader": loader, "arguments": arguments})
 
@@ -45,14 +52,14 @@ def pack(value: object, *, planning: bool = False) -> tuple[Callable[..., Any], 
 class CarriedTask:
     """A task as mapInArrow takes it."""
 
-    def __init__(self, task: Callable[..., Any]) -> None:
-        self._task = task
+    def __init__(self, task: Callable[..., Any], *, decoding: bool = False) -> None:
+        self._task, self._decoding = task, decoding
 
     def __call__(self, batches: Any) -> Any:
         return self._task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pack(self._task)
+        return pack(self._task, decoding=self._decoding)
 
 
 class PickledCall:
@@ -67,13 +74,17 @@ class PickledCall:
 
 @cache
 def _texts() -> tuple[Any, ...]:
-    """Return the digest of this driver's modules, the loader, the modules that tasks need, and those of planning."""
+    """Return the digest of this driver's modules, the loader, the modules that tasks need, those that decode, and those
+    of planning.
+    """
     carried: Any = next((each for each in sys.meta_path if type(each).__name__ == "CarriedModules"), None)
     if carried is not None:  # to read the modules takes each process that plans 40 ms
         return carried.driver, carried.loader, *carried.bundles
     tasks = read_modules(_TASKS)
-    planning = {name: text for name, text in read_modules((*_PLANNING, _LOADER)).items() if name not in tasks}
-    bundles = [zlib.compress(json.dumps(modules).encode(), 9) for modules in (tasks, planning)]
+    decoding = {name: text for name, text in read_modules(_DECODING).items() if name not in tasks}
+    known = tasks | decoding
+    planning = {name: text for name, text in read_modules((*_PLANNING, _LOADER)).items() if name not in known}
+    bundles = [zlib.compress(json.dumps(modules).encode(), 9) for modules in (tasks, decoding, planning)]
     return hashlib.sha256(b"".join(bundles)).hexdigest(), _code(planning[_LOADER]), *bundles
 
 

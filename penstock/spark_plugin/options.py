@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+import pyarrow as pa
+
+from penstock.client.client import Client
+from penstock.client.typed import Decoded, plan_decoding
+from penstock.decode.decoding import Decoding
 from penstock.errors import InvalidRequest
 from penstock.text import parse_seconds, suggest
 from penstock.wire.actions import AskOffsets
@@ -59,6 +64,10 @@ OPTIONS = (
     Option("filter", "only rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`", "none", ("read",)),
     Option("pushdown", "`true`: the server evaluates Spark's filters; for a frame that one query uses, once",
            "`false`", ("read",)),
+    Option("decode", "how payloads become the columns of `.schema(…)`: `json`", "none", _READS, ("valueFormat",)),
+    Option("mode", "what becomes of a payload that doesn't decode: nulls and `_error`, where the schema has it "
+           "(`PERMISSIVE`), no row (`DROPMALFORMED`) or an error (`FAILFAST`)", "`PERMISSIVE`", _READS,
+           ("columnNameOfCorruptRecord",)),
     Option("startingOffsets",
            "where to begin in a topic: `earliest`, `latest`, a time such as `2026-11-18T20:00:00Z`, or "
            'offsets by shard, `{"0": 500}`; a query that has a checkpoint continues there', "`earliest`", _READS,
@@ -151,6 +160,13 @@ def seconds(values: Mapping[str, str], name: str, default: float) -> float:
     if duration is None or duration >= 1e6:
         raise InvalidRequest(f"the option {name}={text[:80]!r}: expected seconds, or a time such as 90s, 15m or 2h")
     return duration
+
+
+def decoding(client: Client, values: Mapping[str, str], schema: pa.Schema) -> Decoding | None:
+    """Return how payloads become the columns of a schema; None without the option `decode`."""
+    decode = values.get("decode")
+    arguments: Decoded = {"decode": decode, "schema": None if decode is None else schema, "mode": values.get("mode")}
+    return plan_decoding(client, values["path"], arguments, with_error=False)
 
 
 def start_request(path: str, text: str, option: str = "startingOffsets") -> AskOffsets:

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.client import client as clients
-from penstock.client.arguments import Start
+from penstock.client.arguments import Start, check_undecoded
+from penstock.client.typed import Decoded, plan_decoding
 from penstock.errors import InvalidRequest
 from penstock.spark_plugin import carry
-from penstock.spark_plugin.spark_types import to_spark
+from penstock.spark_plugin.spark_types import to_arrow, to_spark
 from penstock.spark_plugin.worker.tasks import TICKETS, GetNumberedTickets, GetTickets, NumberedTickets, make_batch
 from penstock.wire.read import EndpointNote
 
@@ -32,15 +33,34 @@ class DoGet:
     Rows that are deleted or overwritten meanwhile stay readable for the life of the tickets, counted from here.
     """
 
-    def __init__(self, client: clients.Client, path: str, filter: str | None, **options: Any) -> None:
+    def __init__(
+        self,
+        client: clients.Client,
+        path: str,
+        filter: str | None,
+        *,
+        columns: Sequence[str] | None = None,
+        decoded: Decoded | None = None,
+        **options: Any,
+    ) -> None:
         self.path = path
-        info = client.info(path, filter=filter, **options)
+        arguments = decoded or Decoded()
+        schema: Any = arguments.get("schema")
+        if hasattr(schema, "fieldNames"):
+            arguments = {**arguments, "schema": to_arrow(schema)}
+        decoding = plan_decoding(client, path, arguments)
+        if decoding is not None:
+            check_undecoded(columns)
+            columns = decoding.columns
+        info = client.info(path, columns=columns, filter=filter, **options)
+        decoding = decoding and decoding.reading(info.schema)
         self.schema: StructType
         """The schema for mapInArrow; as exact as the dataset's own."""
-        self.schema, arrow = to_spark(info.schema)
+        self.schema, arrow = to_spark(decoding.schema if decoding else info.schema)
         self._tickets = list(split_tickets(info.endpoints, filtered=filter is not None))
+        self._decodes = decoding is not None
         settings = client.settings.for_tasks(info.location)
-        self._task = GetTickets(settings, arrow, info.local if filter is None else None)
+        self._task = GetTickets(settings, arrow, info.local if filter is None else None, decoding)
 
     def tickets(self, spark: SparkSession) -> DataFrame:
         """Return a frame of the tickets, in partitions of about the same bytes."""
@@ -49,7 +69,7 @@ class DoGet:
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the frame `tickets(spark).mapInArrow(self, self.schema)`, in one step."""
-        task = carry.CarriedTask(GetNumberedTickets(NumberedTickets(self._tickets), self._task))
+        task = carry.CarriedTask(GetNumberedTickets(NumberedTickets(self._tickets), self._task), decoding=self._decodes)
         return self._numbers(spark).mapInArrow(task, self.schema)
 
     def _numbers(self, spark: SparkSession) -> DataFrame:
@@ -60,7 +80,7 @@ class DoGet:
         return self._task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.pack(self._task)
+        return carry.pack(self._task, decoding=self._decodes)
 
     def __repr__(self) -> str:
         return f"penstock.do_get({self.path!r}): tickets for {len(self._tickets)} tasks"
@@ -88,16 +108,29 @@ def do_get(
     start: Start | None = None,
     end: Mapping[int, int] | None = None,
     journal: str | None = None,
-    **server: Unpack[clients.ServerArguments],
+    **others: Unpack[ReadArguments],
 ) -> DoGet:
     """Return the tickets of a dataset, for Spark's tasks: `get.tickets(spark).mapInArrow(get, get.schema)`.
 
     Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. Of a topic, the rows
     from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has,
-    names the journal of these offsets: a topic that was deleted and created again is rejected. `url` and others as in
-    `penstock.connect`.
+    names the journal of these offsets: a topic that was deleted and created again is rejected. `decode`, `schema` and
+    `mode` as in `c.get`. `url` and others as in `penstock.connect`.
     """
-    return DoGet(clients.connect(**server), path, filter, columns=columns, start=start, end=end, journal=journal)
+    decoded, server = _split(others)
+    return DoGet(
+        clients.connect(**server), path, filter, columns=columns, start=start, end=end, journal=journal, decoded=decoded
+    )
+
+
+class ReadArguments(clients.ServerArguments, Decoded, total=False):
+    """The arguments of a read that say which server, and how payloads become columns."""
+
+
+def _split(others: ReadArguments) -> tuple[Decoded, clients.ServerArguments]:
+    server: Any = {name: value for name, value in others.items() if name in clients.ServerArguments.__annotations__}
+    decoded: Any = {name: value for name, value in others.items() if name not in server}
+    return decoded, server
 
 
 def read(
@@ -109,16 +142,17 @@ def read(
     start: Start | None = None,
     end: Mapping[int, int] | None = None,
     journal: str | None = None,
-    **server: Unpack[clients.ServerArguments],
+    **others: Unpack[ReadArguments],
 ) -> DataFrame:
     """Return a dataset as a frame, as it is now: later changes aren't seen, and deleted rows stay readable for 12 hours
     (the server's --ticket-life). After that evaluating the frame is an error that says to read again.
 
     Of a topic, the rows from `start` up to `end`, offsets by shard, `{0: 500}`; a shard that isn't named is read to its
     end. `journal`, which `describe` has, names the journal of these offsets: a topic that was deleted and created again
-    is rejected.
+    is rejected. `decode="json"` makes columns of its payloads: those of `schema`, "id long, total decimal(10,2)" or
+    Spark's own types; `mode` as in `c.get`.
     """
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")
-    get = do_get(path, columns=columns, filter=filter, start=start, end=end, journal=journal, **server)
+    get = do_get(path, columns=columns, filter=filter, start=start, end=end, journal=journal, **others)
     return get.rows(spark)

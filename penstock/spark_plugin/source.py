@@ -83,6 +83,10 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         values = options.checked(self.options, "read", "stream")
         with self._client(values) as client:
             subscriptions.attach(client, values)
+            if "decode" in values:
+                raise InvalidRequest(
+                    f"decode={values['decode'][:80]!r} needs a schema: .schema('id long, total decimal(10,2)')"
+                )
             columns = options.columns(values.get("columns"))
             return to_spark(client.info(values["path"], columns=columns, filter=values.get("filter")).schema)[0]
 
@@ -91,6 +95,8 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         values = options.checked(self.options, "read")
         client = self._client(values)
         subscriptions.attach(client, values)
+        if "decode" in values and (other := next((name for name in ("columns", "pushdown") if name in values), None)):
+            raise InvalidRequest(f"the option '{other}' is for a read that doesn't decode: leave it out")
         pushing = options.switch(values, "pushdown", False) and _PUSHING in sys.modules
         reader = (PushingReader if pushing else BatchReader)(client, values, schema)
         self._planned = True
@@ -161,12 +167,18 @@ class BatchReader(PartitionReader):
 
     def __init__(self, client: clients.Client, values: Mapping[str, str], schema: StructType) -> None:
         self._client, self._values, self._path, self._filter = client, values, values["path"], values.get("filter")
-        dataset = client.info(self._path, columns=options.columns(values.get("columns"))).schema
-        check_schema_matches(self._path, schema, dataset)
-        self._dataset = pa.schema([dataset.field(name) for name in schema.names])
         self._arrow = to_arrow(schema)
         """The very schema in which Spark takes batches: from 4.2 on it compares."""
-        self._pushable = pushable_columns(schema, self._dataset)
+        self._decoding = options.decoding(client, values, self._arrow)
+        columns = options.columns(values.get("columns")) if self._decoding is None else self._decoding.columns
+        dataset = client.info(self._path, columns=columns).schema
+        if self._decoding is None:
+            check_schema_matches(self._path, schema, dataset)
+            dataset = pa.schema([dataset.field(name) for name in schema.names])
+        else:
+            self._decoding = self._decoding.reading(dataset)
+        self._dataset = dataset
+        self._pushable = pushable_columns(schema, self._dataset) if self._decoding is None else {}
 
     @without_traceback
     def partitions(self) -> list[sql.InputPartition]:
@@ -175,7 +187,7 @@ class BatchReader(PartitionReader):
         if not info.schema.equals(self._dataset):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
         settings = self._client.settings.for_tasks(info.location)
-        get = GetTickets(settings, self._arrow, None if self._filter else info.local)
+        get = GetTickets(settings, self._arrow, None if self._filter else info.local, self._decoding)
         tickets = split_tickets(info.endpoints, filtered=self._filter is not None)
         return [sql.InputPartition((get, each)) for each in tickets] or [sql.InputPartition(None)]
 
@@ -196,7 +208,7 @@ class BatchReader(PartitionReader):
         return {"start": first.start, "end": until, "journal": first.journal}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.pack(PartitionReader())
+        return carry.pack(PartitionReader(), decoding=self._decoding is not None)
 
 
 class PushingReader(BatchReader):

@@ -43,6 +43,9 @@ class StreamReader(StreamPartitionReader):
                 options.seconds(values, "settle", SETTLE),
             ),
         )
+        self._arrow = to_arrow(schema)
+        self._decoding = options.decoding(client, values, self._arrow)
+        self._names = schema.names if self._decoding is None else list(self._decoding.columns)
         self._schema_matches = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
@@ -56,7 +59,8 @@ class StreamReader(StreamPartitionReader):
         partitions: list[sql.InputPartition] = []
         for info in self._infos(begin, until):
             self._check_schema(info)
-            get = GetTickets(self._client.settings.for_tasks(info.location), to_arrow(self._schema), info.local)
+            settings = self._client.settings.for_tasks(info.location)
+            get = GetTickets(settings, self._arrow, info.local, self._decoding and self._decoding.reading(info.schema))
             partitions += [sql.InputPartition((get, tickets)) for tickets in self._tickets(info)]
         return partitions
 
@@ -72,7 +76,7 @@ class StreamReader(StreamPartitionReader):
                 starts[shard] = first + (until - first) * cut // cuts
                 ends[shard] = first + (until - first) * (cut + 1) // cuts
             yield self._client.info(
-                self._consumption.path, columns=self._schema.names, start=starts,
+                self._consumption.path, columns=self._names, start=starts,
                 end=Position(ends, end.position.life), journal=end.journal,
             )  # fmt: skip
 
@@ -88,12 +92,12 @@ class StreamReader(StreamPartitionReader):
             yield pa.Table.from_batches(split_tickets(endpoints, filtered=False)).combine_chunks().to_batches()[0]
 
     def _check_schema(self, info: Info) -> None:
-        if not self._schema_matches:
+        if not self._schema_matches and self._decoding is None:
             check_schema_matches(self._consumption.path, self._schema, info.schema)
             self._schema_matches = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.pack(StreamPartitionReader())
+        return carry.pack(StreamPartitionReader(), decoding=self._decoding is not None)
 
 
 try:

@@ -85,7 +85,7 @@ def texts(bundle: int) -> dict[str, str]:
     return modules
 
 
-TASKS, PLANNING = 2, 3
+TASKS, DECODING, PLANNING = 2, 3, 4
 
 
 # --- which modules travel ------------------------------------------------------------------
@@ -106,6 +106,15 @@ def test_every_module_that_travels_is_imported(bare_python: Path, packed: Path, 
     later = ["spark_plugin.worker.pieces", "spark_plugin.worker.open_put"]
     later += ["wire.actions", "wire.job", "wire.payloads"]
     assert set(worker["texts"]) - set(worker["imported"]) == {f"penstock.{name}" for name in later}
+
+
+def test_what_decodes_travels_with_tasks_that_decode() -> None:
+    modules = texts(DECODING)
+    assert {"penstock.decode.decoding", "penstock.decode.json", "penstock.rows.exact"} <= set(modules)
+    assert not set(modules) & set(texts(TASKS))
+    _, _, tasks, decoding, _ = carry._texts()
+    assert carry.pack(1, decoding=True)[1][1]["arguments"][4] == (tasks, decoding)
+    assert carry.pack(1)[1][1]["arguments"][4] == (tasks,)
 
 
 def test_planning_gets_the_rest_of_the_client_and_plugin() -> None:
@@ -206,8 +215,8 @@ def others(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The same task from a driver with other modules."""
     modules = texts(TASKS)
     modules["penstock"] += "\nmark = 'other'\n"
-    _, loader, _, planning = carry._texts()
-    changed = "other", loader, zlib.compress(json.dumps(modules).encode()), planning
+    _, loader, _, *others = carry._texts()
+    changed = "other", loader, zlib.compress(json.dumps(modules).encode()), *others
     file = tmp_path / "others"
     with monkeypatch.context() as here:
         here.setattr(carry, "_texts", lambda: changed)
@@ -229,7 +238,7 @@ def test_planning_adds_modules_to_those_of_a_task(bare_python: Path, packed: Pat
     value = carry.PickledCall(carry.PickledCall, print, 7)
     file.write_bytes(pickle.dumps(Packed(value)))
     worker = look(bare_python, packed, file, cwd=tmp_path)
-    assert (worker["drivers"], set(worker["texts"])) == (1, {*texts(TASKS), *texts(PLANNING)})
+    assert (worker["drivers"], set(worker["texts"])) == (1, {*texts(TASKS), *texts(DECODING), *texts(PLANNING)})
     subprocess.run([bare_python, "-c", PACK_AGAIN, file, packed, again], cwd=tmp_path, check=True)
     worker = look(bare_python, packed, again, cwd=tmp_path)
     assert (worker["drivers"], worker["ticket"]) == (1, "ticket")

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -18,6 +18,9 @@ from penstock.rows.slices import size_of
 from penstock.spark_plugin.worker.connection_cache import CONNECTIONS
 from penstock.spark_plugin.worker.types import widen_schema
 from penstock.wire.put import SparkTask
+
+if TYPE_CHECKING:
+    from penstock.decode.decoding import Decoding
 
 RECEIPTS = pa.schema(
     {"write": pa.string(), "attempt": pa.string(), "rows": pa.int64(), "bytes": pa.int64(), "parts": pa.int32(),
@@ -94,19 +97,24 @@ def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 class GetTickets:
     """Rows of tickets become the rows that they name, in the types that Spark takes."""
 
-    def __init__(self, settings: ConnectSettings, schema: pa.Schema, local: str | None) -> None:
+    def __init__(
+        self, settings: ConnectSettings, schema: pa.Schema, local: str | None, decoding: Decoding | None = None
+    ) -> None:
         self.settings = settings
         self.schema = schema
         self.local = local
         """The server's socket for readers on its host; None where it has none, or filters the rows."""
+        self.decoding = decoding
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of each ticket. An expired ticket raises, it never reads as fewer rows."""
         columns = ((each["ticket"].to_pylist(), each["rows"].to_pylist()) for each in batches)
         tickets = (pair for each in columns for pair in zip(*each, strict=True))
         with CONNECTIONS.connect(self.settings) as connection:
-            rows = read_tickets(connection, tickets, local=self.local, columns=self.schema.names or None)
-            yield from fit_batches(rows, self.schema, reading=True)
+            names = self.schema.names if self.decoding is None else self.decoding.columns
+            rows = read_tickets(connection, tickets, local=self.local, columns=names or None)
+            decoding = self.decoding
+            yield from fit_batches(rows, self.schema, reading=True) if decoding is None else decoding.batches(rows)
 
 
 class NumberedTickets:

@@ -20,8 +20,8 @@ import time
 import traceback
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from penstock.client.heartbeats import Heartbeats
 from penstock.client.local import LocalParts
 from penstock.client.push import Output, settle, to_outputs
 from penstock.client.settings import LONG_RETRY_FOR
-from penstock.client.settling import Settler, settle_blocks
+from penstock.client.settling import Settleable, Settler, settle_blocks
 from penstock.errors import (
     Expired,
     InvalidRequest,
@@ -68,6 +68,8 @@ _LOST_TRIES = 2
 """A message whose payload is lost is dead at this try: the first may have met a server that was just put back."""
 _AHEAD, _MOST_AHEAD = 0.1, 64
 """Seconds of work, and messages, that are loaded ahead of a worker that is quick: a claim costs as much as an ack."""
+_BATCH_BYTES = 8 << 20
+"""Of the payloads that a worker takes at once, unless one is larger."""
 _STOP_CHECK = 0.2
 """Seconds between two looks at `stop` while the worker waits for a lease."""
 _LEAVE = 10.0
@@ -105,6 +107,8 @@ class Lease:
         self.key = LeaseKey(queue.path, claimed.message.message_id, claimed.token)
         self.tries = claimed.tries
         """How often the message was claimed, this time included."""
+        self.bytes = 0
+        """Of the payload."""
         self.outputs: list[Output] = []
         """What was forwarded."""
         self._queue = queue
@@ -116,6 +120,11 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"Lease({self.key.queue!r}, {self.key.message_id!r}, {self._state}, try {self.tries})"
+
+    @property
+    def keys(self) -> tuple[LeaseKey, ...]:
+        """The lease's own key, for what settles it."""
+        return (self.key,)
 
     @property
     def lost(self) -> bool:
@@ -197,12 +206,22 @@ class Lease:
         if self._state == "lost":
             log.warning("%s", self._over())
             return
+        self.begin_settling()
+        self._queue.settle(self)
+
+    def end_with(self, others: Sequence[Lease]) -> None:
+        """Have the lease and others of its claim acked soon, with what was forwarded of each, in one transaction.
+
+        All of that or nothing: if one of the leases is over by then, the others are given back.
+        """
+        leases = (self, *others)
+        for lease in leases:
+            lease.begin_settling()
+        self._queue.settle(_Together(leases))
+
+    def begin_settling(self) -> None:
+        """Note that what ends the lease is under way: `settled` tells the end."""
         self._settling, self._answered = True, threading.Event()
-        if not self._queue.settler.add(self):
-            try:
-                settle_blocks(self._queue.connection, [self])
-            finally:
-                self.settled(None)
 
     def settled(self, outcome: LeaseOutcome | None) -> None:
         """Note what became of the lease; None: the server has not answered, so nobody knows."""
@@ -265,6 +284,29 @@ class Lease:
         )
 
 
+class _Together:
+    """Leases that end together, or not at all."""
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        self.keys = tuple(lease.key for lease in leases)
+        self.outputs = [output for lease in leases for output in lease.outputs]
+        self._leases = leases
+
+    def settled(self, outcome: LeaseOutcome | None) -> None:
+        """Note what became of the leases; those of which others are over are given back."""
+        is_lost = outcome is not None and outcome.code is not None
+        for lease in self._leases:
+            lease.settled(None if is_lost else outcome)
+        if is_lost:
+            _release(self._leases)
+
+    def fail(self, error: Exception) -> None:
+        """Give the messages back."""
+        for lease in self._leases:
+            lease.settled(None)
+            lease.fail(error)
+
+
 @dataclass(frozen=True, slots=True)
 class _Queue:
     """What the leases of one claim share."""
@@ -273,6 +315,14 @@ class _Queue:
     connection: Connection
     heartbeats: Heartbeats
     settler: Settler
+
+    def settle(self, block: Settleable) -> None:
+        """Have a block acked soon, or ack it where no loop goes on."""
+        if not self.settler.add(block):
+            try:
+                settle_blocks(self.connection, [block])
+            finally:
+                block.settled(None)
 
 
 class Claims:
@@ -306,11 +356,20 @@ class Claims:
         self._loader.stopping = True  # a bare flag: a handler must not take a lock
 
     def __iter__(self) -> Iterator[Lease]:
+        with closing(self.batches(1)) as batches:
+            for [lease] in batches:
+                yield lease
+
+    def batches(self, most: int, *, linger: float = 0.0) -> Generator[list[Lease]]:
+        """Iterate over all leases that are loaded, so many at once or 8 MiB, in place of one after the other.
+
+        With `linger`, fewer come only after so many seconds.
+        """
         with self._sigterm():
-            self._loader.start()
+            self._loader.start(most)
             try:
-                while (lease := self._loader.take()) is not None:
-                    yield lease
+                while leases := self._loader.take(most, linger):
+                    yield leases
                 self._loader.settle_rest()
             finally:
                 self._loader.close()
@@ -353,40 +412,58 @@ class _Loader:
         self._ready: deque[Lease] = deque()
         self._waits, self._takes = False, 0
         """Whether the worker waits for a lease, and how many it has asked for."""
-        self._taken, self._pace = time.monotonic(), _AHEAD
-        """When the worker took its last lease, and the seconds that it needs for one, of late."""
+        self._batch = 1
+        """How many leases the worker takes at once."""
+        self._taken, self._pace, self._size = time.monotonic(), _AHEAD, float(_BATCH_BYTES)
+        """When the worker took its last lease; the seconds that it needs for one, and the bytes of one, of late."""
         self._ended = False
         self._error: BaseException | None = None
         self._parts: LocalParts | None = None
         self._local: str | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-claim", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, batch: int) -> None:
+        """Start the thread for a worker that takes so many leases at once."""
         if self._thread.ident is not None:
             raise InvalidRequest(f"the claim of {self._queue.path} was iterated over already: claim again")
+        self._batch = batch
         self._thread.start()
 
-    def take(self) -> Lease | None:
-        """Return the next lease with its payload; None at the end."""
+    def take(self, most: int, linger: float) -> list[Lease]:
+        """Return the next leases with their payloads; none at the end."""
         with self._changed:
             self._waits = True
             self._takes += 1
             self._changed.notify_all()
             try:
-                while not (self._has_ready() or self._ended or self.stopping or self._queue.settler.error):
+                while not (self._has_ready() or self._has_ended()):
                     self._changed.wait(_STOP_CHECK)
+                if linger:
+                    self._changed.wait_for(lambda: len(self._ready) >= most or self._has_ended(), linger)
             finally:
                 self._waits = False
             self._check_settled()
-            if self._ready and not self.stopping:
+            if self._has_ready() and not self.stopping:
+                leases = self._pop(most)
                 now = time.monotonic()
-                self._taken, self._pace = now, (self._pace + now - self._taken) / 2
+                self._taken, self._pace = now, (self._pace + (now - self._taken) / len(leases)) / 2
                 self._changed.notify_all()
-                return self._ready.popleft()
+                return leases
             if self._error is not None and not self.stopping:
                 raise self._error
-            return None
+            return []
+
+    def _has_ended(self) -> bool:
+        """Whether no further lease will be loaded."""
+        return bool(self._ended or self.stopping or self._queue.settler.error)
+
+    def _pop(self, most: int) -> list[Lease]:
+        """Take leases that are loaded: the first one, and others while their payloads are small."""
+        leases = [self._ready.popleft()]
+        size = leases[0].bytes
+        while len(leases) < most and self._has_ready() and (size := size + self._ready[0].bytes) <= _BATCH_BYTES:
+            leases.append(self._ready.popleft())
+        return leases
 
     def _has_ready(self) -> bool:
         """Whether a lease is loaded; one that was lost meanwhile is passed over."""
@@ -441,7 +518,8 @@ class _Loader:
         with self._changed:
             while not (self.stopping or self._ended):
                 quick = int(_AHEAD / max(self._pace, _AHEAD / _MOST_AHEAD))
-                ahead = self._prefetch and max(self._prefetch, quick)
+                batches = 0 if self._batch == 1 else min(2 * self._batch, int(2 * _BATCH_BYTES / self._size))
+                ahead = self._prefetch and max(self._prefetch, quick, batches)
                 room = ahead + self._waits - len(self._ready) - len(self._queue.settler)
                 if room > (ahead - self._prefetch) // 2:
                     return room
@@ -507,7 +585,9 @@ class _Loader:
                 lease.fail(lost)
             return
         lease.split = Split(claimed.message, payload)
+        lease.bytes = 0 if payload is None else slices.size_of_table(payload.data)
         with self._changed:
+            self._size = max(1.0, (self._size + lease.bytes) / 2)
             self._ready.append(lease)
             self._changed.notify_all()
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.client.connection import Connection
 from penstock.client.put import Writer
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, of_code
 from penstock.rows import slices
 from penstock.rows.payload import SplitPayload, plain
 from penstock.wire.actions import ACK_LEASES
@@ -86,11 +86,27 @@ def settle(
         for index, (_, own) in enumerate(made)
         for output in own
     ]
+    return _settle(connection, leases, outputs, retry_for, each=True)
+
+
+def settle_together(
+    connection: Connection, leases: Sequence[LeaseKey], outputs: Sequence[Output], *, retry_for: float
+) -> None:
+    """Note leased messages as done and push what was made of them all; LeaseLost, and nothing, if one lease is over."""
+    outcomes = _settle(connection, tuple(leases), outputs, retry_for, each=False)
+    for outcome in outcomes:  # of leases without outputs, which are acked one by one
+        if outcome.code is not None:
+            raise of_code(outcome.code, outcome.text or "")
+
+
+def _settle(
+    connection: Connection, leases: tuple[LeaseKey, ...], outputs: Sequence[Output], retry_for: float, *, each: bool
+) -> Sequence[LeaseOutcome]:
     if not outputs:
         return connection.call(ACK_LEASES, AckLeases(leases), retry_for=retry_for, waits_for_room=True).outcomes
     for group in _by_schema(outputs)[1:]:
         outputs = _staged(connection, outputs, group, leases, retry_for)
-    return _send(connection, outputs, leases=leases, retry_for=retry_for).outcomes or ()
+    return _send(connection, outputs, leases=leases, each=each, retry_for=retry_for).outcomes or ()
 
 
 def _staged(
@@ -136,12 +152,13 @@ def _send(
     outputs: Sequence[Output],
     *,
     leases: tuple[LeaseKey, ...] = (),
+    each: bool = False,
     retry_for: float | None = None,
 ) -> Receipt:
     """Send one stream, again and again until it is answered: the attempt's id makes a repeat change nothing."""
     schema = next((each.data.schema for each in outputs if each.data is not None), _NOTHING)
     command = PutCommand(
-        uuid.uuid4().hex, path=outputs[0].queue, forward=leases or None, each=bool(leases) or None,
+        uuid.uuid4().hex, path=outputs[0].queue, forward=leases or None, each=each or None,
         ready=sum(each.bytes for each in outputs) > _READY_BYTES,
     )  # fmt: skip
     empty = schema.empty_table()

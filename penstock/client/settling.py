@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.client.connection import Connection
-from penstock.client.push import Output, settle
+from penstock.client.push import Output, settle, settle_together
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import Denied, LeaseLost, TimedOut, Unavailable, of_code
 from penstock.wire.queue import LeaseKey, LeaseOutcome
@@ -27,17 +27,24 @@ _FINALIZING_CHECK = 0.2
 
 
 class Settleable(Protocol):
-    """A lease whose block has ended normally."""
+    """A block that has ended normally: a lease, or several that end together."""
 
-    key: LeaseKey
-    outputs: list[Output]
+    @property
+    def keys(self) -> tuple[LeaseKey, ...]:
+        """The leases that end with it, all or none."""
+        ...
+
+    @property
+    def outputs(self) -> list[Output]:
+        """What was forwarded."""
+        ...
 
     def settled(self, outcome: LeaseOutcome | None) -> None:
-        """Note what became of the lease; None: the server has not answered, so nobody knows."""
+        """Note what became of the leases; None: the server has not answered, so nobody knows."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Give the message back, as what was forwarded can't be stored."""
+        """Give the messages back, as what was forwarded can't be stored."""
         ...
 
 
@@ -58,14 +65,14 @@ class Settler:
         self._thread = threading.Thread(target=self._run, name="penstock-settle", daemon=True)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._settling)
+        return sum(len(block.keys) for block in (*self._waiting, *self._settling))
 
-    def add(self, lease: Settleable) -> bool:
-        """Settle a lease soon; False if its worker has to."""
+    def add(self, block: Settleable) -> bool:
+        """Settle a block soon; False if its worker has to."""
         with self.changed:
             if self._ended:
                 return False
-            self._waiting.append(lease)
+            self._waiting.append(block)
             if self._thread.ident is None:
                 self._thread.start()
             self.changed.notify_all()
@@ -81,8 +88,8 @@ class Settler:
 
     def _run(self) -> None:
         try:
-            while leases := self._next():
-                settle_blocks(self._connection, leases)
+            while blocks := self._next():
+                settle_blocks(self._connection, blocks)
         except Exception as error:
             self.error = error
         finally:
@@ -92,11 +99,11 @@ class Settler:
                 self._settling = []
                 self._waiting.clear()
                 self.changed.notify_all()
-            for lease in left:
-                lease.settled(None)
+            for block in left:
+                block.settled(None)
 
     def _next(self) -> list[Settleable]:
-        """Wait for leases, and return those that go together; none at the end."""
+        """Wait for blocks, and return those that go in one stream, one of several leases alone; none at the end."""
         with self.changed:
             self.answers += bool(self._settling)
             self._settling = []
@@ -105,33 +112,44 @@ class Settler:
                 self.changed.wait()
             size = number = 0
             while self._waiting and size < _STREAM_BYTES and number < _STREAM_OUTPUTS:
-                lease = self._waiting.popleft()
-                self._settling.append(lease)
-                size += sum(each.bytes for each in lease.outputs)
-                number += 1 + len(lease.outputs)
+                if self._settling and any(len(each.keys) > 1 for each in (self._settling[0], self._waiting[0])):
+                    break
+                block = self._waiting.popleft()
+                self._settling.append(block)
+                size += sum(each.bytes for each in block.outputs)
+                number += 1 + len(block.outputs)
             return self._settling
 
 
-def settle_blocks(connection: Connection, leases: Sequence[Settleable]) -> None:
-    """Settle leases whose blocks have ended normally; one whose outputs can't be stored fails alone."""
+def settle_blocks(connection: Connection, blocks: Sequence[Settleable]) -> None:
+    """Settle blocks that have ended normally; one whose outputs can't be stored fails alone."""
     try:
-        outcomes = settle(
-            connection, [(lease.key, lease.outputs) for lease in leases],
-            retry_for=connection.settings.retry_seconds(LONG_RETRY_FOR),
-        )  # fmt: skip
+        outcomes = _settle(connection, blocks, connection.settings.retry_seconds(LONG_RETRY_FOR))
     except (Unavailable, TimedOut, Denied):
         raise
     except Exception as refused:
-        if len(leases) == 1:
-            leases[0].fail(refused)
+        if len(blocks) == 1:
+            blocks[0].fail(refused)
             return
-        for lease in leases:
-            settle_blocks(connection, [lease])
+        for block in blocks:
+            settle_blocks(connection, [block])
         return
-    for lease, outcome in zip(leases, outcomes, strict=True):
+    for block, outcome in zip(blocks, outcomes, strict=True):
         if outcome.code in (None, LeaseLost.code):
             if outcome.code:
                 log.warning("%s", outcome.text)
-            lease.settled(outcome)
+            block.settled(outcome)
         else:
-            lease.fail(of_code(outcome.code, outcome.text or ""))
+            block.fail(of_code(outcome.code, outcome.text or ""))
+
+
+def _settle(connection: Connection, blocks: Sequence[Settleable], retry_for: float) -> Sequence[LeaseOutcome]:
+    """Return what became of each block."""
+    if len(blocks[0].keys) == 1:
+        return settle(connection, [(block.keys[0], block.outputs) for block in blocks], retry_for=retry_for)
+    [block] = blocks
+    try:
+        settle_together(connection, block.keys, block.outputs, retry_for=retry_for)
+    except LeaseLost as lost:
+        return [LeaseOutcome(code=lost.code, text=str(lost))]
+    return [LeaseOutcome("done")]

@@ -42,9 +42,10 @@ class Member:
 
     worker: Worker
     started: float
-    current: Begun | None = None
+    current: dict[str, Begun] = field(default_factory=dict)
+    """The splits that it has begun, by message id."""
     began: float = 0.0
-    """Of `current`, or when it ended the last split, by the monotonic clock."""
+    """When it began the last of `current`, or ended the last split, by the monotonic clock."""
     is_stopping: bool = False
 
 
@@ -109,7 +110,7 @@ class Crew:
             if exited is not None:
                 self.members.remove(member)
                 self._bury(member, exited, now)  # 2.
-            elif self.timeout is not None and member.current is not None and now - member.began > self.timeout:
+            elif self.timeout is not None and member.current and now - member.began > self._time_of(member):
                 self._end_late(member, now)  # 3.
         if queue is None or self._stopping:
             return
@@ -121,9 +122,10 @@ class Crew:
     def _hear(self, member: Member, now: float) -> None:
         for event in member.worker.events():
             if isinstance(event, Begun):
-                member.current, member.began = event, now
+                member.current[event.lease.message_id], member.began = event, now
             else:
-                member.current, member.began = None, now
+                member.current.pop(event.message_id, None)
+                member.began = now
                 self.figures.add(member.worker.name, event)
                 if event.outcome == "done":
                     self._failed_starts = 0
@@ -136,11 +138,15 @@ class Crew:
             return
         log.warning("stage %s: worker %s has ended: %s", self.stage, member.worker.name, exited.error)
         self.figures.deaths += 1
-        if (begun := member.current) is not None:
+        for begun in member.current.values():
             died = Span(
                 member.worker.name, begun.lease.message_id, begun.at, now - member.began, "died", error=exited.error
             )
             self.figures.draw(died)
+        if len(member.current) > 1:
+            self._part(member)
+            return
+        for begun in member.current.values():
             self._blame(begun.lease, exited.error, is_alone=is_alone)
             return
         self._failed_starts += 1
@@ -164,10 +170,30 @@ class Crew:
         with suppress(PenstockError):  # its lease is over: it comes again
             self.client.call(DROP_LEASES, DropLeases((lease,), failure))
 
+    def _part(self, member: Member) -> None:
+        """Give back the splits of a worker that died with several, or took too long; from now on each runs for itself.
+
+        None of them counts as tried: only one of them may be why.
+        """
+        self.task = replace(self.task, is_single=True)
+        with suppress(PenstockError):  # their leases are over: they come again
+            leases = tuple(begun.lease for begun in member.current.values())
+            self.client.call(RELEASE_LEASES, ReleaseLeases(leases))
+        member.current.clear()
+
+    def _time_of(self, member: Member) -> float:
+        """Return the seconds that a worker has for its present splits."""
+        return (self.timeout or 0.0) * len(member.current)
+
     def _end_late(self, member: Member, now: float) -> None:
         """End a worker that takes too long, and give its split back as failed once."""
-        assert member.current is not None
-        lease = member.current.lease
+        if len(member.current) > 1:
+            log.warning("stage %s: worker %s takes too long for its splits", self.stage, member.worker.name)
+            self._part(member)
+            member.worker.kill()
+            return
+        [begun] = member.current.values()
+        lease = begun.lease
         text = f"split {lease.message_id} of {lease.queue} took longer than {self.timeout:g} s in {self.task.name}"
         late = failure_of(TimedOut(text))
         if self.failure.retries:
@@ -176,8 +202,8 @@ class Crew:
             with suppress(PenstockError):
                 self.client.call(DROP_LEASES, DropLeases((lease,), late))
         seconds = now - member.began
-        self.figures.add(member.worker.name, Ended(lease.message_id, member.current.at, seconds, "failed", error=text))
-        member.current = None
+        self.figures.add(member.worker.name, Ended(lease.message_id, begun.at, seconds, "failed", error=text))
+        member.current.clear()
         member.worker.kill()
 
     def _release(self, lease: LeaseKey, failure: Failure) -> None:
@@ -209,7 +235,7 @@ class Crew:
         fewest, most = self.limits
         per_second = self.figures.done_per_second(now)
         lag = queue.counts.pending / per_second if per_second else float(queue.counts.pending > 0) * 2 * _LAG
-        idle = [each for each in self.members if each.current is None and now - each.began > _IDLE]
+        idle = [each for each in self.members if not each.current and now - each.began > _IDLE]
         if lag > _LAG and self._target < most and not idle:
             self._target += 1
         elif not queue.counts.pending and idle and self._target > fewest:

@@ -25,7 +25,7 @@ from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, JobFailed, PenstockError, WriteEnded
 from penstock.pipeline.crew import Crew, stop_all
 from penstock.pipeline.figures import DeadSplit, JobSummary, Span, StageFigures, StageSummary
-from penstock.pipeline.operator import Operation, Work, name_of
+from penstock.pipeline.operator import Operation, Work, name_of, takes_batches
 from penstock.pipeline.pools import Pool, open_pool
 from penstock.pipeline.progress import Progress, StageProgress
 from penstock.pipeline.report import write_report
@@ -42,6 +42,8 @@ from penstock.wire.queue import FinishQueue, QueueCounts, QueueDescription, Redr
 log = logging.getLogger(__name__)
 _TICK, _LOOK = 0.05, 0.25
 """Seconds between two rounds of the driver, and between two looks at the job's queues."""
+_BATCH = 32
+"""Splits that `process_batch` gets at once at most, unless its stage says how many."""
 _FULL_SPLITS, _FULL_BYTES = 1_000, 256 << 20
 """What may wait in a queue before its source waits, too."""
 _MOST_DEAD = 100
@@ -353,7 +355,8 @@ class _Run:
             return TopicPuts(sink.path, f"job/{self._job.job_id}/{name}/{self._description.created}")
         if isinstance(sink, Call):
             return Operation(sink.function, drops=True)
-        return Operation(sink, to)
+        batch = (stage.batch or _BATCH) if takes_batches(sink) else 1
+        return Operation(sink, to, batch=batch)
 
     def _check(self) -> None:
         """Raise JobFailed if the job can't, or mustn't, go on."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from penstock.client.claim import Lease, Split
 from penstock.client.client import Client
@@ -49,32 +52,40 @@ Sink = WriteDataset | WriteTopic | Call
 
 @dataclass
 class DatasetPuts:
-    """The work of a dataset sink: each split is an attempt of the job's write, and its receipt a message.
+    """The work of a dataset sink: some splits are an attempt of the job's write, and its receipt a message.
 
-    The receipt is pushed in the transaction that acks the split, so that exactly the attempts of acked splits count:
-    a second evaluation of a split has no receipt, and is an orphan.
+    The receipt is pushed in the one transaction that acks all of these splits, so that exactly the attempts of acked
+    splits count: a second evaluation of a split has no receipt, and is an orphan.
     """
 
     queue: str
     ticket: str
+    batch = 64
+    linger = 0.05
+    ends_together = True
 
     def open(self, client: Client) -> None:
         """Take the worker's connection."""
         self._client = client
 
-    def __call__(self, lease: Lease, split: Split) -> list[Any]:
-        """Put the rows as an attempt; forward its receipt."""
-        table = split.payload.data
+    def __call__(self, leases: Sequence[Lease], splits: Sequence[Split]) -> list[list[Any]]:
+        """Put the rows, those of one schema as an attempt; forward the receipts."""
+        tables = [split.payload.data for split in splits]
+        by_schema: dict[bytes, list[pa.Table]] = {}
+        for table in tables:
+            by_schema.setdefault(table.schema.serialize().to_pybytes(), []).append(table)
+        for some in by_schema.values():
+            receipt = self._client.connection.retry(partial(self._put, some))  # an attempt that was cut is an orphan
+            metadata = {"attempt": receipt.attempt, "rows": receipt.rows, "bytes": receipt.bytes}
+            message = QueueMessage("", splits[0].message.split_id, "", metadata)
+            leases[0].forward(f"{self.queue}/{RECEIPTS}", message)
+        return [[table] for table in tables]
 
-        def put() -> Receipt:
-            with self._client.attempt(self.ticket, table.schema) as writer:
+    def _put(self, tables: Sequence[pa.Table]) -> Receipt:
+        with self._client.attempt(self.ticket, tables[0].schema) as writer:
+            for table in tables:
                 writer.write(table)
-            return writer.close()
-
-        receipt = self._client.connection.retry(put)  # an attempt that was cut is an orphan
-        metadata = {"attempt": receipt.attempt, "rows": receipt.rows, "bytes": receipt.bytes}
-        lease.forward(f"{self.queue}/{RECEIPTS}", QueueMessage("", split.message.split_id, "", metadata))
-        return [table]
+        return writer.close()
 
     def close(self) -> None:
         """Keep nothing."""
@@ -86,16 +97,19 @@ class TopicPuts:
 
     path: str
     run: str
+    batch = 1
+    linger = 0.0
+    ends_together = False
 
     def open(self, client: Client) -> None:
         """Take the worker's connection."""
         self._client = client
 
-    def __call__(self, lease: Lease, split: Split) -> list[Any]:
+    def __call__(self, leases: Sequence[Lease], splits: Sequence[Split]) -> list[list[Any]]:
         """Append the rows."""
-        table = split.payload.data
-        self._client.put(self.path, table, run=f"{self.run}/{split.message.message_id}")
-        return [table]
+        for split in splits:
+            self._client.put(self.path, split.payload.data, run=f"{self.run}/{split.message.message_id}")
+        return [[split.payload.data] for split in splits]
 
     def close(self) -> None:
         """Keep nothing."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.failure import FAIL_FAST, FailurePolicy
-from penstock.pipeline.operator import is_operator, name_of, no_operator
+from penstock.pipeline.operator import is_operator, name_of, no_operator, takes_batches
 from penstock.pipeline.sinks import Sink, WriteDataset
 from penstock.pipeline.sources import to_source
 from penstock.wire.job import PlannedStage, Role
@@ -29,6 +29,8 @@ class Stage:
     """By default the first split that fails ends the job; `dead_letter(most=10)` tries it five times and goes on."""
     timeout: float | None = None
     """Seconds for one split: a worker that takes longer is killed, and the split has failed once."""
+    batch: int | None = None
+    """The most splits that `process_batch` gets at once, by default 32: those that are there, up to 8 MiB."""
     num_cpus: float | None = None
     num_gpus: float | None = None
     memory: int | None = None
@@ -42,6 +44,12 @@ class Stage:
             )
         if self.timeout is not None and self.timeout <= 0:
             raise InvalidRequest(f"stage {self.stage_id!r}: timeout={self.timeout!r}: expected seconds above 0")
+
+        if self.batch is not None and (self.batch < 1 or not takes_batches(self.what)):
+            raise InvalidRequest(
+                f"stage {self.stage_id!r}: batch={self.batch!r}: expected a number from 1, of an operator with "
+                "process_batch(splits)"
+            )
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from penstock.client.claim import Claims, Lease, failure_of
+from penstock.client.claim import Claims, Lease, Split, failure_of
 from penstock.client.client import Client
 from penstock.client.settings import ConnectSettings
 from penstock.errors import LeaseLost, PenstockError, TimedOut, Unavailable
@@ -21,6 +21,8 @@ from penstock.rows.slices import size_of_table
 from penstock.wire.queue import LeaseKey
 
 PREFETCH = 2
+_OF_THE_SERVER = (Unavailable, TimedOut)
+"""Errors that are no split's mistake: the server was away for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Task:
     retries: bool = True
     """Whether a split that fails is given back; otherwise it is set aside at once."""
     prefetch: int = PREFETCH
+    is_single: bool = False
+    """Whether the worker takes splits one by one, though its operator takes several: one of them kills workers."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """What a pool that reserves something reserves for a worker: num_cpus, num_gpus, memory."""
 
@@ -91,52 +95,112 @@ class Control:
 def work(task: Task, control: Control) -> None:
     """Process the splits of a queue until it is complete, or the driver stops the worker.
 
-    1. The operator is opened. Then, for each split: 2. It is claimed, and its payload loaded, ahead of the operator.
-    3. The driver is told that it begins, so that a worker's death has a cause. 4. A source's rows are read. 5. The
-    operator processes it. 6. What comes out is forwarded, or put. 7. Leaving the block has that stored and pushed and
-    the split acked, in one transaction, behind the next split. 8. The driver is told how it ended; whether it counts,
-    the queue knows.
+    1. The operator is opened. Then, for each split, or several of them at once: 2. It is claimed, and its payload
+    loaded, ahead of the operator. 3. The driver is told that it begins, so that a worker's death has a cause. 4. A
+    source's rows are read. 5. The operator processes it. 6. What comes out is forwarded, or put. 7. That is stored and
+    pushed and the split acked, in one transaction, behind the next splits. 8. The driver is told how it ended; whether
+    it counts, the queue knows.
     """
     with Client(task.settings) as client:
         task.work.open(client)  # 1.
         try:
             claims = client.claim(task.queue, prefetch=task.prefetch, to=task.to)
             control.attach(claims)
-            for lease in claims:  # 2.
-                control.tell(Begun(lease.key, time.time()))  # 3.
-                control.tell(_process(task, client, lease))
+            for leases in claims.batches(1 if task.is_single else task.work.batch, linger=task.work.linger):  # 2.
+                for lease in leases:
+                    control.tell(Begun(lease.key, time.time()))  # 3.
+                for ended in _process(task, client, leases):
+                    control.tell(ended)  # 8.
         finally:
             task.work.close()
 
 
-def _process(task: Task, client: Client, lease: Lease) -> Ended:
-    """Process one split; return how it ended."""
-    began, clock = time.time(), time.monotonic()
-    inputs: list[Any] = []
-    outputs: list[Any] = []
+@dataclass(slots=True)
+class _Processed:
+    """A split, and what became of it."""
+
+    lease: Lease
+    split: Split | None = None
+    outputs: list[Any] = field(default_factory=list)
     error: Exception | None = None
-    with lease as claimed:
-        try:
-            split = read_split(client, claimed)  # 4.
-            inputs = [split.loaded]
-            outputs = task.work(lease, split)  # 5., 6.
-        except Exception as failed:
-            error = failed
-            failed.add_note(f"split {lease.key.message_id} of {lease.key.queue}, operator {task.name}")
-            if task.retries or lease.lost or isinstance(failed, Unavailable | TimedOut):
-                raise  # the split is given back; of a server that was away for long it is no one's mistake
-            with suppress(PenstockError):  # the lease is over, or ends by itself
-                lease.drop(failure_of(failed))
-    # 7. is under way
-    outcome: Literal["done", "failed", "lost"] = (
-        "done" if error is None else "lost" if isinstance(error, LeaseLost) else "failed"
-    )
-    rows_in, bytes_in = _size_of(inputs)
-    rows_out, bytes_out = _size_of(outputs)
-    text = None if error is None else "".join(traceback.format_exception_only(error)).strip()
-    return Ended(
-        lease.key.message_id, began, time.monotonic() - clock, outcome, rows_in, bytes_in, rows_out, bytes_out, text
-    )
+
+    def ended(self, began: float, seconds: float) -> Ended:
+        """Return it as the driver is told."""
+        outcome: Literal["done", "failed", "lost"] = (
+            "done" if self.error is None else "lost" if isinstance(self.error, LeaseLost) else "failed"
+        )
+        rows_in, bytes_in = _size_of([] if self.split is None else [self.split.loaded])
+        rows_out, bytes_out = _size_of(self.outputs)
+        text = None if self.error is None else "".join(traceback.format_exception_only(self.error)).strip()
+        return Ended(
+            self.lease.key.message_id, began, seconds, outcome, rows_in, bytes_in, rows_out, bytes_out, text
+        )  # fmt: skip
+
+
+def _process(task: Task, client: Client, leases: list[Lease]) -> list[Ended]:
+    """Process splits; return how each ended."""
+    began, clock = time.time(), time.monotonic()
+    try:
+        splits = [_read(client, lease) for lease in leases]  # 4.
+        _work_on(task, [each for each in splits if each.error is None])  # 5., 6.
+        _settle(task, splits)  # 7.
+    except BaseException:  # the worker's end, by itself
+        for lease in leases:
+            with suppress(PenstockError):
+                lease.release()
+        raise
+    seconds = (time.monotonic() - clock) / len(splits)
+    return [each.ended(began + number * seconds, seconds) for number, each in enumerate(splits)]
+
+
+def _read(client: Client, lease: Lease) -> _Processed:
+    try:
+        return _Processed(lease, read_split(client, lease.split))
+    except Exception as failed:
+        return _Processed(lease, error=failed)
+
+
+def _work_on(task: Task, splits: list[_Processed]) -> None:
+    """Process splits at once; if that fails, one by one, as only one of them may be why."""
+    if not splits:
+        return
+    try:
+        made = task.work([each.lease for each in splits], [each.split for each in splits if each.split is not None])
+    except Exception as failed:
+        is_theirs = not isinstance(failed, _OF_THE_SERVER)
+        for each in splits:
+            each.lease.outputs = []
+            if len(splits) > 1 and is_theirs:
+                _work_on(task, [each])
+            else:
+                each.error = failed
+        return
+    for each, outputs in zip(splits, made, strict=True):
+        each.outputs = outputs
+
+
+def _settle(task: Task, splits: list[_Processed]) -> None:
+    """Have what was made of splits stored, and the splits acked; give those back that have failed."""
+    done = [each.lease for each in splits if each.error is None]
+    if task.work.ends_together and len(done) > 1:
+        done.pop().end_with(done)
+        done = []
+    for lease in done:
+        with lease:
+            pass
+    for each in splits:
+        if each.error is not None:
+            with each.lease:
+                _fail(task, each.lease, each.error)
+
+
+def _fail(task: Task, lease: Lease, error: Exception) -> None:
+    """Set a split aside, or raise the error, by which its block gives it back."""
+    error.add_note(f"split {lease.key.message_id} of {lease.key.queue}, operator {task.name}")
+    if task.retries or lease.lost or isinstance(error, _OF_THE_SERVER):
+        raise error
+    with suppress(PenstockError):  # the lease is over, or ends by itself
+        lease.drop(failure_of(error))
 
 
 def _size_of(payloads: Iterable[Any]) -> tuple[int, int]:

@@ -392,7 +392,7 @@ def test_receipts_are_taken_once_all_have_come(client: Client) -> None:
     work.open(client)
     for number, lease in enumerate(client.claim("queue/j/out", prefetch=0)):
         with lease as split:
-            work(lease, split)
+            work([lease], [split])
         if number == 0:
             with pytest.raises(InvalidRequest, match="queue/j/out may bring more receipts"):
                 client.call("write.finish", finish)

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any
 
@@ -38,9 +38,14 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SPECIAL = dict.fromkeys(("NaN",), "nan") | dict.fromkeys(("Infinity", "+Infinity", "INF", "+INF"), "inf")
 _SPECIAL |= dict.fromkeys(("-Infinity", "-INF"), "-inf")
 """What Spark takes for these floats, too."""
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+"""What Arrow's reader takes for a decimal, as text."""
+_EXACT = Context(prec=100)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_JSON = r"[:\[,]\s*-?(?:NaN|Inf)"
 """Numbers that JSON doesn't have: Arrow's reader takes more ways to write them than Python's."""
+_EXPONENT = "[0-9.][eE][+-]?[0-9]"
+"""In a decimal: Arrow's reader takes 3.4e38 with a scale of 10 for some other number, without an error."""
 _BELOW_MICROSECONDS = r"(\.[0-9]{6})[0-9]+"
 _WHITESPACE = " \t\n\r"
 
@@ -56,6 +61,7 @@ class JsonDecoder:
         self.schema = schema if rest is None else schema.append(pa.field(rest, pa.map_(pa.string(), pa.string())))
         self._rows = [(field.name, field.type, _converter(field.type, field.name)) for field in schema]
         read_as = [] if rest is not None else [_read_as(field.type) for field in schema]
+        self._has_decimals = any(map(_has_decimal, schema.types))
         self._options: pyarrow.json.ParseOptions | None = None
         if read_as and None not in read_as:
             explicit = pa.schema([field.with_type(kind) for field, kind in zip(schema, read_as, strict=True)])
@@ -69,10 +75,10 @@ class JsonDecoder:
         3. What is set aside is decoded row by row, and put back in its place.
         """
         count = len(payloads)
-        readable = _Readable(payloads) if self._options is not None and count else None  # 1.
+        readable = self._readable(payloads) if self._options is not None and count else None  # 1.
         columns = aside = None
         if readable is not None:
-            columns, rejected = self._read_most(readable.payloads)  # 2.
+            columns, rejected = self._read_most(readable.payloads, readable.text)  # 2.
             aside = readable.aside(rejected)
         if columns is None or aside is None:
             columns, aside = [pa.nulls(0, kind) for kind in self.schema.types], list(range(count))
@@ -86,10 +92,13 @@ class JsonDecoder:
 
     # --- by Arrow's reader ------------------------------------------------------------------
 
-    def _read_most(self, payloads: pa.Array) -> tuple[list[pa.Array] | None, list[int]]:
+    def _readable(self, payloads: pa.Array) -> _Readable:
+        return _Readable(payloads, exponents=not self._has_decimals)
+
+    def _read_most(self, payloads: pa.Array, text: bytes) -> tuple[list[pa.Array] | None, list[int]]:
         """Return the columns of all payloads but some, and the places of those."""
         try:
-            return self._read(payloads), []
+            return self._read(payloads, text), []
         except _Rejected:
             rejected: list[int] = []
             for begin, end in pairwise([*range(0, len(payloads), _WINDOW), len(payloads)]):
@@ -99,7 +108,7 @@ class JsonDecoder:
         except _Rejected:
             return None, []
 
-    def _read(self, payloads: pa.Array) -> list[pa.Array]:
+    def _read(self, payloads: pa.Array, text: bytes | None = None) -> list[pa.Array]:
         """Return the columns of payloads that each begin with `{` and end with `}`; _Rejected if any is no object.
 
         Nothing but a whole object lies between two newlines then: behind an end within an object or a list, another
@@ -109,7 +118,7 @@ class JsonDecoder:
         count = len(payloads)
         if count == 0:
             return [pa.nulls(0, field.type) for field in self.schema]
-        text = _join(payloads) + b"\n"  # at the last newline the reader cuts
+        text = text or _join(payloads)
         try:
             table = pyarrow.json.read_json(
                 pa.BufferReader(text),
@@ -177,7 +186,7 @@ class JsonDecoder:
     def _decode_deep(self, payload: bytes, error: str) -> tuple[Sequence[Any], str | None]:
         """Decode a payload that is nested too deep for Python, as Arrow's reader decodes it among others."""
         one = pa.array([payload], pa.binary())
-        readable = _Readable(one).payloads if self._options is not None else ()
+        readable = self._readable(one).payloads if self._options is not None else ()
         if len(readable):
             with suppress(_Rejected):
                 return [column[0] for column in self._read(readable)], None
@@ -250,6 +259,10 @@ def _read_as(kind: pa.DataType) -> pa.DataType | None:
     return pa.string() if kind in _TIMES or kind == pa.binary() else kind
 
 
+def _has_decimal(kind: pa.DataType) -> bool:
+    return types.is_decimal(kind) or any(_has_decimal(kind.field(at).type) for at in range(kind.num_fields))
+
+
 def _finish(column: Any, kind: pa.DataType) -> pa.Array:
     """Return a column of Arrow's reader in its own type; Misfit for a value that isn't one of it."""
     if types.is_struct(kind):
@@ -289,7 +302,7 @@ def _base64(text: str) -> bytes:
 class _Readable:
     """The payloads, trimmed, for which Arrow's reader is right if it takes them."""
 
-    def __init__(self, payloads: pa.Array) -> None:
+    def __init__(self, payloads: pa.Array, *, exponents: bool) -> None:
         mask = _braced(payloads)
         if mask is not None:
             payloads = pc.ascii_trim(payloads.view(pa.string()), _WHITESPACE).view(pa.binary())
@@ -299,6 +312,9 @@ class _Readable:
             mask = _and(mask, pc.invert(pc.match_substring(payloads, "\0")))
         if b"NaN" in text or b"Inf" in text:
             mask = _and(mask, pc.invert(pc.match_substring_regex(payloads, _NOT_JSON)))
+        if not exponents:
+            plain = pc.invert(pc.match_substring_regex(payloads, _EXPONENT))
+            mask = mask if pc.all(plain).as_py() else _and(mask, plain)
         if not _is_utf8(text):
             mask = _and(mask, pa.array([each is not None and _is_utf8(each) for each in payloads.to_pylist()]))
         self._rows: pa.Array | None = None
@@ -307,7 +323,8 @@ class _Readable:
         if mask is not None:
             self._rows = pc.indices_nonzero(mask)
             payloads = payloads.take(self._rows)
-        self.payloads = payloads
+            text = _join(payloads)
+        self.payloads, self.text = payloads, text
 
     def aside(self, rejected: list[int]) -> list[int]:
         """Return the places of all other rows, and of those among these that the reader has rejected."""
@@ -328,10 +345,10 @@ def _and(mask: pa.Array | None, other: pa.Array) -> pa.Array:
 
 
 def _join(payloads: pa.Array) -> bytes:
-    """Return the payloads that aren't null, with a newline between them."""
+    """Return the payloads that aren't null, each with a newline behind it: the reader cuts at the last newline."""
     some = payloads.drop_null()
     whole = pa.ListArray.from_arrays(pa.array([0, len(some)], pa.int32()), some)
-    return pc.binary_join(whole, b"\n")[0].as_buffer().to_pybytes()  # type: ignore[no-any-return]
+    return memoryview(pc.binary_join(whole, b"\n")[0].as_buffer()).tobytes() + b"\n"
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -433,7 +450,7 @@ def _inner_converter(kind: Any, path: str) -> _Convert:
     if kind in _BOUNDS:
         return lambda value, _: _integer(_numeric(value), _BOUNDS[kind])
     if types.is_decimal(kind):
-        return lambda value, _: pa.scalar(str(_numeric(value, any_text=True)), pa.string()).cast(kind).as_py()
+        return lambda value, _: _decimal(value, kind)
     if types.is_floating(kind):
         return lambda value, _: _float(value, kind)
     if types.is_boolean(kind):
@@ -461,11 +478,21 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _numeric(value: Any, *, any_text: bool = False) -> str:
+def _numeric(value: Any, written: re.Pattern[str] = _NUMBER) -> str:
     """Return a number, or text that is one, as it is written."""
-    if not isinstance(value, str) or not (any_text or _NUMBER.fullmatch(value)):
+    if not isinstance(value, str) or not written.fullmatch(value):
         raise TypeError(value)
     return value
+
+
+def _decimal(value: Any, kind: Any) -> Decimal:
+    number = Decimal(_numeric(value, _DECIMAL))
+    if number and not -kind.scale - 1 < number.adjusted() < kind.precision - kind.scale:
+        raise ValueError(value)
+    fitted = number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT) if number else Decimal(0)
+    if fitted != number:
+        raise ValueError(value)
+    return fitted
 
 
 def _integer(text: str, bound: int) -> int:

@@ -59,3 +59,43 @@ def test_malformed_payloads_are_dropped_or_fail(streams: Streams) -> None:
     assert sorted(row.id for row in read("DROPMALFORMED").collect()) == [1, 2]
     with pytest.raises(Exception, match=r"_offset=1"):
         read("FAILFAST").collect()
+
+
+SAME = [
+    ("bigint", "12"), ("bigint", "null"), ("bigint", "1.5"), ("int", "3000000000"), ("tinyint", "300"),
+    ("bigint", "true"), ("double", "1.25"), ("double", "3"), ("double", '"NaN"'), ("float", "0.1"), ("double", "NaN"),
+    ("double", "true"), ("decimal(10,2)", "12.5"), ("decimal(10,2)", '"12.5"'), ("decimal(4,2)", "123.4"),
+    ("decimal(20,0)", "12345678901234567890"), ("string", '"x"'), ("string", "12"), ("string", "true"),
+    ("string", '{"b": [1, 2.5]}'), ("boolean", "false"), ("boolean", "1"), ("binary", '"YWI="'),
+    ("date", '"2026-11-18"'), ("timestamp", '"2026-11-18T20:00:00.123456+01:00"'),
+    ("timestamp_ntz", '"2026-11-18T20:00:00"'), ("array<int>", "[1, null]"), ("array<int>", "{}"),
+    ("struct<b: int>", '{"b": 1, "c": 2}'), ("map<string,int>", '{"b": 1}'),
+    ("struct<b: int, d: int>", '{"b": "x y", "d": 1}'),
+]  # fmt: skip
+OTHER = [
+    ("bigint", '"3"'), ("bigint", "3.0"), ("double", '"1.5"'), ("decimal(10,2)", "1.005"), ("string", "1.50"),
+    ("timestamp", '"2026-11-18T20:00:00"'), ("timestamp", "1789000000"), ("array<int>", '[1, "x"]'),
+]  # fmt: skip
+"""What docs/decoding.md lists as differences."""
+
+
+def test_values_are_those_of_from_json_but_where_the_page_says(streams: Streams) -> None:
+    """Each case is a column of its own, of a row that has it alone."""
+    from pyspark.sql import functions
+
+    cases = [*SAME, *OTHER]
+    row = "{" + ", ".join(f'"c{n}": {value}' for n, (_, value) in enumerate(cases)) + "}"
+    put(streams, row.encode())
+    schema = ", ".join(f"c{n} {kind}" for n, (kind, _) in enumerate(cases))
+    ours = penstock.read(streams.spark, IN, decode="json", schema=schema, url=streams.client.settings.url)
+    each = [
+        functions.from_json(functions.lit(f'{{"a": {value}}}'), f"a {kind}").a.alias(f"c{n}")
+        for n, (kind, value) in enumerate(cases)
+    ]
+    sparks = streams.spark.range(1).select(each)
+    both = [list(map(str, frame.collect()[0])) for frame in (ours.drop("_error"), sparks)]
+
+    differing = [case for case, one, other in zip(cases, *both, strict=True) if one != other]
+    assert differing == OTHER, [
+        (case, one, other) for case, one, other in zip(cases, *both, strict=True) if one != other
+    ]

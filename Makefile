@@ -12,7 +12,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix soak check bench bench-jobs bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-jobs bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -31,10 +31,14 @@ run-flight: $(STAMP)  ## run a server here (ARGS="--listen grpc://127.0.0.1:8815
 	@$(BIN)/penstock serve $(ARGS)
 
 # A thousand servers and drivers start in the tests, 0.2 s sooner with bytecode.
-test test-spark-matrix soak check planted: export PYTHONDONTWRITEBYTECODE :=
+test test-spark-matrix test-tansu soak check planted: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) $(JAVA) $(BROWSER)  ## run every test (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) $(ARGS)
+
+test-tansu: $(STAMP)  ## run the tests of queues on Tansu, a Kafka broker without transactions (cargo builds it, once)
+	@$(BIN)/python scripts/tansu_broker.py --build
+	@$(BIN)/python -m pytest -q -m soak tests/kafka/test_tansu.py $(ARGS)
 
 test-spark-matrix: $(STAMP) $(JAVA)  ## run the Spark tests on Spark 3.5 to 4.3 (ARGS="3.5 4.3" for some)
 	@$(BIN)/python scripts/spark_matrix.py $(ARGS)

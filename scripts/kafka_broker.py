@@ -56,12 +56,16 @@ group.initial.rebalance.delay.ms=0
 """
 
 
+def cache() -> Path:
+    """Return the folder that has brokers."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
 def jars() -> Path:
     """Return the folder of the broker's jars: the one that PENSTOCK_KAFKA_JARS names, else the one in the cache."""
     if named := os.environ.get("PENSTOCK_KAFKA_JARS"):
         return Path(named)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "penstock" / f"kafka-{VERSION}"
+    return cache() / f"kafka-{VERSION}"
 
 
 def missing() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -129,6 +130,26 @@ class Medium(Protocol):
     def close(self) -> None:
         """Close what is open. Readers that were handed out keep working."""
         ...
+
+
+class NotOnDisk(ABC):
+    """What a medium does that ends with a process: nobody can look into a part once that has ended."""
+
+    def label(self, name: str) -> Label | None:
+        return None
+
+    def set_aside(self, name: str) -> None:
+        """Delete the part."""
+        self.delete(name)
+
+    @abstractmethod
+    def delete(self, name: str) -> None: ...
+
+    def drop_set_aside(self, *, before: float) -> int:
+        return 0
+
+    def quarantined(self) -> list[str]:
+        return []
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

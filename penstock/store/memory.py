@@ -14,11 +14,11 @@ import pyarrow as pa
 from penstock.rows.slices import size_of
 from penstock.store import records
 from penstock.store.disk import DiskMedium
-from penstock.store.medium import Part, Room, StoredPart
+from penstock.store.medium import NotOnDisk, Part, Room, StoredPart
 from penstock.store.records import Label
 
 
-class MemoryMedium:
+class MemoryMedium(NotOnDisk):
     """A bounded dict of parts over a folder for the rest. Both end with the process."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
@@ -78,16 +78,6 @@ class MemoryMedium:
             sizes = [(name, part.bytes) for name, part in self._parts.items()]
         yield from sizes
         yield from self._spill.names(before=before)
-
-    def label(self, name: str) -> Label | None:
-        return None
-
-    def set_aside(self, name: str) -> None:
-        """Delete the part: nobody can look into it when this process has ended."""
-        self.delete(name)
-
-    def drop_set_aside(self, *, before: float) -> int:
-        return 0
 
     def quarantined(self) -> list[str]:
         """Return those of the disk; these files outlive the process."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
+import os
+import tempfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -16,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, StoreFull, Unavailable
 from penstock.store import records
-from penstock.store.medium import Part, Room, lost
+from penstock.store.medium import NotOnDisk, Part, Room, disk_error, lost
 from penstock.store.records import Label
 from penstock.store.verified_part import VerifiedPart
 
@@ -30,11 +33,12 @@ except ImportError as missing:
 _NAMESPACE = "penstock"
 _INLINE = 99 << 10
 """Bytes of a part that the actor keeps itself: Ray sends 100 KiB within a call, and an object costs both ends more."""
+_SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108  # Linux has memory there
 _TIMEOUT = 60.0
 """Seconds for one answer of Ray: its object store may have to spill first."""
 
 
-class RayMedium:
+class RayMedium(NotOnDisk):
     """The parts of one actor, on this node. `attach` reaches them from any process of this node."""
 
     def __init__(self) -> None:
@@ -73,11 +77,17 @@ class RayMedium:
     def write(
         self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
     ) -> Part:
-        """Send a part to the actor, which puts it into the object store."""
-        sink = pa.BufferOutputStream()
-        written = records.write(sink, schema, batches, label)
-        stored = self._actor.keep.remote(name, sink.getvalue())
-        self._used = self._ask(stored, f"storing part {name}")
+        """Hand a part to the actor in shared memory; it puts the part into the object store.
+
+        As an argument of the call the part would be an object of its own first: a copy and two round trips more.
+        """
+        action = f"storing part {name}"
+        try:
+            with tempfile.NamedTemporaryFile(prefix="penstock-ray-", dir=_SHARED) as file:
+                written = records.write(file.fileno(), schema, batches, label)
+                self._used = self._ask(self._actor.keep.remote(name, file.name), action)
+        except OSError as error:
+            raise disk_error(error, action) from error
         return Part(name, written.rows, written.bytes, written.digest)
 
     def room(self) -> Room:
@@ -108,19 +118,6 @@ class RayMedium:
         """Give all parts, whatever `before` is: none is older than the store."""
         sizes: dict[str, int] = self._ask(self._actor.sizes.remote(), "listing the parts")
         yield from sizes.items()
-
-    def label(self, name: str) -> Label | None:
-        return None
-
-    def set_aside(self, name: str) -> None:
-        """Delete the part: nobody can look into it when the store has stopped."""
-        self.delete(name)
-
-    def drop_set_aside(self, *, before: float) -> int:
-        return 0
-
-    def quarantined(self) -> list[str]:
-        return []
 
     def close(self) -> None:
         """End the actor, and with it the objects; a process that has attached to it leaves it alone."""
@@ -153,9 +150,11 @@ class PartsActor:
         self._sizes: dict[str, int] = {}
         self._used = 0
 
-    def keep(self, name: str, part: pa.Buffer) -> int:
-        """Put a part; return the bytes of all."""
-        kept = part if part.size <= _INLINE else ray.put(part)
+    def keep(self, name: str, file: str) -> int:
+        """Put the part that a file of this host has; return the bytes of all."""
+        with open(file, "rb") as shared:
+            part = pa.py_buffer(mmap.mmap(shared.fileno(), 0, access=mmap.ACCESS_READ))
+        kept = pa.py_buffer(part.to_pybytes()) if part.size <= _INLINE else ray.put(part)
         self.drop(name)
         self._parts[name], self._sizes[name] = kept, part.size
         self._used += part.size

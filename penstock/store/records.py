@@ -61,12 +61,12 @@ class Written:
 
 
 def write(
-    to: int | pa.BufferOutputStream | None,
+    to: int | None,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     label: Label | None = None,
 ) -> Written:
-    """Write one part to an empty file, which the caller makes durable, or to memory; without either, measure it.
+    """Write one part to an empty file, which the caller makes durable; without one, measure it.
 
     Arrow's buffers go to the file as they are, with no copy in between: the writer hands
     them to `_Gather`, which checksums them and passes them on by writev.
@@ -144,7 +144,7 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
 class _Gather:
     """A file object that keeps the buffers of one record until they can be written together."""
 
-    def __init__(self, to: int | pa.BufferOutputStream | None) -> None:
+    def __init__(self, to: int | None) -> None:
         self._to = to
         self._buffers: list[pa.Buffer | bytes] = []
         self.closed = False
@@ -169,13 +169,9 @@ class _Gather:
         self.closed = True
 
 
-def _write_all(to: int | pa.BufferOutputStream | None, buffers: Iterable[pa.Buffer | bytes]) -> None:
+def _write_all(to: int | None, buffers: Iterable[pa.Buffer | bytes]) -> None:
     """writev until all is written: a full disk shows as a short write first (100 of 900 bytes)."""
     if to is None:
-        return
-    if not isinstance(to, int):
-        for buffer in buffers:
-            to.write(buffer)
         return
     left = [memoryview(buffer) for buffer in buffers if len(buffer)]
     at = 0

@@ -335,12 +335,31 @@ def test_only_its_first_is_claimed_while_a_window_is_full(
     queue.release([a.key])
     queue.close()
     queue = start()
-    eventually(lambda: queue.link.claimable(IN) is not None)
+    eventually(lambda: queue.link.full_partitions(IN) is not None)
     (lease,) = claim(queue, IN, 9).leases
     assert lease.message.message_id == "a"
     queue.ack([lease.key])
     queue.settle()
     assert names(claim(queue, IN)) == ["f"]
+
+
+def test_a_full_window_holds_back_its_own_partition(
+    queue: QueuesOnTopics, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.queue.kafka.window.FULL", 2)
+    monkeypatch.setattr("penstock.queue.kafka.link._LOOK_AGAIN", 0.1)
+    queue.push(new(IN, "a"))
+    queue.settle()
+    kafka.add_partition(queue.topic_of(IN))
+    for partition, ids in enumerate(("bcdef", "xy")):
+        values = (QueueMessage(name, name, "").encode() for name in ids)
+        kafka.send(queue.topic_of(IN), *values, partition=partition)
+    eventually(lambda: queue.counts(IN).pushed == 8)
+    leases = {lease.message_id: lease for lease in claimed(queue, IN, 8)}
+    queue.ack([leases[name] for name in "bcde"])
+    queue.settle()
+    queue.release([leases[name] for name in "afxy"])
+    assert sorted(names(claim(queue, IN, 9))) == ["a", "x", "y"]
 
 
 def test_what_is_due_is_committed_in_parts(queue: QueuesOnTopics, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,9 +32,9 @@ from tests.kit.wait import eventually
 class KafkaBroker:
     """A running broker. It listens at the same `address` after a restart, and has forgotten nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._process = folder, ExitStack()
-        self.address, self.pid = self._process.enter_context(kafka_broker.running(folder))
+    def __init__(self, folder: Path, program: ModuleType = kafka_broker) -> None:
+        self._folder, self._program, self._process = folder, program, ExitStack()
+        self.address, self.pid = self._process.enter_context(program.running(folder))
 
     @property
     def url(self) -> str:
@@ -45,7 +46,7 @@ class KafkaBroker:
 
     def start(self) -> None:
         port = int(self.address.rpartition(":")[2])
-        _, self.pid = self._process.enter_context(kafka_broker.running(self._folder, port=port))
+        _, self.pid = self._process.enter_context(self._program.running(self._folder, port=port))
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
@@ -127,12 +128,12 @@ class KafkaBroker:
 
 
 @contextmanager
-def broker_process() -> Iterator[KafkaBroker]:
+def broker_process(program: ModuleType = kafka_broker) -> Iterator[KafkaBroker]:
     """Run a broker of one's own; the test is skipped where it lacks something."""
-    if (lack := kafka_broker.missing()) is not None:
+    if (lack := program.missing()) is not None:
         pytest.skip(lack)
     with tempfile.TemporaryDirectory(prefix="penstock-kafka-") as folder:
-        broker = KafkaBroker(Path(folder))
+        broker = KafkaBroker(Path(folder), program)
         try:
             yield broker
         finally:

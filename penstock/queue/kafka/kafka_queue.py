@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from penstock.errors import InvalidRequest
 from penstock.ledger.ledger import Ledger
@@ -11,6 +11,7 @@ from penstock.queue.kafka.link import KafkaLink
 from penstock.queue.work import records
 from penstock.queue.work.lease_queue import LEASE
 from penstock.queue.work.ledger_queue import LedgerQueue
+from penstock.queue.work.messages import FullPartitions
 from penstock.wire.kafka import KafkaAddress
 from penstock.wire.queue import QueueCounts
 
@@ -39,8 +40,8 @@ class KafkaQueue(LedgerQueue):
         self._ledger.change(lambda t: records.set_topic(t, path, str(address.of_queue(path))))
         return self.counts(path)
 
-    def _claimable(self, path: str) -> Sequence[int] | None:
-        return self.link.claimable(path)
+    def _full_partitions(self, path: str) -> FullPartitions | None:
+        return self.link.full_partitions(path)
 
     def finish(self, path: str) -> QueueCounts:
         """Note that clients push no more, once all is read that the topic has by now."""

@@ -20,6 +20,7 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.kafka.broker import Broker, Output, Partition
 from penstock.queue.kafka.window import Window, done_beyond
 from penstock.queue.work import records
+from penstock.queue.work.messages import FullPartitions
 from penstock.queue.work.records import Placed, TopicQueue, Unsent
 from penstock.wire.kafka import KafkaAddress
 
@@ -53,8 +54,8 @@ class KafkaLink:
         self._asked: list[tuple[str, threading.Event]] = []
         """Who waits until a queue's topic is read to its end."""
         self._look_again = 0.0
-        self._claimable: dict[str, dict[tuple[int, int, int], int | None]] = {}
-        """Path of a queue with a full window -> the first of each (queue, partition, offset) -> its row."""
+        self._full: dict[str, dict[tuple[int, int, int], int | None]] = {}
+        """Path of a queue with full windows -> the first of each (queue, partition, offset) -> its row."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -68,10 +69,11 @@ class KafkaLink:
             broker.close()  # ends what it waits for
             self._thread.join(10)
 
-    def claimable(self, path: str) -> list[int] | None:
-        """Return the rows that alone may be claimed, as so much is done beyond them; None for all."""
-        firsts = self._claimable.get(path)
-        return None if firsts is None else [row for row in firsts.values() if row is not None]
+    def full_partitions(self, path: str) -> FullPartitions | None:
+        """Return the partitions of a queue whose windows are full."""
+        if (firsts := self._full.get(path)) is None:
+            return None
+        return FullPartitions([number for _, number, _ in firsts], [row for row in firsts.values() if row is not None])
 
     def catch_up(self, path: str, seconds: float = 30.0) -> None:
         """Wait until all is read that a queue's topic has by now."""
@@ -281,17 +283,17 @@ class KafkaLink:
         return {partition: self._windows[partition].commit() for partition in by_partition}
 
     def _note_full(self) -> None:
-        """Find the first message of each full window: it alone may be claimed, as it has to end first."""
-        known = {first: row for firsts in self._claimable.values() for first, row in firsts.items()}
-        claimable: dict[str, dict[tuple[int, int, int], int | None]] = {}
+        """Find the first message of each full window: of its partition it alone may be claimed, as it has to end."""
+        known = {first: row for firsts in self._full.values() for first, row in firsts.items()}
+        full: dict[str, dict[tuple[int, int, int], int | None]] = {}
         for partition, window in self._windows.items():
             if window.is_full:
                 queue = self._queues[partition.topic]
                 first = queue.id, partition.number, window.first
                 with self._ledger.reading() as reader:
                     row = known.get(first) or records.row_at(reader, *first)
-                claimable.setdefault(queue.path, {})[first] = row
-        self._claimable = claimable
+                full.setdefault(queue.path, {})[first] = row
+        self._full = full
 
     def _read(self, broker: Broker, seconds: float) -> None:
         """Make what the topics have messages of their queues."""

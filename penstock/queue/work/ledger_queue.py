@@ -15,7 +15,7 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.work import messages, queues
 from penstock.queue.work.lease_queue import LEASE, MOST_MESSAGES, Claim, Forward, NewMessage
 from penstock.queue.work.leases import Leases
-from penstock.queue.work.messages import Bind, PeekedMessage, Row, Settling
+from penstock.queue.work.messages import Bind, FullPartitions, PeekedMessage, Row, Settling
 from penstock.queue.work.work_queues import splits_of
 from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueState
 
@@ -107,7 +107,7 @@ class LedgerQueue:
             known = self._leases.tokens_of(claim)
             rows = [] if known is None else messages.claimed(t, queue["id"], filter(self._leases.is_live, known[0]))
             if not rows and (known is None or not known[1]) and queue["state"] != "failed":
-                rows = messages.claim(t, queue, claim, worker, most, prefix, self._claimable(path))
+                rows = messages.claim(t, queue, claim, worker, most, prefix, self._full_partitions(path))
                 if rows:
                     self._leases.begin(path, claim, [row["token"] for row in rows], is_durable=False)
             steps.passed("claim.claimed")
@@ -119,8 +119,8 @@ class LedgerQueue:
         steps.passed("claim.done")
         return Claim(queue["state"], tuple(messages.to_lease(path, row) for row in rows), queue["cause"])
 
-    def _claimable(self, path: str) -> Sequence[int] | None:
-        """Return the rows that alone may be claimed; None for all."""
+    def _full_partitions(self, path: str) -> FullPartitions | None:
+        """Return what holds back messages of a queue on a topic."""
         return None
 
     def ack(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:

@@ -92,6 +92,15 @@ class Row:
         return cls(new.queue, message.message_id, columns, metadata, message.payload_key, new.bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class FullPartitions:
+    """Partitions of a queue's topic of which only one message each may be claimed, as so much is done beyond it."""
+
+    numbers: Sequence[int]
+    firsts: Sequence[int]
+    """The rows of these messages."""
+
+
 # --- claim ---------------------------------------------------------------------------------
 
 _OF_LEASE = "id, message_id, split_id, payload_key, metadata, timestamp, bytes, part, tries, token"
@@ -100,15 +109,22 @@ _CLAIM = (
     " (SELECT id FROM messages WHERE queue = ?4 AND state = 'pending'%s ORDER BY id LIMIT ?5)"
     f" RETURNING {_OF_LEASE}"
 )
-_CLAIM_OLDEST, _CLAIM_OF = _CLAIM % "", _CLAIM % " AND id IN (SELECT value FROM json_each(?6))"
+_CLAIM_ANY = _CLAIM % ""
+_CLAIM_BUT_FULL = (
+    _CLAIM % " AND (id IN (SELECT value FROM json_each(?6)) OR partition NOT IN (SELECT value FROM json_each(?7)))"
+)
+"""Not of a partition yet: it may become a record of a full one."""
 
 
 def claim(
-    t: Transaction, queue: sqlite3.Row, claim_id: str, worker: str, most: int, prefix: str, of: Sequence[int] | None
+    t: Transaction, queue: sqlite3.Row, claim_id: str, worker: str, most: int, prefix: str, full: FullPartitions | None
 ) -> list[sqlite3.Row]:
-    """Lease the oldest pending messages, of these rows or of all; the token of each is the prefix and its id."""
+    """Lease the oldest pending messages; the token of each is the prefix and its id."""
     parameters = (prefix, claim_id, worker, queue["id"], most)
-    rows = t.rows(_CLAIM_OLDEST, *parameters) if of is None else t.rows(_CLAIM_OF, *parameters, json.dumps(of))
+    if full is None:
+        rows = t.rows(_CLAIM_ANY, *parameters)
+    else:
+        rows = t.rows(_CLAIM_BUT_FULL, *parameters, json.dumps(full.firsts), json.dumps(full.numbers))
     if rows:
         queues.count(t, queue["id"], claimed=len(rows))  # settles nothing: these were pending
     return sorted(rows, key=lambda row: int(row["id"]))

@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.kit.pubsub.emulator",
     "tests.kit.native_calls",
     "tests.kit.pubsub.fixtures",
+    "tests.kit.pubsub.publishing",
     "tests.kit.ray",
 ]
 

@@ -15,6 +15,7 @@ from penstock.cli.folder import backup, verify
 from penstock.cli.get import get
 from penstock.cli.invocation import example, shared_options
 from penstock.cli.ls import ls, show
+from penstock.cli.publisher import publisher
 from penstock.cli.pull import pull
 from penstock.cli.put import put
 from penstock.cli.redrive import redrive
@@ -83,5 +84,7 @@ def completion(shell: str) -> None:
 
 
 cli.params += shared_options()
-for command in (serve, put, ls, show, get, rm, redrive, top, run, pull, call, verify, backup, doctor, completion):
+for command in (
+    serve, put, ls, show, get, rm, redrive, top, run, pull, publisher, call, verify, backup, doctor, completion,
+):  # fmt: skip
     cli.add_command(command)

@@ -32,12 +32,12 @@ class Invocation:
         return penstock.connect(self.url, timeout=timeout, retry_for=RETRY_FOR if retry_for is None else retry_for)
 
 
-def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+def command(summary: str, *examples: str, hidden: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function that takes an `Invocation` and options of its own."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         passing = click.make_pass_decorator(Invocation, ensure=True)(function)
-        made = click.command(short_help=summary, epilog=example(*examples))(passing)
+        made = click.command(short_help=summary, epilog=example(*examples), hidden=hidden)(passing)
         made.params += shared_options()
         return made
 

@@ -295,6 +295,7 @@ _WRITE = Kind(
         "whole": lambda write: counted(write["attempts"], "attempt"),
         "rows": lambda write: f"{write['rows']:,} ({_size(write)})" if write["state"] in ("open", "finished") else "",
         "visible": _visible,
+        "published": lambda write: f"{write['published']:,} so far" if "published" in write else "",
     },
     top=[
         Table(
@@ -307,6 +308,15 @@ _WRITE = Kind(
         )
     ],
 )  # fmt: skip
+
+
+_PUBLISH = Kind(
+    "publish",
+    "publish",
+    "topics",
+    nothing="nothing is being published",
+    facts={"published": lambda topic: f"{topic['published']:,} of {topic['rows']:,} messages of open writes"},
+)
 
 
 # --- queues ---------------------------------------------------------------------------------
@@ -412,4 +422,4 @@ _MESSAGES = Kind(
     },
 )  # fmt: skip
 
-KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _QUEUE, _JOB, _MESSAGES, _WRITE)
+KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _QUEUE, _JOB, _MESSAGES, _PUBLISH, _WRITE)

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,11 +23,27 @@ from penstock.wire.paths import parse
 _GARBAGE = 100_000
 """New objects that start a look for cycles of garbage: messages come by thousands and are never part of one, and looks
 at them took half of the processor's time."""
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LEVELS = ("debug", "info", "warning", "error")
 _LEASE = "How long Pub/Sub waits for a puller that has died, before it sends its messages again."
 _CREDENTIALS = "A service account's key, file or JSON (better: PENSTOCK_PUBSUB_CREDENTIALS).  [default: ADC]"
 _ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
 _EMULATOR = "Call the emulator at --endpoint or PUBSUB_EMULATOR_HOST instead of Google."
+
+
+def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say as whom Pub/Sub is called, and which server has started the process."""
+    for option in (
+        click.option("--parent", type=int, hidden=True, help="The server that starts it: it ends with that process."),
+        click.option("--server-name", hidden=True, help="The name in the server's certificate, if not that of --url."),
+        click.option("--log-level", type=click.Choice(_LEVELS), default="info", hidden=True),
+        click.option("--allow-emulator", is_flag=True, help=_EMULATOR),
+        click.option("--endpoint", metavar="HOST:PORT", help=_ENDPOINT),
+        click.option("--pubsub-impersonate", "impersonate", metavar="EMAIL", help="Act as this service account."),
+        click.option("--pubsub-credentials", "credentials", envvar="PENSTOCK_PUBSUB_CREDENTIALS", help=_CREDENTIALS),
+    ):
+        function = option(function)
+    return function
 
 
 @command("Pull a subscription's messages to a server.", "penstock pull subscription/my-project/orders --streams 2")
@@ -34,13 +51,7 @@ _EMULATOR = "Call the emulator at --endpoint or PUBSUB_EMULATOR_HOST instead of 
 @click.option("--pull", "method", type=click.Choice(("streaming", "unary")), default="streaming", show_default=True)
 @click.option("--streams", type=click.IntRange(1, 64), default=1, show_default=True, help="10 MB/s each, at Google.")
 @click.option("--lease", type=click.IntRange(10, 600), default=60, show_default=True, metavar="SECONDS", help=_LEASE)
-@click.option("--pubsub-credentials", "credentials", envvar="PENSTOCK_PUBSUB_CREDENTIALS", help=_CREDENTIALS)
-@click.option("--pubsub-impersonate", "impersonate", metavar="EMAIL", help="Act as this service account.")
-@click.option("--endpoint", metavar="HOST:PORT", help=_ENDPOINT)
-@click.option("--allow-emulator", is_flag=True, help=_EMULATOR)
-@click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", hidden=True)
-@click.option("--server-name", hidden=True, help="The name in the server's certificate, if not that of --url.")
-@click.option("--parent", type=int, hidden=True, help="The server that starts it: it ends with that process.")
+@access_options
 def pull(
     invocation: Invocation,
     path: str,
@@ -63,8 +74,8 @@ def pull(
     """
     if parent is not None:
         end_with(parent)
-        _lift_limits()
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
+        lift_limits()
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     from penstock.client.exchange import Exchange, Listener  # and pyarrow, which --help doesn't need
 
     try:
@@ -94,7 +105,7 @@ def pull(
         puller.run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
 
 
-def _lift_limits() -> None:
+def lift_limits() -> None:
     """Take the server's --memory-limit off: that one bounds what its callers make it hold."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

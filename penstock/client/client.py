@@ -9,7 +9,7 @@ from typing import Any, Self, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
-from penstock.client import push, put
+from penstock.client import publish, push, put
 from penstock.client.arguments import Start, check_path, check_read, check_undecoded, to_position, to_start
 from penstock.client.claim import Claims
 from penstock.client.connection import Connection
@@ -23,6 +23,7 @@ from penstock.client.typed import Decoded, plan_decoding
 from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
+from penstock.wire.publish import PublishOptions
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
@@ -106,6 +107,10 @@ class Client:
         which this happens once: the same run again writes nothing and returns the first one's receipt.
         """
         check_path(path)
+        if path.startswith("publish/"):
+            return publish.publish(
+                self.connection, path, data, mode=mode, run=run, schema=schema, options=PublishOptions()
+            )
         return put.put(self.connection, path, data, mode=mode, run=run, schema=schema)
 
     def create_topic(

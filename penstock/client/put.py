@@ -139,7 +139,7 @@ def put(
     Each put is a run, so that one whose answer was lost can be sent again. A one-shot source is not consumed before the
     server accepts the put (`ready`), and not sent again afterwards: a retry would send only the rest.
     """
-    schema, batches = _batches_to_put(data, schema)
+    schema, batches = batches_to_put(data, schema)
     repeatable = isinstance(batches, list)
     brief, run = (True, f"put-{uuid.uuid4().hex}") if run is None else (None, run)
     ready = not repeatable
@@ -157,7 +157,7 @@ def put(
     return connection.retry(once, safe=lambda refused: repeatable or not begun)
 
 
-def _batches_to_put(
+def batches_to_put(
     data: Any, schema: pa.Schema | None
 ) -> tuple[pa.Schema, Iterable[pa.RecordBatch] | list[pa.RecordBatch | pa.Table]]:
     """Return the schema and the batches of anything that holds Arrow data; a list of them can be read again.

@@ -1,4 +1,4 @@
-"""The processes that pull: started and watched by the server, restarted with a backoff, ended with it."""
+"""Processes that pull and publish: started and watched by the server, restarted with a backoff, ended with it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class Pullers:
     path: str
     command: Sequence[str]
     environment: dict[str, str] = field(repr=False)
+    word: str = "puller"
+    """What the log calls one of them."""
     _slots: list[_Slot] = field(default_factory=list)
 
     def watch(self, now: float, wanted: int) -> int | None:
@@ -64,7 +66,7 @@ class Pullers:
             slot.ends = 1 if now - slot.began > _CALM else slot.ends + 1
             pause = _LONGEST_PAUSE if is_refused else min(_PAUSE * 2 ** (slot.ends - 1), _LONGEST_PAUSE)
             slot.start_at = now + pause
-            log.warning("%s: a puller has ended (%d), it starts again in %g s", self.path, code, pause)
+            log.warning("%s: a %s has ended (%d), it starts again in %g s", self.path, self.word, code, pause)
             refused = code if is_refused else refused
         while len(self._slots) < wanted:
             self._slots.append(_Slot())
@@ -79,8 +81,8 @@ class Pullers:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(self.command, env=self.environment, stderr=subprocess.PIPE)  # noqa: S603  # our own words
-        name = f"penstock-puller-{process.pid}"
-        threading.Thread(target=log_lines, args=(self.path, process), name=name, daemon=True).start()
+        name = f"penstock-{self.word}-{process.pid}"
+        threading.Thread(target=log_lines, args=(self.path, process, self.word), name=name, daemon=True).start()
         return process
 
     def start_again(self) -> None:
@@ -106,7 +108,7 @@ class Pullers:
         self._slots.clear()
 
 
-def log_lines(path: str, process: subprocess.Popen[bytes]) -> None:
+def log_lines(path: str, process: subprocess.Popen[bytes], word: str = "puller") -> None:
     """Log what a puller writes to its stderr, under the path of its subscription, until it ends."""
     assert process.stderr is not None
     level = logging.WARNING  # of a line that isn't a log's: that of the line before
@@ -119,11 +121,21 @@ def log_lines(path: str, process: subprocess.Popen[bytes]) -> None:
             elif text.startswith("penstock: "):  # why a command has failed
                 level = logging.ERROR
             if text:
-                log.log(level, "%s: puller %d: %s", path, process.pid, printable(text))
+                log.log(level, "%s: %s %d: %s", path, word, process.pid, printable(text))
 
 
 def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
-    """Return the pullers of a subscription, none of them started; InvalidRequest if they couldn't get in.
+    """Return the pullers of a subscription, none of them started; InvalidRequest if they couldn't get in."""
+    return _processes_of("puller", "pull", path, config, port, "--lease", str(config.pubsub_lease))
+
+
+def publishers_of(path: str, config: ServerConfig, port: int) -> Pullers:
+    """Return the publisher of a topic, not started; InvalidRequest if it couldn't get in."""
+    return _processes_of("publisher", "publisher", path, config, port)
+
+
+def _processes_of(word: str, verb: str, path: str, config: ServerConfig, port: int, *more: str) -> Pullers:
+    """Return the processes that run a verb of the command line for a path.
 
     Secrets are in their environment alone.
     """
@@ -133,8 +145,8 @@ def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
     tls = loopback_tls(config, host) if listen.scheme == "grpc+tls" else LoopbackTls(None, None)
     host = f"[{host}]" if ":" in host else host
     command = [
-        sys.executable, "-m", "penstock.cli.app", "pull", path,
-        "--url", f"{listen.scheme}://{host}:{port}", "--parent", str(os.getpid()), "--lease", str(config.pubsub_lease),
+        sys.executable, "-m", "penstock.cli.app", verb, path,
+        "--url", f"{listen.scheme}://{host}:{port}", "--parent", str(os.getpid()), *more,
     ]  # fmt: skip
     if tls.server_name is not None:
         command += ["--server-name", tls.server_name]
@@ -153,7 +165,9 @@ def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:
         secrets |= dict(zip(("PENSTOCK_CERT", "PENSTOCK_KEY"), map(str, tls.certificate), strict=True))
     ours = {*MALLOC, *secrets, "PENSTOCK_URL"}
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    return Pullers(path, command, environment | {name: text for name, text in secrets.items() if text is not None})
+    return Pullers(
+        path, command, environment | {name: text for name, text in secrets.items() if text is not None}, word
+    )
 
 
 def _end(slot: _Slot) -> None:

@@ -28,6 +28,7 @@ from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.text import format_age, format_size
 from penstock.wire import paths
+from penstock.wire.publish import PublishOptions
 from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask
 
 READY = b'{"v":1}'
@@ -93,7 +94,10 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
     command = PutCommand.decode(descriptor.command)
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
-    own = (command.path, command.mode, command.run, command.brief, command.create, command.forward, command.each)
+    own = (
+        command.path, command.mode, command.run, command.brief, command.create, command.forward, command.each,
+        command.publish,
+    )  # fmt: skip
     if command.ticket is None and command.task is not None:
         raise InvalidRequest("a put names its task if it is an attempt of an open write: expected its ticket")
     if command.ticket is None and command.path is None:
@@ -109,12 +113,14 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
 
 
 @contextmanager
-def own_write(state: State, path: str, mode: Mode, run: str | None) -> Iterator[Write]:
+def own_write(
+    state: State, path: str, mode: Mode, run: str | None, publish: PublishOptions | None = None
+) -> Iterator[Write]:
     """Open the write of a put that has no ticket.
 
     The write is aborted if the block fails, unless another put of the same run has finished it or goes on with it.
     """
-    write = state.ledger.open_write(path, mode=mode, run=run, own=True)
+    write = state.ledger.open_write(path, mode=mode, run=run, own=True, publish=publish)
     try:
         yield write
     except BaseException:

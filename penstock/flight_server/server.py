@@ -150,6 +150,8 @@ class PenstockServer(flight.FlightServerBase):
 
     def close(self, deadline: float = 30.0) -> int:
         """Refuse new work, let running calls end, stop the threads; return how many calls the deadline cut."""
+        for kind in self.state.kinds.values():
+            kind.drain()
         self.state.watch.drain(deadline)
         left = self.state.streams.drain(deadline)
         if not left:

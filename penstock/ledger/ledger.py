@@ -29,6 +29,7 @@ from penstock.store import payload_table
 from penstock.store.database import Database, Reader, View
 from penstock.store.payload_table import PayloadRow
 from penstock.wire.actions import LandedEpoch, Summary
+from penstock.wire.publish import PublishOptions
 from penstock.wire.put import Mode, Receipt, Release, SparkTask
 
 log = logging.getLogger("penstock")
@@ -102,7 +103,7 @@ class Ledger:
 
     # --- writes -------------------------------------------------------------------------------
 
-    def open_write(
+    def open_write(  # noqa: PLR0913  # what may be said of a write
         self,
         path: str,
         *,
@@ -113,6 +114,7 @@ class Ledger:
         queue: str | None = None,
         split_rows: int | None = None,
         release: Release = "finish",
+        publish: PublishOptions | None = None,
     ) -> Write:
         """Begin a write; with a `run`, join the open write of that run or get its finished one, unless it is lost.
 
@@ -128,7 +130,7 @@ class Ledger:
                 return writes.join(t, known, mode=mode, own=own, queue=queue, split_rows=split_rows, release=release)
             new = Write(
                 uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue,
-                split_rows, release,
+                split_rows, release, publish,
             )  # fmt: skip
             return writes.begin(t, new, own=own)
 
@@ -227,7 +229,8 @@ class Ledger:
 
         Where the disk has no room for that, `expire` does it later: reading needs no room.
         """
-        rows = self.database.rows("SELECT id, opener FROM writes WHERE own AND state = 'open'")
+        query = f"SELECT id, opener FROM writes WHERE own AND state = 'open' AND NOT {writes.IS_PUBLISHED}"  # noqa: S608  # our own text
+        rows = self.database.rows(query)
         self._cut = [(row["id"], row["opener"]) for row in rows]
         try:
             self.change(self._abort_cut)
@@ -246,7 +249,13 @@ class Ledger:
 
         def expire(t: Transaction) -> list[str]:
             self._abort_cut(t)
-            idle = writes.end_where(t, f"touched < ? AND {jobs.WRITES_FOR_NO_JOB}", t.now - IDLE, state="expired")
+            idle = writes.end_where(
+                t,
+                f"touched < ? AND {jobs.WRITES_FOR_NO_JOB} AND NOT {writes.IS_PUBLISHED}",
+                t.now - IDLE,
+                state="expired",
+            )
+            idle += writes.end_where(t, f"touched < ? AND {writes.IS_PUBLISHED}", t.now - REMEMBERED, state="expired")
             for write, touched in silent:
                 idle += writes.end_where(t, "id = ? AND touched = ?", write, touched, state="expired")
             t.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", t.now - REMEMBERED)

@@ -83,9 +83,27 @@ CREATE INDEX evaluations_of_task ON evaluations(write, task);
 CREATE UNIQUE INDEX released_evaluations ON evaluations(write, stage, partition, number) WHERE released;
 CREATE INDEX writes_with_queues ON writes(touched) WHERE state = 'open' AND queue IS NOT NULL;
 """,
+    8: """
+ALTER TABLE writes ADD COLUMN publish TEXT;
+CREATE TABLE publications(
+    write TEXT PRIMARY KEY REFERENCES writes ON DELETE CASCADE, path TEXT NOT NULL, number INTEGER NOT NULL UNIQUE,
+    chosen TEXT NOT NULL, attempts TEXT NOT NULL, rows INTEGER NOT NULL, published INTEGER NOT NULL,
+    code TEXT, text TEXT
+) WITHOUT ROWID;
+CREATE TABLE publication_parts(
+    write TEXT NOT NULL REFERENCES publications ON DELETE CASCADE, number INTEGER NOT NULL, part TEXT NOT NULL,
+    unpublished INTEGER NOT NULL, PRIMARY KEY (write, number)
+) WITHOUT ROWID;
+CREATE TABLE published(
+    write TEXT NOT NULL REFERENCES publications ON DELETE CASCADE, part INTEGER NOT NULL, first INTEGER NOT NULL,
+    end INTEGER NOT NULL, PRIMARY KEY (write, part, first)
+) WITHOUT ROWID;
+""",
 }
 """`writes.brief`: remembered for an hour only. `writes.queue`: gets a message for each part at finish.
 `writes.split_rows`: the most rows of a part. `writes.differs`: why the released rows aren't those of the write.
+`writes.publish`: how its rows are published, as JSON. `publications`: what a finish has named of a write to publish/…,
+until all of it is published; `code`, `text`: why that has failed. `published`: positions in those parts.
 `evaluations`: each evaluation of a partition of a write that releases them; `number`: the how manieth of its task.
 `parts.held`: a message names it. `parts.digest`: of its records; NULL in rows of before format 6.
 `ticketed`: until when read tickets may name the bytes at a path. `parts.missed`:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Sequence
@@ -19,6 +21,7 @@ from penstock.rows.schemas import Growth
 from penstock.store import payload_table
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
+from penstock.wire.publish import PublishOptions
 from penstock.wire.put import Mode, Receipt, Release, State
 
 
@@ -42,6 +45,7 @@ class Write:
     split_rows: int | None = None
     """The rows of one part at most, as it is a split of the queue."""
     release: Release = "finish"
+    publish: PublishOptions | None = None
 
     def check_is_open(self, verb: str) -> None:
         """Reject a verb that only an open write takes."""
@@ -49,6 +53,9 @@ class Write:
             raise WriteEnded(
                 f"write/{self.id} to {self.path} is {self.state}: {verb} needs an open write, so open a new one"
             )
+
+
+_MINTED = re.compile("put-[0-9a-f]{32}")
 
 
 class Destination(Protocol):
@@ -74,6 +81,10 @@ class Destination(Protocol):
 
     def record(self, t: Transaction, attempt: Attempt, /) -> None:
         """Note what is this destination's own of a whole attempt."""
+        ...
+
+    def is_due(self, t: Transaction, write: Write, attempts: Sequence[str], chosen: str, /) -> bool:
+        """Whether a finish may show the attempts; if not, they are noted, and it is called again once it may."""
         ...
 
     def show(self, t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema, /) -> None:
@@ -139,13 +150,17 @@ def by_id(reader: Reader, write_id: str) -> Write:
         row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
         to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
         row["queue"], row["split_rows"], row["release"],
+        None if row["publish"] is None else PublishOptions.from_json(json.loads(row["publish"])),
     )  # fmt: skip
 
 
 _SUMMARIES = (
     "SELECT id AS write, path, mode, state, run, opened, touched, rows, bytes, parts,"
-    " (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts FROM writes"
+    " (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts,"
+    " (SELECT published FROM publications WHERE publications.write = writes.id) AS published FROM writes"
 )
+IS_PUBLISHED = "EXISTS (SELECT 1 FROM publications WHERE publications.write = writes.id)"
+"""The condition that a finish has named what is published of a write: it neither expires nor ends by its driver."""
 
 
 def summary(reader: Reader, write_id: str) -> Summary:
@@ -204,7 +219,7 @@ def add(
         "writes", id=new.id, path=new.path, mode=new.mode, run=new.run, state=new.state, opener=new.opener,
         schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
         rows=rows, bytes=bytes, queue=new.queue, split_rows=new.split_rows,
-        release=new.release,
+        release=new.release, publish=None if new.publish is None else json.dumps(new.publish.to_json()),
     )  # fmt: skip
 
 
@@ -300,18 +315,24 @@ def finish(
     destination.check_write(t, finished, exists=current is not None)
     schema = merged_schema(t, finished, current, [_schema_of_whole(t, finished, attempt) for attempt in listed])
     steps.passed("finish.checked")
-    if finished.mode == "overwrite" and current is not None:
-        destination.remove(t, finished.path)  # 2.
-    destination.show(t, finished.path, listed, schema)  # 3.
-    t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
-    steps.passed("finish.shown")
+    if destination.is_due(t, finished, listed, chosen):
+        if finished.mode == "overwrite" and current is not None:
+            destination.remove(t, finished.path)  # 2.
+        destination.show(t, finished.path, listed, schema)  # 3.
+        t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
+        steps.passed("finish.shown")
+        _push(t, finished, listed)
+        end(t, write_id, "finished", chosen)  # 4.
+    return summary(t, write_id)
+
+
+def _push(t: Transaction, finished: Write, listed: Sequence[str]) -> None:
+    """Push messages for the parts of a write with a queue."""
     if finished.queue is not None:
         if finished.release == "finish":
             t.ledger.queues.push_parts(t, finished, listed)
         t.ledger.queues.end_write(t, finished)
         steps.passed("finish.pushed")
-    end(t, write_id, "finished", chosen)  # 4.
-    return summary(t, write_id)
 
 
 def _take_receipts(t: Transaction, taking: Write, path: str) -> list[str]:
@@ -332,10 +353,11 @@ def _take_run(t: Transaction, taking: Write, run: str) -> str | None:
         if taking.state == "open":
             t.execute("UPDATE writes SET run = ? WHERE id = ?", run, taking.id)
         return None
-    if known["state"] == "open":
+    if known["state"] == "open" and not _is_published(t, known["id"]):
         raise AlreadyExists(
             f"run {run!r} of {taking.path} is open as write/{known['id']}: finish that one, or abort it"
         )
+    resume_publication(t, known["id"])
     if taking.state == "open":
         if taking.queue is not None:
             t.ledger.queues.forget_write(t, taking)
@@ -352,6 +374,11 @@ def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summar
         if opener not in (None, aborted.opener):
             raise WriteEnded(
                 f"write/{write_id} to {aborted.path} was joined by a later opener: only that one may abort it"
+            )
+        if opener is not None and not _is_minted(aborted.run) and _is_published(t, write_id):
+            raise WriteEnded(
+                f"write/{write_id} to {aborted.path} is being published as run {aborted.run!r}: finish that again, or "
+                f"give up what Pub/Sub doesn't have yet: penstock rm write/{write_id}"
             )
         _fail_queue(t, aborted, "was aborted")
         end(t, write_id, "aborted")
@@ -372,6 +399,7 @@ def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) 
         t.now, write_id,
     )  # fmt: skip
     t.execute("DELETE FROM attempts WHERE write = ? AND NOT chosen", write_id)
+    t.execute("DELETE FROM publications WHERE write = ?", write_id)
     t.execute(
         "UPDATE writes SET (rows, bytes, parts) = (SELECT coalesce(sum(rows), 0), coalesce(sum(bytes), 0),"
         " coalesce(sum(parts), 0) FROM attempts WHERE write = ?1), state = ?2, chosen = ?3, touched = ?4"
@@ -387,6 +415,20 @@ def end_where(t: Transaction, condition: str, *arguments: object, state: State) 
         _fail_queue(t, by_id(t, row["id"]), f"was {state}: nobody has put to it or finished it for too long")
         end(t, row["id"], state)
     return [row["id"] for row in rows]
+
+
+def _is_minted(run: str | None) -> bool:
+    """Whether a client has minted the run for one put, which nobody else goes on with."""
+    return run is None or _MINTED.fullmatch(run) is not None
+
+
+def resume_publication(t: Transaction, write_id: str) -> None:
+    """Let what has failed to be published be tried again."""
+    t.execute("UPDATE publications SET code = NULL, text = NULL WHERE write = ?", write_id)
+
+
+def _is_published(reader: Reader, write_id: str) -> bool:
+    return reader.row("SELECT 1 FROM publications WHERE write = ?", write_id) is not None
 
 
 def _fail_queue(t: Transaction, ended: Write, cause: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.ledger import datasets, jobs, tables
+from penstock.ledger import datasets, jobs, publications, tables
 from penstock.ledger.writes import Destination
 from penstock.queue.pubsub import registry
 from penstock.queue.topics import journal, producers
@@ -12,7 +12,7 @@ from penstock.queue.work import messages, queues, records
 from penstock.store import payload_table
 from penstock.store.database import Tables
 
-DESTINATIONS: Mapping[str, Destination] = {"store": datasets, "topic": journal}
+DESTINATIONS: Mapping[str, Destination] = {"store": datasets, "topic": journal, "publish": publications}
 TABLES: tuple[Tables, ...] = (
     tables.TABLES,
     journal.TABLES,

@@ -36,11 +36,14 @@ class Option:
 
 _ALL: tuple[Use, ...] = ("read", "write", "stream", "sink")
 _READS: tuple[Use, ...] = ("read", "stream")
+_WRITES: tuple[Use, ...] = ("write", "sink")
 OPTIONS = (
     Option("path", "the dataset or topic, such as `store/demo/trips`; `load`, `save` and `start` take it, too",
-           "required", _ALL, ("dbtable", "topic", "subscribe")),
+           "required", _ALL, ("dbtable", "subscribe")),
     Option("subscription", "a Pub/Sub subscription, `projects/p/subscriptions/orders`, in place of `path`", "none",
            _READS, ("subscriptionId", "projectId")),
+    Option("topic", "the Pub/Sub topic to publish to, `projects/p/topics/clean`, in place of `path`", "none", _WRITES,
+           ("kafka.topic",)),
     Option("create", "the Pub/Sub topic, `projects/p/topics/t`, of which to make the subscription if it is missing",
            "refuse", _READS, ("topicId",)),
     Option("ack", "when messages are acknowledged: `commit`, once every query has committed them, or `journal`, once "
@@ -114,8 +117,9 @@ def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str
         raise InvalidRequest("load: one path at a time; load each and union them")
     for name in values:
         _check_name(name, use, *others)
-    if "subscription" in values:
-        values["path"] = _path_of(values.pop("subscription"), values.get("path"))
+    for name, root in (("subscription", "subscription"), ("topic", "publish")):
+        if name in values:
+            values["path"] = _path_of(name, root, values.pop(name), values.get("path"))
     if not values.get("path"):
         raise InvalidRequest(
             f"the option 'path' is missing: say {_CALLS[use]}. Spark hands no "
@@ -189,16 +193,14 @@ def start_request(path: str, text: str, option: str = "startingOffsets") -> AskO
     return AskOffsets(path, start=Position.from_json(offsets))
 
 
-def _path_of(subscription: str, path: str | None) -> str:
-    """Return the path of a Pub/Sub subscription by its full name."""
+def _path_of(option: str, root: str, name: str, path: str | None) -> str:
+    """Return the path of a Pub/Sub subscription or topic by its full name."""
     if path:
-        raise InvalidRequest(f"the options path={path[:80]!r} and subscription={subscription[:80]!r}: expected one")
-    named = re.fullmatch(r"projects/([^/]+)/subscriptions/([^/]+)", subscription)
+        raise InvalidRequest(f"the options path={path[:80]!r} and {option}={name[:80]!r}: expected one")
+    named = re.fullmatch(rf"projects/([^/]+)/{option}s/([^/]+)", name)
     if named is None:
-        raise InvalidRequest(
-            f"the option subscription={subscription[:80]!r}: expected a name such as projects/p/subscriptions/orders"
-        )
-    return f"subscription/{named[1]}/{named[2]}"
+        raise InvalidRequest(f"the option {option}={name[:80]!r}: expected a name such as projects/p/{option}s/orders")
+    return f"{root}/{named[1]}/{named[2]}"
 
 
 def _check_name(name: str, use: Use, *others: Use) -> None:

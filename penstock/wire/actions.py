@@ -16,6 +16,7 @@ from penstock.wire.payloads import (
     PayloadKeys,
 )
 from penstock.wire.position import Position
+from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishOptions
 from penstock.wire.put import Mode, Release, Run, State
 
 SchemaJson = tuple[dict[str, Any], ...]
@@ -59,6 +60,8 @@ class OpenWrite(Body):
     split_rows: int | None = None
     """With a queue: the rows of one part at most; without, parts are cut by bytes alone."""
     release: Release = "finish"
+    publish: PublishOptions | None = None
+    """Of a write to publish/…."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Summary(Body):
     run: str | None = None
     opened: float | None = None
     touched: float | None = None
+    published: int | None = None
+    """The rows that Pub/Sub has of a write that a finish has named, until it has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +445,7 @@ class Description(Body):
     run: str | None = None
     opened: float | None = None
     touched: float | None = None
+    published: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +516,8 @@ PUSH_DATASET = Action(
 )
 START_JOB = Action("job.start", "Make a job with its queues, or continue it", job.StartJob, job.JobDescription)
 END_JOB = Action("job.end", "Note how a job has ended", job.EndJob, job.JobDescription)
+ASK_PARTS = Action("publish.next", "A publisher's next parts", AskParts, PartsToPublish)
+NOTE_PUBLISHED = Action("publish.note", "Pub/Sub has these rows", NotePublished, Nothing)
 FIND_PAYLOADS = Action("payload.find", "Where the bytes of payloads are", FindPayloads, FoundPayloads)
 LIST_PAYLOADS = Action("payload.keys", "The keys of payloads, in order", ListPayloads, PayloadKeys)
 CLEAR_PAYLOADS = Action("payload.clear", "Delete the payloads below a prefix", ClearPayloads, ClearedPayloads)
@@ -522,7 +530,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
         CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES, FINISH_QUEUE,
         PUSH_DATASET, START_JOB, END_JOB, CREATE_QUEUE,
-        FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
+        ASK_PARTS, NOTE_PUBLISHED, FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )
 }  # fmt: skip
 """Every action by name."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from penstock.wire.body import Body
+from penstock.wire.publish import PublishOptions
 from penstock.wire.queue import LeaseKey, LeaseOutcome
 
 Mode = Literal["error", "append", "overwrite"]
@@ -56,6 +57,8 @@ class PutCommand(Body):
     """The sender waits for the server's word `{"v":1}`, which admits this put, before it sends the first batch."""
     create: TopicOptions | None = None
     """Make the topic at `path`, with the stream's schema; the stream has no rows."""
+    publish: PublishOptions | None = None
+    """Of a put to publish/…."""
     task: SparkTask | None = None
     """Of an attempt of a write that releases each partition."""
     forward: tuple[LeaseKey, ...] | None = None

@@ -168,7 +168,7 @@ def test_a_path_of_an_unknown_kind_is_refused_with_the_known(verb: str, bare: fl
     with refused(
         "invalid",
         "path 'bucket/",
-        "expected one that begins with store/ or topic/ or subscription/ or queue/ or job/ or write/",
+        "expected one that begins with store/ or topic/ or subscription/ or queue/ or job/ or publish/ or write/",
     ):
         ASKED[verb](bare)
 
@@ -179,7 +179,7 @@ def test_a_server_has_every_action_of_the_wire(bare: flight.FlightClient) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in ACTIONS if not name.startswith(("subscription.", "queue.create")))
+    "name", sorted(name for name in ACTIONS if not name.startswith(("subscription.", "publish.", "queue.create")))
 )
 def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClient) -> None:
     """Each answer decodes as the type that clients take it for; those of Pub/Sub and Kafka need these, too."""

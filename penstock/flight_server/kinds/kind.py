@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
@@ -15,7 +15,16 @@ from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
-from penstock.wire.actions import Action, AnswerT, Deleted, Description, OpenWrite, RequestT
+from penstock.wire.actions import (
+    Action,
+    AnswerT,
+    Deleted,
+    Description,
+    FinishWrite,
+    OpenWrite,
+    RequestT,
+    Summary,
+)
 from penstock.wire.paths import Path
 from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import ReadCommand
@@ -50,6 +59,9 @@ class Kind:
 
     def close(self) -> None:
         """Stop them, once no call is left or the drain's deadline has passed."""
+
+    def drain(self) -> None:
+        """End what calls this server of its own accord, while it is still answered."""
 
     def tend(self, stop: Callable[[], bool]) -> None:
         """Do the regular work of this kind, about once a minute, until it is done or `stop` says so."""
@@ -97,6 +109,10 @@ class Kind:
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         """Store one attempt of an open write: durable, and not visible before the write is finished."""
         raise self._refusal(Path(self.name), Kind.attempt, "written")
+
+    def finish_write(self, write: Write, attempts: Sequence[str], request: FinishWrite) -> Summary:
+        """Make these attempts of a write, and no others, what it is to be; once the answer's state is finished."""
+        return self.state.ledger.finish(write.id, attempts, run=request.run, receipts=request.receipts)
 
     def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
         """Take a put that belongs to no open write: durable and visible when it returns."""

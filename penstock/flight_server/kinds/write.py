@@ -73,7 +73,9 @@ class WriteKind(Kind):
         ledger, attempts = self.state.ledger, [attempt.replace("-", "") for attempt in request.attempts]
         if ledger.incarnation:
             ledger.note_lost(self.state.store.medium.missing(ledger.parts_of_write(call.ticket.put)))
-        summary = ledger.finish(call.ticket.put, attempts, run=request.run, receipts=request.receipts)
+        write = ledger.write(call.ticket.put)
+        kind, _ = self.state.locate(write.path)
+        summary = kind.finish_write(write, attempts, request)
         steps.passed("finish.done")
         self.state.sweeper.soon()
         return summary

@@ -32,6 +32,8 @@ ENDPOINT = "pubsub.googleapis.com:443"
 EMULATOR_VARIABLE = "PUBSUB_EMULATOR_HOST"
 CALL_TIMEOUT = 20.0
 """Seconds for one ack or extension: a lease has 10 at least, and what is late is sent again."""
+_PUBLISH_TIMEOUT = 60.0
+"""Seconds for one request of at most 10 MB."""
 _SCOPES = ("https://www.googleapis.com/auth/pubsub",)
 _PLATFORM_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)  # of the source of an impersonation
 _OPTIONS = (
@@ -65,6 +67,12 @@ _REMEDIES: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.PERMISSION_DENIED: "grant roles/pubsub.subscriber on it",
     grpc.StatusCode.UNAUTHENTICATED: "pass the key of a service account, or run gcloud auth application-default login",
     grpc.StatusCode.FAILED_PRECONDITION: "it has to be a pull subscription that is attached to a topic",
+}
+
+_TOPIC_REMEDIES = {
+    **_REMEDIES,
+    grpc.StatusCode.PERMISSION_DENIED: "grant roles/pubsub.publisher on it",
+    grpc.StatusCode.FAILED_PRECONDITION: "see what the topic demands of its messages",
 }
 
 
@@ -125,6 +133,26 @@ class PubSub:
         """Begin a ModifyAckDeadline; return its future."""
         request = _ModifyRequest(subscription=self.subscription, ack_ids=ack_ids, ack_deadline_seconds=seconds)
         return self._modify.future(request, timeout=CALL_TIMEOUT, metadata=self._metadata)
+
+    def close(self) -> None:
+        """Close the channel; calls that are under way end with CANCELLED."""
+        self._channel.close()
+
+
+class Topic:
+    """A topic, to which a publisher publishes."""
+
+    def __init__(self, access: Access, name: str) -> None:
+        self.name = name
+        """Its full name: projects/p/topics/t."""
+        self._channel = open_channel(access, name)
+        self._metadata = (("x-goog-request-params", f"topic={name}"),)
+        self._publish = self._channel.unary_unary("/google.pubsub.v1.Publisher/Publish")
+
+    def publish(self, request: bytes, *, compressed: bool = False) -> Any:
+        """Begin a Publish; return its future."""
+        compression = grpc.Compression.Gzip if compressed else None
+        return self._publish.future(request, timeout=_PUBLISH_TIMEOUT, metadata=self._metadata, compression=compression)
 
     def close(self) -> None:
         """Close the channel; calls that are under way end with CANCELLED."""
@@ -240,12 +268,17 @@ def failures_of(error: grpc.RpcError) -> dict[str, str]:
     return failures
 
 
-def translate(error: grpc.RpcError, name: str) -> PenstockError:
+def translate(error: grpc.RpcError, name: str, remedies: Mapping[grpc.StatusCode, str] = _REMEDIES) -> PenstockError:
     """Return Pub/Sub's error as penstock's, with a remedy."""
     code = error.code()
-    remedy = _REMEDIES.get(code)
+    remedy = remedies.get(code)
     text = f"{name}: Pub/Sub says {code.name}: {str(error.details())[:300]}"
     return _ERRORS.get(code, InvalidRequest)(f"{text}; {remedy}" if remedy else text)
+
+
+def translate_publish(error: grpc.RpcError, topic: str) -> PenstockError:
+    """Return Pub/Sub's error about a topic that is published to."""
+    return translate(error, topic, _TOPIC_REMEDIES)
 
 
 def _text(error: Exception) -> str:

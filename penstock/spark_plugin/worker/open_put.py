@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from penstock.client.connection import Connection
+from penstock.client.publish import finish_write
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS
@@ -110,7 +111,7 @@ def finish_put(connection: Connection, put: OpenPut, receipts: Iterable[Any], ru
     request = put.finish_request(receipts, run)
     retry_for = max(connection.settings.retry_seconds(), LONG_RETRY_FOR)
     try:
-        answer = connection.call(actions.FINISH_WRITE, request, retry_for=retry_for)
+        answer = finish_write(connection, request, retry_for=retry_for)
     except TimedOut as late:
         raise TimedOut(
             f"{put.path}: the server did not answer in time whether write/{put.write} is finished; `penstock show "

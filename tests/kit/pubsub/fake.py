@@ -158,6 +158,13 @@ class FakePubSub:
         with self.changed:
             return {**self._subscription(subscription).totals(), "pulls": self._pulls[subscription]}
 
+    def published(self, topic: str) -> list[Any]:
+        """Return a topic's messages, in the order in which they were published. For tests in this process."""
+        with self.changed:
+            log = self._topics[topic]
+            assert isinstance(log, PublishedLog)
+            return log.messages()
+
     def counts(self, subscription: str) -> dict[str, dict[str, float]]:
         """Return deliveries, acks, modacks, nacks and the time of the ack by message id."""
         with self.changed:

@@ -70,6 +70,10 @@ class PublishedLog:
             ids.append(stored.message_id)
         return ids
 
+    def messages(self) -> list[Any]:
+        """Return all messages, in the order in which they were published."""
+        return [pb.ReceivedMessage.FromString(entry).message for entry in self._entries]
+
     def length(self, now: float) -> int:
         return len(self._entries)
 

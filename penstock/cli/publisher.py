@@ -1,0 +1,77 @@
+"""`publisher`: publishes to a topic what is written to publish/… at a server, which starts it by itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from penstock.cli import terminal
+from penstock.cli.invocation import Invocation, command
+from penstock.cli.pull import LOG_FORMAT, access_options, lift_limits
+from penstock.client.connection import Connection
+from penstock.client.get import read_tickets
+from penstock.errors import InvalidRequest
+from penstock.flight_server.supervisor import end_with
+from penstock.wire.actions import ASK_PARTS, NOTE_PUBLISHED
+from penstock.wire.paths import parse
+from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, StagedPart
+
+
+@command(
+    "Publish what is written to publish/PROJECT/TOPIC.", "penstock publisher publish/my-project/clean", hidden=True
+)
+@click.argument("path")
+@access_options
+def publisher(
+    invocation: Invocation, path: str, log_level: str, server_name: str | None, parent: int | None, **access: Any
+) -> None:
+    """Publish the staged rows of finished writes to publish/PROJECT/TOPIC, until SIGTERM.
+
+    The server starts one for each topic that is written to. It has nothing to lose: what Pub/Sub has answered is noted
+    at the server, and another publisher goes on from there.
+    """
+    if parent is not None:
+        end_with(parent)
+        lift_limits()
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+    try:
+        from penstock.queue.pubsub.publish import Publisher
+        from penstock.queue.pubsub.transport import Access, Topic
+    except ImportError as missing:
+        raise InvalidRequest(
+            f"publishing needs Google's client, and {missing.name} is missing at the server: pip install "
+            "'penstock-flight[serve,pubsub]'"
+        ) from missing
+    project, _, topic = parse(path).key.partition("/")
+    with invocation.connect() as client:
+        settings = replace(client.settings, server_name=server_name)
+    connection = Connection(settings)
+    stops: list[bool] = []  # no event: a signal's handler must not take a lock
+    with terminal.on_signal(lambda: stops.append(True), signal.SIGTERM, signal.SIGINT):
+        Publisher(
+            path, Topic(Access(**access), f"projects/{project}/topics/{topic}"), ServerConnection(connection)
+        ).run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
+
+
+class ServerConnection:
+    """A publisher's server, over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def next_parts(self, request: AskParts) -> PartsToPublish:
+        return self._connection.call(ASK_PARTS, request)
+
+    def note(self, request: NotePublished) -> None:
+        self._connection.call(NOTE_PUBLISHED, request)
+
+    def read(self, part: StagedPart, local: str | None) -> Iterator[pa.RecordBatch]:
+        return read_tickets(self._connection, [(part.ticket.encode(), part.rows)], local=local, columns=None)

@@ -1,0 +1,231 @@
+"""publish/…: Pub/Sub's topics. What is written is staged, and published by a process of the server's at its finish."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock import steps
+from penstock.errors import InvalidRequest, WriteEnded, of_code
+from penstock.flight_server import endpoints
+from penstock.flight_server.gate import Call, not_serving
+from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
+from penstock.flight_server.publishers import Publishers
+from penstock.flight_server.put import keep, own_write
+from penstock.flight_server.state import State
+from penstock.flight_server.tickets import ReadTicket
+from penstock.flight_server.upload import Admit, Upload
+from penstock.ledger import publications
+from penstock.ledger.publications import UnpublishedPart
+from penstock.ledger.tables import Transaction
+from penstock.ledger.writes import Write
+from penstock.rows.messages import MESSAGES, check_columns, to_messages
+from penstock.wire import actions as wire
+from penstock.wire.paths import Path
+from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishOptions, StagedPart
+from penstock.wire.put import PutCommand, Receipt
+from penstock.wire.read import Entry
+
+_TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
+_ANSWER = 5.0
+"""Seconds after which a finish, or a publisher without work, is answered; then it calls again."""
+_MOST_PARTS = 64
+"""Parts of one answer to a publisher."""
+
+
+class PublishKind(Kind):
+    """Topics of Pub/Sub's: nothing is at their paths but the writes that fill them."""
+
+    name = "publish"
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._changed = threading.Condition()  # notified when a publication begins, moves or ends
+        self._is_draining = False
+        self._publishers = Publishers(state, self._notify)
+
+    def start(self) -> None:
+        self._publishers.start()
+
+    def drain(self) -> None:
+        """End the publishers while their last notes are taken."""
+        self._is_draining = True
+        self._notify()
+        self._publishers.close()
+
+    def close(self) -> None:
+        self._publishers.close()
+
+    def actions(self) -> Handlers:
+        yield Handler(wire.ASK_PARTS, self.next_parts)
+        yield Handler(wire.NOTE_PUBLISHED, self.note)
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def open(self, path: Path, request: wire.OpenWrite, schema: pa.Schema | None) -> Write:
+        _check_topic(path)
+        if request.queue is not None:
+            raise InvalidRequest(f"{path} is a topic of Pub/Sub's: only a dataset's parts are splits of a queue")
+        if schema is not None:
+            check_columns(schema, str(path))
+        self._publishers.want(str(path))
+        return self.state.ledger.open_write(
+            str(path), mode=request.mode, run=request.run, schema=MESSAGES, publish=request.publish
+        )
+
+    def attempt(self, write: Write, upload: Upload) -> Receipt:
+        return self._keep(write, upload)
+
+    def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
+        """Stage the stream, and return once Pub/Sub has all of it; a put that is cut before goes on being published."""
+        _check_topic(path)
+        if command.create is not None:
+            raise InvalidRequest(f"{path} is a topic of Pub/Sub's: `create` makes one of penstock's, expected topic/…")
+        self._publishers.want(str(path))
+        mode = command.mode or "error"
+        with own_write(self.state, str(path), mode, command.run, command.publish) as write, admit() as upload:
+            if write.state == "finished":
+                upload.drain(upload.parts())
+                return self.state.ledger.finished_receipt(write.id)
+            receipt = self._keep(write, upload)
+            summary = self.state.ledger.finish(write.id, [receipt.attempt])
+        self._notify()
+        while summary.state == "open":
+            summary = self._published(summary.write)
+        return receipt
+
+    def _keep(self, write: Write, upload: Upload) -> Receipt:
+        check_columns(upload.sent, write.path)
+        options = write.publish or PublishOptions()
+        batches = (batch for part in upload.parts() for batch in part)
+        messages = to_messages(batches, write.path, more_attributes=int(options.id_attribute))
+        pieces = ((None, [part]) for part in messages)
+        return keep(self.state, write, upload, pieces, schema=MESSAGES, own=False)
+
+    def finish_write(self, write: Write, attempts: Sequence[str], request: wire.FinishWrite) -> wire.Summary:
+        """Name what is published, for good; then answer as soon as Pub/Sub has all of it, or how far it is.
+
+        1. One transaction names the attempts' parts: from now on the write is published to its end, whatever becomes of
+        the caller. 2. The publisher reads them, and Pub/Sub answers. 3. Its answers are noted; the last one finishes
+        the write, in the same transaction. Repeated, it is the same finish, and lets go on what had failed.
+        """
+        if write.state == "finished" and write.run is not None:  # whoever has put it
+            return self.state.ledger.summary(write.id)
+        summary = super().finish_write(write, attempts, request)  # 1.
+        steps.passed("publish.named")
+        if summary.state != "open":
+            return summary
+        self._publishers.want(write.path)
+        self._notify()
+        return self._published(summary.write)
+
+    def _published(self, write_id: str) -> wire.Summary:
+        """Return a write once it is published, or after some seconds; raise why it can't be."""
+        ledger = self.state.ledger
+        before = publications.find(ledger.database, write_id)
+
+        def has_ended() -> bool:
+            now = publications.find(ledger.database, write_id)
+            if now is not None and now.code is not None:
+                raise of_code(now.code, f"{now.text}. {now.published:,} of {now.rows:,} messages are published")
+            return now is None
+
+        if before is not None and (refused := self._publishers.refused(before.path)) is not None:
+            raise refused
+        self._wait(has_ended)
+        if not has_ended() and self._is_draining:
+            raise not_serving()
+        summary = ledger.summary(write_id)
+        if summary.state not in ("open", "finished"):
+            raise WriteEnded(f"write/{write_id} to {summary.path} is {summary.state}: not all of it is published")
+        return summary
+
+    # --- the publisher ----------------------------------------------------------------------
+
+    def next_parts(self, call: Call, request: AskParts) -> PartsToPublish:
+        """Return parts of the oldest write to a topic that isn't published, once there is one."""
+        reader = self.state.ledger.database
+        self._publishers.connected(request.path)
+
+        def oldest() -> str | None:
+            under_way = (each for each in publications.unfinished(reader) if each.code is None)
+            return next((each.write for each in under_way if each.path == request.path), None)
+
+        if request.write is None:
+            self._wait(lambda: oldest() is not None)
+        if (write_id := request.write or oldest()) is None:
+            return PartsToPublish()
+        write = self.state.ledger.write(write_id)
+        parts = publications.next_parts(reader, write_id, after=request.after or 0, most=_MOST_PARTS)
+        staged = tuple(self._staged(write, part) for part in parts)
+        return PartsToPublish(write.id, write.publish, staged, self.state.local)
+
+    def _staged(self, write: Write, part: UnpublishedPart) -> StagedPart:
+        ticket = ReadTicket(
+            (part.slice.part,), write.path, round(self.state.ticket_expiry(), 3), written=(part.slice.part_rows,),
+            digests=(part.slice.digest or "",),
+        )  # fmt: skip
+        return StagedPart(part.number, self.state.signer.sign(ticket).decode(), part.slice.rows, part.published)
+
+    def note(self, call: Call, request: NotePublished) -> wire.Nothing:
+        """Note what Pub/Sub has, and why it won't take the rest."""
+        ranges = [_range(each) for each in request.published]
+
+        def note(t: Transaction) -> None:
+            publications.note(t, request.write, ranges)
+            if request.code is not None:
+                publications.fail(t, request.write, request.code, request.text or request.code)
+
+        self.state.ledger.change(note)
+        steps.passed("publish.noted")
+        self._notify()
+        self.state.sweeper.soon()
+        return wire.Nothing()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        """Wait until something has happened, a few seconds at most, and not while the server drains."""
+        give_up = time.monotonic() + _ANSWER
+        with self._changed:
+            while not is_done() and not self._is_draining and (left := give_up - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    # --- what is seen -----------------------------------------------------------------------
+
+    def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
+        for each in publications.unfinished(self.state.ledger.database):
+            if each.path == str(folder) or not folder.key or each.path.startswith(f"{folder}/"):
+                state = each.text or f"{each.published:,} of {each.rows:,} messages are published, write/{each.write}"
+                yield endpoints.listed(Entry(each.path, "publish", each.rows, state=state))
+
+    def describe(self, path: Path) -> wire.Description:
+        _check_topic(path)
+        left = [each for each in publications.unfinished(self.state.ledger.database) if each.path == str(path)]
+        return wire.Description(
+            "publish", str(path), sum(each.rows for each in left), published=sum(each.published for each in left)
+        )
+
+
+def _range(text: Sequence[int]) -> tuple[int, int, int]:
+    if len(text) != 3:
+        raise InvalidRequest(f"NotePublished.published: expected [part, first, end], got {text!r:.80}")
+    part, first, end = text
+    return part, first, end
+
+
+def _check_topic(path: Path) -> None:
+    """Reject a path that is no topic's."""
+    project, _, topic = path.key.partition("/")
+    if not project or not _TOPIC.fullmatch(topic) or topic.startswith("goog"):
+        raise InvalidRequest(
+            f"{path}: expected publish/PROJECT/TOPIC, such as publish/my-project/clean (a topic's name has 3 to 255 "
+            "characters, the first one a letter, and doesn't begin with goog)"
+        )

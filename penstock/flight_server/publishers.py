@@ -1,0 +1,94 @@
+"""The processes that publish: one for each topic that is written to, and for a while afterwards."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.flight_server.pullers import Pullers, publishers_of
+from penstock.flight_server.state import State
+from penstock.ledger import publications
+
+log = logging.getLogger("penstock")
+_LOOK = 0.5
+"""Seconds between looks after publishers and what they are wanted for."""
+_IDLE = 120.0
+"""Seconds after the last write to a topic for which its publisher stays: a start takes one or two."""
+
+
+class Publishers:
+    """Starts, watches and ends publishers, which are children of its thread."""
+
+    def __init__(self, state: State, changed: Callable[[], None]) -> None:
+        self._state, self._changed = state, changed
+        self._lock = threading.Lock()  # _wanted, _refused
+        self._wanted: dict[str, float] = {}
+        """Until when each topic's publisher is wanted, by the monotonic clock."""
+        self._refused: dict[str, PenstockError] = {}
+        """Why a topic's publisher can't start."""
+        self._stopped = threading.Event()
+        self._soon = threading.Event()
+        self._thread = threading.Thread(target=self._look_after, name="penstock-publishers", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the publishers: each waits for Pub/Sub's answers, and notes them. Again, it does nothing."""
+        self._stopped.set()
+        self._soon.set()
+        self._thread.join()
+
+    def want(self, path: str) -> None:
+        """Have a topic's publisher run from now on, and for a while."""
+        with self._lock:
+            self._wanted[path] = time.monotonic() + _IDLE
+        self._soon.set()
+
+    def connected(self, path: str) -> None:
+        """Note that a topic's publisher runs, whatever became of one before it."""
+        with self._lock:
+            self._refused.pop(path, None)
+
+    def refused(self, path: str) -> PenstockError | None:
+        """Return why a topic's publisher can't start; None if it can, as far as is known."""
+        with self._lock:
+            return self._refused.get(path)
+
+    def _look_after(self) -> None:
+        running: dict[str, Pullers] = {}
+        while not self._stopped.is_set():
+            self._soon.wait(_LOOK)
+            self._soon.clear()
+            wanted = self._wanted_now()
+            for path in wanted - running.keys():
+                try:
+                    running[path] = publishers_of(path, self._state.config, self._state.port)
+                except InvalidRequest as refused:
+                    self._refuse(path, refused)
+            for path in running.keys() - wanted:
+                running.pop(path).close()
+            for path, each in running.items():
+                if (code := each.watch(time.monotonic(), 1)) is not None:
+                    text = f"{path}: its publisher was refused (exit code {code}), the server's log has the cause"
+                    self._refuse(path, InvalidRequest(text))
+        for each in running.values():
+            each.close()
+
+    def _wanted_now(self) -> set[str]:
+        now = time.monotonic()
+        under_way = {each.path for each in publications.unfinished(self._state.ledger.database) if each.code is None}
+        with self._lock:
+            for path in under_way:
+                self._wanted[path] = now + _IDLE
+            self._wanted = {path: until for path, until in self._wanted.items() if until > now}
+            return {*self._wanted}
+
+    def _refuse(self, path: str, error: PenstockError) -> None:
+        with self._lock:
+            self._refused[path] = error
+        self._changed()

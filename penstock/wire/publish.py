@@ -1,0 +1,64 @@
+"""What a publisher asks the server and tells it: the parts of writes to publish/…, and which rows Pub/Sub has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.wire.body import Body
+
+Compression = Literal["gzip"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions(Body):
+    """How the rows of a write are published."""
+
+    id_attribute: bool = False
+    """Whether each message has the attribute `penstock-id`, which is the same however often it is published."""
+    compression: Compression | None = None
+    """Of the requests to Pub/Sub."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskParts(Body):
+    """publish.next: the parts to publish next; waits a few seconds for them."""
+
+    path: str
+    write: str | None = None
+    """The write that the publisher is at."""
+    after: int | None = None
+    """The last of its parts that the publisher has."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart(Body):
+    """A part whose rows aren't all published."""
+
+    number: int
+    ticket: str
+    rows: int
+    published: tuple[tuple[int, ...], ...]
+    """The first and the end of the positions that Pub/Sub has, in the order of the rows by their ordering key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsToPublish(Body):
+    """The answer of publish.next: parts of one write, in order; none if there are none at present."""
+
+    write: str | None = None
+    options: PublishOptions | None = None
+    parts: tuple[StagedPart, ...] = ()
+    local: str | None = None
+    """The socket at which readers on the server's host get parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotePublished(Body):
+    """publish.note: Pub/Sub has these rows; or why it won't take others."""
+
+    write: str
+    published: tuple[tuple[int, ...], ...]
+    """Part, first and end of positions."""
+    code: str | None = None
+    text: str | None = None

@@ -1,0 +1,274 @@
+"""Writes to publish/…: every message once at Pub/Sub, whatever dies in between; and what is refused before."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import steps
+from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, WriteEnded
+from penstock.queue.pubsub.publish import MOST_REQUESTS
+from penstock.queue.pubsub.requests import MOST_ROWS
+from tests.kit.faults import Crash
+from tests.kit.pubsub.publishing import Publishing
+from tests.kit.wait import eventually
+
+MAPS = pa.map_(pa.string(), pa.string())
+
+
+def numbered(count: int, **columns: Any) -> pa.Table:
+    return pa.table({"data": [b"%d" % number for number in range(count)], **columns})
+
+
+def in_thread(call: Callable[[], Any]) -> list[Any]:
+    """Call in a thread; return the list that gets its result or its error."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except PenstockError as error:
+            result.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def test_a_put_is_published_whole(publishing: Publishing) -> None:
+    with publishing.publisher():
+        receipt = publishing.client.put(publishing.path, numbered(2_500))
+    assert receipt.rows == 2_500
+    assert sorted(publishing.data()) == sorted(b"%d" % number for number in range(2_500))
+    assert publishing.fake.requests()["Publish"]["calls"] == 3
+    assert not publishing.client.list("write/")
+    assert not publishing.client.list("publish/")
+
+
+def test_attributes_and_keys_are_published(publishing: Publishing) -> None:
+    """As a map, or as a struct whose null fields are left out; text is UTF-8."""
+    rows = pa.table(
+        {
+            "data": ["ä", None, "c"],
+            "attributes": pa.array([[("a", "1"), ("b", "")], [("c", None)], None], MAPS),
+            "ordering_key": ["k", None, ""],
+            "message_id": ["old", "old", "old"],
+        }
+    )
+    with publishing.publisher():
+        publishing.client.put(publishing.path, rows)
+        publishing.client.put(publishing.path, [{"data": "d", "attributes": {"x": "1", "y": None}}])
+    published = {
+        (message.data.decode(), tuple(sorted(message.attributes.items())), message.ordering_key)
+        for message in publishing.fake.published(publishing.topic)
+    }
+    assert published == {
+        ("ä", (("a", "1"), ("b", "")), "k"),
+        ("", (("c", ""),), ""),
+        ("c", (), ""),
+        ("d", (("x", "1"),), ""),
+    }
+
+
+def test_a_keys_messages_keep_their_order(publishing: Publishing) -> None:
+    """Also where a request of the key has to be sent again, while others go on."""
+    keys = [None if number % 4 == 0 else f"key {number % 4}" for number in range(6_000)]
+    publishing.fake.fail("Publish", times=5)
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(6_000, ordering_key=pa.array(keys, pa.string())))
+    messages = publishing.fake.published(publishing.topic)
+    for key in ("key 1", "key 2", "key 3"):
+        numbers = [int(message.data) for message in messages if message.ordering_key == key]
+        assert numbers == [number for number in range(6_000) if keys[number] == key]
+    assert len(messages) == 6_000
+
+
+@pytest.mark.parametrize("step", ["publisher.sent", "publisher.answered", "publisher.noted"])
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_publisher_that_dies_loses_nothing(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, step: str, times: int
+) -> None:
+    """Published twice is at most what was sent and not noted."""
+    rows = 100_000
+    publishing.fake.delay("Publish", 0.02)
+    monkeypatch.setattr(steps, "passed", publishing.crash_at(step, times))
+    with publishing.publisher() as publisher:
+        result = in_thread(lambda: publishing.client.put(publishing.path, numbered(rows), run="nightly"))
+        publisher.join(30)
+    assert [type(error) for error in publishing.errors] == [Crash]
+    sent = publishing.passed["publisher.sent"] * MOST_ROWS
+    (write,) = publishing.client.list("write/")
+    noted = publishing.client.call("describe", {"path": write.path})["published"]
+    assert sent - noted <= MOST_REQUESTS * MOST_ROWS
+    publishing.fake.heal()
+    with publishing.publisher():
+        eventually(lambda: result)
+    assert result[0].rows == rows
+    counts = Counter(publishing.data())
+    assert set(counts) == {b"%d" % number for number in range(rows)}
+    assert counts.total() - rows <= sent - noted
+
+
+def test_an_answer_that_is_lost_is_published_again(publishing: Publishing) -> None:
+    """The one request alone: Pub/Sub can't tell it from a new one."""
+    publishing.fake.fail("Publish", applied=True)
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(3_000))
+    assert sorted(Counter(publishing.data()).values()) == [1] * 2_000 + [2] * 1_000
+
+
+def test_a_run_is_published_once(publishing: Publishing) -> None:
+    with publishing.publisher():
+        first = publishing.client.put(publishing.path, numbered(10), run="nightly")
+        again = publishing.client.put(publishing.path, numbered(20), run="nightly")
+    assert (first.write, again.rows) == (again.write, 10)
+    assert len(publishing.data()) == 10
+
+
+def test_a_run_goes_on_where_it_stopped(publishing: Publishing) -> None:
+    """A topic that is deleted in the middle fails the write; made again, the run publishes what was not answered."""
+    publishing.fake.delay("Publish", 0.05)
+    with publishing.publisher():
+        result = in_thread(lambda: publishing.client.put(publishing.path, numbered(100_000), run="nightly"))
+        eventually(publishing.data)
+        before = [*publishing.data()]
+        delete(publishing)
+        eventually(lambda: result)
+        assert isinstance(result[0], NotFound)
+        assert "create it" in str(result[0])
+        (write,) = publishing.client.list("write/")
+        described = publishing.client.call("describe", {"path": write.path})
+        assert described["state"] == "open"
+        noted = described["published"]
+        assert noted >= len(before)
+        publishing.create()
+        publishing.fake.heal()
+        receipt = publishing.client.put(publishing.path, numbered(5), run="nightly")
+    assert receipt.rows == 100_000
+    assert len(publishing.data()) == 100_000 - noted
+
+
+def delete(publishing: Publishing) -> None:
+    from tests.kit.pubsub import messages as pb
+
+    publishing.fake.call("DeleteTopic", pb.DeleteTopicRequest(topic=publishing.topic))
+
+
+def test_a_put_without_a_run_is_given_up(publishing: Publishing) -> None:
+    """Nobody could go on with it."""
+    delete(publishing)
+    with publishing.publisher(), pytest.raises(NotFound, match="0 of 10 messages are published"):
+        publishing.client.put(publishing.path, numbered(10))
+    assert not publishing.client.list("write/")
+
+
+def test_permission_is_refused_at_once_with_the_cure(publishing: Publishing) -> None:
+    publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
+    with publishing.publisher(), pytest.raises(Denied, match=r"roles/pubsub\.publisher"):
+        publishing.client.put(publishing.path, numbered(10))
+
+
+def test_attempts_that_are_not_listed_are_not_published(publishing: Publishing) -> None:
+    """A task's first try, and a task that goes on after the driver has finished."""
+    client = publishing.client
+    opened = client.call("write.open", {"path": publishing.path})
+    attempts = []
+    for number in range(3):
+        with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+            writer.write(pa.table({"data": [b"attempt %d" % number]}))
+        attempts.append(writer.close().attempt)
+    late = client.attempt(opened["ticket"], numbered(1).schema)
+    late.write(pa.table({"data": [b"late"]}))
+    finish = {"ticket": opened["ticket"], "attempts": attempts[1:2]}
+    assert client.call("write.finish", finish)["state"] == "open"
+    late.close()
+    with pytest.raises(WriteEnded, match="another list"):
+        client.call("write.finish", {"ticket": opened["ticket"], "attempts": attempts})
+    with publishing.publisher():
+        eventually(lambda: client.call("write.finish", finish)["state"] == "finished")
+    assert publishing.data() == [b"attempt 1"]
+
+
+def test_two_drivers_of_one_run_publish_it_once(publishing: Publishing) -> None:
+    """The run is named at the finish, as an epoch's is: the second write gives way to the first."""
+    client, finishes = publishing.client, []
+    for number in range(2):
+        opened = client.call("write.open", {"path": publishing.path})
+        with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+            writer.write(pa.table({"data": [b"driver %d" % number]}))
+        attempts = [writer.close().attempt]
+        finishes.append({"ticket": opened["ticket"], "attempts": attempts, "run": "query/7"})
+    writes = {client.call("write.finish", finish)["write"] for finish in finishes}
+    assert len(writes) == 1
+    with publishing.publisher():
+        for finish in finishes:
+            eventually(lambda finish=finish: client.call("write.finish", finish)["state"] == "finished")  # type: ignore[misc]
+    assert publishing.data() == [b"driver 0"]
+
+
+def test_a_finish_goes_on_without_its_driver(publishing: Publishing) -> None:
+    """A server that starts again publishes what a finish has named; what wasn't named is gone with its driver."""
+    client = publishing.client
+    opened = client.call("write.open", {"path": publishing.path, "run": "nightly"})
+    with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+        writer.write(numbered(10))
+    client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
+    with pytest.raises(WriteEnded, match="penstock rm write/"):
+        client.call("write.abort", {"ticket": opened["ticket"]})
+    with publishing.publisher():
+        eventually(lambda: not client.list("write/"))
+    assert len(publishing.data()) == 10
+
+
+def test_a_removed_write_is_given_up(publishing: Publishing) -> None:
+    client = publishing.client
+    opened = client.call("write.open", {"path": publishing.path})
+    with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+        writer.write(numbered(10))
+    finish = {"ticket": opened["ticket"], "attempts": [writer.close().attempt]}
+    client.call("write.finish", finish)
+    client.delete(f"write/{opened['write']}")
+    assert not client.list("publish/")
+    with pytest.raises(WriteEnded):
+        client.call("write.finish", finish)
+
+
+LONG = "x" * 1_025
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"data": [b"x", b""]}, "row 1 .* neither data nor attributes"),
+        ({"data": [b"x", b"y" * 10_000_000]}, "row 1 .* 10,000,000 bytes"),
+        ({"data": [b"x", b"y"], "ordering_key": ["k", LONG]}, "row 1 .* ordering_key has 1025 bytes"),
+        ({"data": [b"x"], "attributes": [{f"a{n}": "b" for n in range(101)}]}, "row 0 .* 101 attributes"),
+        ({"data": [b"x", b"y"], "attributes": [{"a": "b"}, {"a": LONG}]}, "row 1 .* attribute a has 1025 bytes"),
+        ({"data": [b"x"], "attributes": [{"k" * 257: "v"}]}, "row 0 .* name has 257 bytes"),
+        ({"data": [b"x"], "attributes": [{"googclient": "v"}]}, "row 0 .* Google's own"),
+        ({"data": [b"x"], "atributes": [{"a": "v"}]}, "did you mean 'attributes'"),
+        ({"data": [1]}, "data is int64, expected binary or text"),
+        ({"id": [1]}, "encode='json'"),
+    ],
+    ids=["empty", "large", "key", "many", "value", "name", "google", "typo", "type", "columns"],
+)
+def test_what_pubsub_would_refuse_is_refused_before(publishing: Publishing, columns: Any, reason: str) -> None:
+    """With its row, and before anything is sent."""
+    with publishing.publisher(), pytest.raises(InvalidRequest, match=reason):
+        publishing.client.put(publishing.path, pa.table(columns))
+    assert not publishing.data()
+
+
+@pytest.mark.parametrize("path", ["publish/p", "publish/p/t", "publish/p/goog-x", "publish/p/a/b", "publish/p/9lives"])
+def test_a_path_that_is_no_topic_is_refused(publishing: Publishing, path: str) -> None:
+    with pytest.raises(InvalidRequest, match="expected publish/PROJECT/TOPIC"):
+        publishing.client.put(path, numbered(1))
+
+
+def test_messages_can_not_be_replaced(publishing: Publishing) -> None:
+    with pytest.raises(InvalidRequest, match="use append"):
+        publishing.client.put(publishing.path, numbered(1), mode="overwrite")

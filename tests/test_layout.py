@@ -48,6 +48,7 @@ ALSO = {
     "cli/serve.py": ("flight_server", "store"),
     "cli/doctor.py": ("flight_server",),
     "cli/pull.py": ("flight_server", "queue"),
+    "cli/publisher.py": ("flight_server", "queue"),
     "cli/run.py": ("pipeline",),
     "cli/folder.py": ("flight_server", "store", "ledger", "queue"),
 }
@@ -142,7 +143,7 @@ def importable() -> list[str]:
     of_spark = {
         Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py", "worker/pieces.py")
     }  # its base classes
-    of_grpc = ("pull.py", "readers.py", "source.py", "transport.py")
+    of_grpc = ("publish.py", "pull.py", "readers.py", "source.py", "transport.py")
     of_pubsub = {Path("queue", "pubsub", name) for name in of_grpc}
     of_extras = of_spark | of_pubsub | {Path("store", "ray_objects.py")}
     of_extras |= {Path("pipeline", name) for name in ("ray_data.py", "ray_pool.py")}

@@ -134,7 +134,8 @@ def test_pubsub_code_on_a_page_runs_as_it_stands(
 
         monkeypatch.setenv("PUBSUB_EMULATOR_HOST", emulator.address)
         with connected(emulator.address) as broker, process_server(tmp_path / "data", allow_emulator=True) as server:
-            broker.create_topic("projects/p/topics/orders")
+            for topic in ("orders", "clean"):
+                broker.create_topic(f"projects/p/topics/{topic}")
             broker.create_subscription("projects/p/subscriptions/orders", "projects/p/topics/orders")
             broker.publish("projects/p/topics/orders", [b"%d" % number for number in range(500)])
             monkeypatch.setenv("PENSTOCK_URL", server.url)

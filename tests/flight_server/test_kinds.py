@@ -143,7 +143,7 @@ def test_a_kind_starts_and_closes_with_its_server(shelf: PenstockServer) -> None
 def test_a_verb_that_a_kind_lacks_names_the_kinds_with_it(client: flight.FlightClient) -> None:
     with refused("invalid", "shelf/a can't be written: expected store/… or topic/…"):
         call(client, "write.open", path="shelf/a")
-    with refused("invalid", "write/a can't be written: expected store/… or topic/… or queue/… or shelf/…"):
+    with refused("invalid", "write/a can't be written: expected store/… or topic/… or queue/… or publish/… or shelf/…"):
         put(client, at("write/a"), [trips(1)])
     with refused(
         "invalid", "write/a can't be read: expected store/… or topic/… or subscription/… or queue/… or shelf/…"

@@ -38,7 +38,7 @@ def test_a_stream_is_published_once(spark: SparkSession, publishing: Publishing,
         pytest.skip("Spark 3.5 has no data sources in Python")
     spark.dataSource.register(penstock.DataSource)
     for number in range(3):
-        messages(spark, 10).selectExpr("concat(data, '/', 'file {0}') AS data".format(number)).coalesce(1).write.mode(
+        messages(spark, 10).selectExpr(f"concat(data, '/', 'file {number}') AS data").coalesce(1).write.mode(
             "append"
         ).parquet(str(tmp_path / "in"))
 

@@ -99,7 +99,9 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "done/s": "{:,.1f}".format,
     **dict.fromkeys(("opened", "last put", "seen", "started", "ended"), _ago),
     "size": format_size,
-    **dict.fromkeys(("oldest", "oldest unacked"), format_age),
+    **dict.fromkeys(("oldest", "oldest unacked", "lag"), format_age),
+    "time": "{:,.1f} s".format,
+    **dict.fromkeys(("size in", "size out"), format_size),
 }
 """How a number is written under a head, if not as it is."""
 
@@ -336,6 +338,11 @@ def _dead_for(message: Thing) -> str:
     return format_age(time.time() - message["ended"])
 
 
+def _queue_lag(thing: Thing) -> float | None:
+    """Return how long what is pending lasts."""
+    return thing["queue"].get("lag_seconds") if "queue" in thing else None
+
+
 _COUNTS: Columns = {
     "pending": _count("pending"), "claimed": _count("claimed"), "done": _count("done"), "dead": _count("dead"),
     "size": _count("bytes"), "oldest": _waiting,
@@ -345,7 +352,7 @@ _QUEUE = Kind(
     listing={"queue": "path", **_COUNTS, "": _count("state")},
     facts={
         "state": _count("state"), "cause": _count("cause"), **_COUNTS,
-        "done/s": lambda queue: queue["queue"]["done_per_second"],
+        "done/s": lambda queue: queue["queue"]["done_per_second"], "lag": _queue_lag,
     },
     show=[
         Table("upstream", lambda queue: queue["queue"]["upstreams"], {"filled by": "upstream", "": "state"}),
@@ -353,7 +360,7 @@ _QUEUE = Kind(
     top=[
         Table(
             "queue", lambda queue: [queue],
-            {"queue": "path", **_COUNTS, "done/s": "done_per_s", "": _count("state")},
+            {"queue": "path", **_COUNTS, "done/s": "done_per_s", "lag": _queue_lag, "": _count("state")},
             "path", "done_per_s", _count("done"),
         )
     ],
@@ -373,31 +380,85 @@ def _in_queues(name: str) -> Callable[[Thing], int]:
     return lambda thing: sum(each["queue"]["counts"][name] for each in thing["job"]["stages"] if "queue" in each)
 
 
+def _in_notes(name: str) -> Callable[[Thing], int | None]:
+    """Return the sum of what the driver says of its stages; None if it has said nothing."""
+
+    def summed(thing: Thing) -> int | None:
+        said = [each["note"][name] for each in thing["job"]["stages"] if "note" in each]
+        return sum(said) if said else None
+
+    return summed
+
+
 def _of_stage(name: str) -> Callable[[Thing], Any]:
     return lambda stage: stage["queue"]["counts"].get(name) if "queue" in stage else None
+
+
+def _noted(name: str) -> Callable[[Thing], Any]:
+    return lambda stage: stage.get("note", {}).get(name)
 
 
 def _done_per_second(stage: Thing) -> float | None:
     return stage["queue"]["done_per_second"] if "queue" in stage else None
 
 
+def _driver(job: Thing) -> str:
+    """Return who drives the job, and since when nothing was heard of it."""
+    said = job["job"]
+    if said["state"] != "running":
+        return ""
+    if "seen" not in said:
+        return "not seen since the server's start"
+    silent = time.time() - said["seen"]
+    return f"{said['driver']}" + (f", silent for {format_age(silent)}" if silent > _SILENT else "")
+
+
+def _state(job: Thing) -> str:
+    """Return the job's state, and whether nobody drives it."""
+    said = job["job"]
+    is_driven = said["state"] != "running" or time.time() - said.get("seen", 0) <= _SILENT
+    return str(said["state"]) if is_driven else "running, without a driver"
+
+
+def _stages(job: Thing) -> Sequence[Thing]:
+    """Return the stages of a running job that have a queue, each with its path."""
+    stages = [each for each in job["job"]["stages"] if "queue" in each]
+    for each in stages:
+        each["stage_path"] = each["queue"]["counts"]["path"]
+    return stages if job["job"]["state"] == "running" else []
+
+
+_SILENT = 10.0
+"""Seconds after which a driver that says nothing is away: it speaks four times a second."""
+_STAGE: Columns = {
+    **{name: _of_stage(name) for name in ("pending", "claimed", "done", "dead")},
+    "retries": _noted("retries"), "workers": _noted("workers"),
+}  # fmt: skip
 _JOB = Kind(
     "job", "job", "jobs", nothing="no job here; penstock.Job(…).run() makes one",
     listing={
-        "job": "path", "state": _of_job("state"), "started": _of_job("created"), "pending": _in_queues("pending"),
+        "job": "path", "state": _state, "started": _of_job("created"), "pending": _in_queues("pending"),
         "claimed": _in_queues("claimed"), "done": _in_queues("done"), "dead": _in_queues("dead"),
     },
     facts={
-        "state": _of_job("state"), "cause": _of_job("cause"), "started": _of_job("created"), "ended": _of_job("ended"),
+        "state": _state, "cause": _of_job("cause"), "started": _of_job("created"), "ended": _of_job("ended"),
+        "driver": _driver,
     },
     show=[
         Table(
             "stage", lambda job: job["job"]["stages"],
             {
                 "stage": lambda stage: stage["planned"]["stage"], "what": lambda stage: stage["planned"]["what"],
-                "after": lambda stage: ", ".join(stage["planned"]["after"]),
-                **{name: _of_stage(name) for name in ("pending", "claimed", "done", "dead")},
-                "size": _of_stage("bytes"), "done/s": _done_per_second,
+                "after": lambda stage: ", ".join(stage["planned"]["after"]), **_STAGE, "size": _of_stage("bytes"),
+                "done/s": _done_per_second, "lag": _queue_lag,
+            },
+        ),
+        Table(
+            "stage", lambda job: [each for each in job["job"]["stages"] if "note" in each],
+            {
+                "last run": lambda stage: stage["planned"]["stage"],
+                **{name: _noted(name.replace(" ", "_")) for name in ("rows in", "rows out")},
+                "size in": _noted("bytes_in"), "size out": _noted("bytes_out"), "time": _noted("seconds"),
             },
         ),
     ],
@@ -407,10 +468,16 @@ _JOB = Kind(
             {
                 "job": "path", "started": _of_job("created"), "pending": _in_queues("pending"),
                 "claimed": _in_queues("claimed"), "done": _in_queues("done"), "dead": _in_queues("dead"),
-                "done/s": "job_done_per_s",
+                "retries": _in_notes("retries"), "workers": _in_notes("workers"), "done/s": "job_done_per_s",
+                "": _driver,
             },
             "path", "job_done_per_s", _in_queues("done"),
-        )
+        ),
+        Table(
+            "stage", _stages,
+            {"stage": "stage_path", **_STAGE, "done/s": "stage_done_per_s", "lag": _queue_lag},
+            "stage_path", "stage_done_per_s", _of_stage("done"),
+        ),
     ],
     deleted="deleted {path} and its queues; what it has written stays",
 )  # fmt: skip

@@ -79,7 +79,7 @@ class _Nameless(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for family in self._registry.collect():
-            if not any({"topic", "queue"} & sample.labels.keys() for sample in family.samples):
+            if not any({"topic", "queue", "job"} & sample.labels.keys() for sample in family.samples):
                 yield family
 
 

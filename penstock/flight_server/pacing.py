@@ -45,8 +45,10 @@ class Rates:
                 counts.append([int(now), 1])
 
     def per_second(self, queue: str, now: float) -> float:
-        """Return the rate."""
+        """Return the rate; of a queue that has begun within the minute, since then."""
         with self._lock:
-            counts = self._done.get(queue, ())
+            counts = self._done.get(queue)
+            if not counts:
+                return 0.0
             recent = sum(count for second, count in counts if second > now - _RATE_SECONDS)
-            return round(recent / _RATE_SECONDS, 2)
+            return round(recent / min(max(1.0, now - counts[0][0]), _RATE_SECONDS), 2)

@@ -65,6 +65,11 @@ class StageFigures:
     """The first of those that are dead at the run's end."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))
 
+    @property
+    def retries(self) -> int:
+        """Tries that failed, came too late, or ended with their worker."""
+        return self.failed + self.lost + self.deaths
+
     def add(self, worker: str, ended: Ended) -> None:
         """Count a split."""
         setattr(self, ended.outcome, getattr(self, ended.outcome) + 1)
@@ -130,6 +135,8 @@ class JobSummary:
     def _line(self) -> str:
         dead = sum(stage.dead for stage in self.stages)
         left = f", {counted(dead, 'dead split')}: penstock show job/{self.job}" if dead else ""
+        if self.state == "done" and not any(stage.workers for stage in self.stages):
+            return f"job/{self.job}: was done before this run{left}; penstock rm job/{self.job} forgets it"
         return f"job/{self.job}: {self.state} in {self.seconds:.1f} s{left}"
 
     def _rows(self) -> Sequence[tuple[str, ...]]:

@@ -10,7 +10,9 @@ job.run(workers="processes")
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +37,7 @@ from penstock.pipeline.stage import Stage
 from penstock.pipeline.worker import Task
 from penstock.text import suggest
 from penstock.wire import actions as wire
-from penstock.wire.job import RECEIPTS, EndJob, JobDescription, JobEnd, PlannedStage, StartJob
+from penstock.wire.job import RECEIPTS, EndJob, JobDescription, JobEnd, NoteJob, PlannedStage, StageNote, StartJob
 from penstock.wire.kafka import KafkaAddress
 from penstock.wire.queue import FinishQueue, QueueCounts, QueueDescription, RedriveMessages
 
@@ -48,6 +50,7 @@ _FULL_SPLITS, _FULL_BYTES = 1_000, 256 << 20
 """What may wait in a queue before its source waits, too."""
 _MOST_DEAD = 100
 """Dead splits of a stage that a report shows."""
+_DRIVER = f"{socket.gethostname()}:{os.getpid()}"
 _CLIENTS = "put"
 """The upstream of a queue that stands for all sources of a job."""
 
@@ -61,12 +64,17 @@ class Job:
     def __init__(self, job_id: str, queue: str = "embedded:", **server: Unpack[ServerArguments]) -> None:
         self.broker = None if queue == "embedded:" else queue
         """Where the queues' messages are records; None for queues of the server's own."""
-        if self.broker is not None and KafkaAddress.parse(self.broker).topic is not None:
+        if self.broker is not None and (
+            not self.broker.startswith("kafka://") or KafkaAddress.parse(self.broker).topic is not None
+        ):
             raise InvalidRequest(
                 f"queue={queue!r}: expected 'embedded:' or 'kafka://host:port' without a topic: each stage has its own"
             )
         if not job_id or "/" in job_id:
             raise InvalidRequest(f"job {job_id!r}: expected a name without slashes, such as 'score'")
+        if unknown := server.keys() - ServerArguments.__annotations__.keys():
+            [name] = sorted(unknown)[:1]
+            raise InvalidRequest(f"Job({name}=…): {suggest(name, [*ServerArguments.__annotations__])}")
         self.job_id = job_id
         self.path = f"job/{job_id}"
         self._server = server
@@ -99,6 +107,10 @@ class Job:
         """
         if not any(planned.role == "source" for _, planned in self._stages.values()):
             raise InvalidRequest(f"job {self.job_id} has no source: add one, such as Stage('in', [table, table])")
+        above = {name for _, planned in self._stages.values() for name in planned.after}
+        for name, (_, planned) in self._stages.items():
+            if planned.role == "source" and name not in above:
+                raise InvalidRequest(f"no stage is after the source {name!r}: add one, with after={name!r}")
         pool = open_pool(workers)
         with ExitStack() as stack:
             client = stack.enter_context(_patient_client(self._server))
@@ -199,12 +211,10 @@ class _Run:
         """Return the queues that a stage fills."""
         return tuple(self._queue(name) for name, (_, planned) in self._stages.items() if stage_id in planned.after)
 
-    def _look(self) -> JobDescription:
-        """Ask the server how the job does."""
-        answer = self._client.call(wire.DESCRIBE, wire.Target(self._job.path))
-        assert answer.job is not None
-        self._description = answer.job
-        return answer.job
+    def _look(self) -> None:
+        """Tell the server what the workers do, and hear how the job does."""
+        notes = tuple(map(_note, self._crews.values()))
+        self._description = self._client.call(wire.NOTE_JOB, NoteJob(self._job.path, _DRIVER, notes))
 
     def _queues(self) -> dict[str, QueueDescription]:
         """Return what was seen of the queues of all stages but sources."""
@@ -412,6 +422,7 @@ class _Run:
 
     def _end(self, state: JobEnd, cause: str | None) -> None:
         self._seconds = time.monotonic() - self._began
+        self._look()  # the last notes
         text = self._cause or cause
         self._description = self._client.call(wire.END_JOB, EndJob(self._job.path, state, text))
         for name, queue in self._queues().items():
@@ -446,11 +457,18 @@ class _Run:
             done = StageFigures(name) if crew is None else crew.figures
             stages.append(
                 StageSummary(
-                    name, planned.what, counts.done, counts.dead, done.failed + done.lost + done.deaths, done.rows_in,
+                    name, planned.what, counts.done, counts.dead, done.retries, done.rows_in,
                     done.rows_out, done.bytes_in, done.bytes_out, done.seconds, done.most_workers,
                 )
             )  # fmt: skip
         return JobSummary(self._job.job_id, self._description.state, seconds, tuple(stages))
+
+
+def _note(crew: Crew) -> StageNote:
+    did = crew.figures
+    return StageNote(
+        crew.stage, len(crew.members), did.retries, did.rows_in, did.rows_out, did.bytes_in, did.bytes_out, did.seconds
+    )
 
 
 def _dead_split(message: Mapping[str, Any]) -> DeadSplit:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.client.claim import Lease, Split
 from penstock.client.client import Client
+from penstock.errors import InvalidRequest
 from penstock.wire.job import RECEIPTS
 from penstock.wire.message import QueueMessage
 from penstock.wire.put import Mode, Receipt
@@ -23,6 +24,9 @@ class WriteDataset:
     path: str
     mode: Mode = "error"
 
+    def __post_init__(self) -> None:
+        _check_kind(self, "store")
+
     def __str__(self) -> str:
         return f"WriteDataset {self.path}" + ("" if self.mode == "error" else f" {self.mode}")
 
@@ -32,6 +36,9 @@ class WriteTopic:
     """A topic as a sink: each split is appended once, in no order among splits."""
 
     path: str
+
+    def __post_init__(self) -> None:
+        _check_kind(self, "topic")
 
     def __str__(self) -> str:
         return f"WriteTopic {self.path}"
@@ -45,6 +52,11 @@ class Call:
 
     def __str__(self) -> str:
         return "Call"
+
+
+def _check_kind(sink: WriteDataset | WriteTopic, root: str) -> None:
+    if not sink.path.startswith(f"{root}/"):
+        raise InvalidRequest(f"{type(sink).__name__}({sink.path!r}): expected {root}/NAME")
 
 
 Sink = WriteDataset | WriteTopic | Call

@@ -37,13 +37,19 @@ class Stage:
     """These three are what Ray reserves for a worker; threads and processes ignore them."""
 
     def __post_init__(self) -> None:
-        fewest, most = self.limits
-        if not 1 <= fewest <= most:
+        workers: Any = self.workers
+        timeout: Any = self.timeout
+        numbers = workers if isinstance(workers, tuple) else (workers, workers)
+        if [*map(type, numbers)] != [int, int] or not 1 <= numbers[0] <= numbers[1]:
             raise InvalidRequest(
-                f"stage {self.stage_id!r}: workers={self.workers!r}: expected a number from 1, or (fewest, most)"
+                f"stage {self.stage_id!r}: workers={workers!r}: expected a number from 1, or (fewest, most)"
             )
-        if self.timeout is not None and self.timeout <= 0:
-            raise InvalidRequest(f"stage {self.stage_id!r}: timeout={self.timeout!r}: expected seconds above 0")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+            raise InvalidRequest(f"stage {self.stage_id!r}: timeout={timeout!r}: expected seconds above 0")
+        if not isinstance(self.failure, FailurePolicy):
+            raise InvalidRequest(
+                f"stage {self.stage_id!r}: failure={self.failure!r}: expected a policy, such as dead_letter(most=10)"
+            )
 
         if self.batch is not None and (self.batch < 1 or not takes_batches(self.what)):
             raise InvalidRequest(

@@ -515,6 +515,7 @@ PUSH_DATASET = Action(
     "queue.push_dataset", "Push a message for each part of a dataset", queue.PushDataset, queue.PushedMessages
 )
 START_JOB = Action("job.start", "Make a job with its queues, or continue it", job.StartJob, job.JobDescription)
+NOTE_JOB = Action("job.note", "A driver's sign of life, and what its workers do", job.NoteJob, job.JobDescription)
 END_JOB = Action("job.end", "Note how a job has ended", job.EndJob, job.JobDescription)
 ASK_PARTS = Action("publish.next", "A publisher's next parts", AskParts, PartsToPublish)
 NOTE_PUBLISHED = Action("publish.note", "Pub/Sub has these rows", NotePublished, Nothing)
@@ -529,7 +530,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
         OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
         CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES, FINISH_QUEUE,
-        PUSH_DATASET, START_JOB, END_JOB, CREATE_QUEUE,
+        PUSH_DATASET, START_JOB, NOTE_JOB, END_JOB, CREATE_QUEUE,
         ASK_PARTS, NOTE_PUBLISHED, FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )
 }  # fmt: skip

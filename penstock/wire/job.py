@@ -52,11 +52,38 @@ class EndJob(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class StageNote(Body):
+    """What a driver says of a stage: its workers now, and what they did in this run."""
+
+    stage: str
+    workers: int
+    retries: int
+    """Tries that failed, came too late, or ended with their worker."""
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    seconds: float = 0.0
+    """Of all workers together."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteJob(Body):
+    """job.note: a driver's sign of life, with what it alone knows; kept in memory, for `show`, `top` and /metrics."""
+
+    path: str
+    driver: str
+    """Its host and process."""
+    stages: tuple[StageNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobStage(Body):
-    """A stage of a job with its queue; a source has none."""
+    """A stage of a job with its queue, which a source lacks, and what its driver said last."""
 
     planned: PlannedStage
     queue: QueueDescription | None = None
+    note: StageNote | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +97,7 @@ class JobDescription(Body):
     ended: float | None = None
     resumed: bool = False
     """Of job.start: whether the job was there."""
+    driver: str | None = None
+    """Who has driven it last, since the server's start."""
+    seen: float | None = None
+    """When that driver gave its last sign of life."""

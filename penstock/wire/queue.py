@@ -208,4 +208,6 @@ class QueueDescription(Body):
     counts: QueueCounts
     done_per_second: float
     """Over the last minute."""
+    lag_seconds: float
+    """How long what is pending takes at that rate; the age of the oldest of it where nothing was done."""
     upstreams: tuple[Upstream, ...]

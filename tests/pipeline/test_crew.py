@@ -77,7 +77,7 @@ def make_crew(pool: FakePool, fewest: int, most: int) -> Crew:
 
 def waiting(pending: int, **counts: Any) -> QueueDescription:
     known = {"pushed": 1_000, "claimed": 0, "done": 0, "dead": 0, "bytes": 0, **counts}
-    return QueueDescription(QueueCounts("queue/j/work", "open", pending=pending, **known), 0.0, ())
+    return QueueDescription(QueueCounts("queue/j/work", "open", pending=pending, **known), 0.0, 0.0, ())
 
 
 def begun() -> Begun:

@@ -22,6 +22,7 @@ from penstock.wire.message import QueueMessage
 from tests.kit.cli import Run
 from tests.kit.jobs import Fails, double, numbers, stage_counts, state_of, values
 from tests.kit.queues import drained, numbered
+from tests.kit.wait import eventually
 
 OUT = "store/out"
 NewJob = Callable[..., Job]
@@ -54,7 +55,9 @@ def test_each_row_of_the_source_is_in_the_dataset_once(new_job: NewJob, client: 
 
 def test_a_job_that_is_done_does_nothing_more(new_job: NewJob, client: Client) -> None:
     new_job().run()
-    assert new_job().run().stages[0].rows_in == 0
+    again = new_job().run()
+    assert again.stages[0].rows_in == 0
+    assert repr(again).startswith("job/j: was done before this run; penstock rm job/j forgets it\n")
     assert values(client, OUT) == [2 * n for n in range(20)]
 
 
@@ -333,6 +336,31 @@ def test_mistakes_are_named_before_anything_runs(new_job: NewJob, server: Pensto
         job.stage(Stage("more", 3), after="in")
     with pytest.raises(InvalidRequest, match="has no source"):
         Job("j", url=server.url).run()
+    with pytest.raises(InvalidRequest, match="no stage is after the source 'lonely': add one, with after='lonely'"):
+        job.stage(Stage("lonely", numbered(1)))
+        job.run()
+    with pytest.raises(InvalidRequest, match=r"Job\(tokn=…\): did you mean 'token'"):
+        Job("j", tokn="x")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"workers": 0}, "expected a number from 1, or"), ({"workers": (4, 2)}, "expected a number from 1, or"),
+        ({"workers": "4"}, "expected a number from 1, or"), ({"workers": (2,)}, "expected a number from 1, or"),
+        ({"timeout": "5"}, "expected seconds above 0"), ({"failure": "dead_letter"}, "expected a policy, such as"),
+    ],
+)  # fmt: skip
+def test_a_stage_names_what_it_expects(how: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"stage 'work': .*{text}"):
+        Stage("work", double, **how)
+
+
+def test_a_sink_takes_the_paths_of_its_kind() -> None:
+    with pytest.raises(InvalidRequest, match=r"WriteDataset\('topic/x'\): expected store/NAME"):
+        WriteDataset("topic/x")
+    with pytest.raises(InvalidRequest, match=r"WriteTopic\('store/x'\): expected topic/NAME"):
+        WriteTopic("store/x")
 
 
 def test_outputs_without_a_stage_after_are_an_error(server: PenstockServer) -> None:
@@ -365,6 +393,45 @@ def test_the_command_line_knows_jobs(new_job: NewJob, here: Run) -> None:
     new_job().run()
     assert here("--json", "show", "job/j").json[0]["job"]["state"] == "done"
     assert here("rm", "job/j").text == "deleted job/j and its queues; what it has written stays\n"
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_a_running_job_is_seen_by_others(
+    new_job: NewJob, here: Run, client: Client, server: PenstockServer, names: bool
+) -> None:
+    """With its workers, retries, rows and lag; once it has ended it is neither in `top` nor in the metrics."""
+    seen: list[str] = []
+
+    def look(split: Split) -> None:
+        if not seen:
+            eventually(lambda: stage_counts(client, "j")["work"]["pending"] == 0)
+            eventually(lambda: here("--json", "show", "job/j").json[0]["job"]["stages"][1]["note"]["rows_in"] == 20)
+            seen.extend([here("top").text, here("show", "job/j").text, server.state.metrics.text(names=names)])
+
+    new_job(sink=Call(look)).run()
+    top, shown, metrics = seen
+    assert re.search(r"^queue/j/work +0 +0 +20 +0 +0 +\d", top, re.MULTILINE)
+    assert re.search(r"^ +work +20 +20 +\d+ B +\d+ B +[\d.]+ s$", shown, re.MULTILINE)
+    assert re.search(r"^ +driver +\S+:\d+$", shown, re.MULTILINE)
+    assert "penstock_jobs_running 1.0" in metrics
+    for line in ('penstock_job_workers{job="j",stage="out"} 1.0', 'penstock_job_retries{job="j",stage="work"} 0.0',
+                 'penstock_queue_lag_seconds{queue="queue/j/work"} 0.0'):  # fmt: skip
+        assert (line in metrics) is names, line
+    assert "job/j" not in here("top").text
+    assert "penstock_jobs_running 0.0" in server.state.metrics.text()
+
+
+def test_a_job_whose_driver_is_gone_says_so(client: Client, here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [
+        {"stage": "in", "role": "source", "what": "x"}, {"stage": "w", "role": "sink", "what": "y", "after": ["in"]},
+    ]  # fmt: skip
+    client.call("job.start", {"path": "job/j", "stages": stages, "force": False})
+    assert "not seen since the server's start" in here("show", "job/j").text
+    client.call("job.note", {"path": "job/j", "driver": "host:7", "stages": []})
+    assert re.search(r"driver +host:7$", here("show", "job/j").text, re.MULTILINE)
+    monkeypatch.setattr("penstock.cli.kinds._SILENT", -1.0)
+    assert "driver   host:7, silent for " in here("show", "job/j").text
+    assert "running, without a driver" in here("ls", "job").text
 
 
 @pytest.mark.process

@@ -514,3 +514,6 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
         rates.note(IN, second)
     assert rates.per_second(IN, 130) == 0.05
     assert rates.per_second(OUT, 130) == 0
+    for second in (200, 201, 202, 203, 204):
+        rates.note(OUT, second)
+    assert rates.per_second(OUT, 205) == 1.0, "a queue that has just begun"

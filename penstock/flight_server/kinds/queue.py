@@ -35,6 +35,7 @@ from penstock.rows import schemas
 from penstock.store.payload_table import encode
 from penstock.wire import actions as wire
 from penstock.wire import queue as bodies
+from penstock.wire.job import RECEIPTS
 from penstock.wire.kafka import KafkaAddress
 from penstock.wire.paths import Path
 from penstock.wire.put import PutCommand, Receipt
@@ -243,11 +244,16 @@ class QueueKind(Kind):
         counts = self.queue.counts(queue)
         if is_dead:
             return wire.Description("messages", str(path), counts.dead, schema=schemas.to_json(MESSAGES))
-        rate = self._rates.per_second(queue, time.monotonic())
         upstreams = tuple(bodies.Upstream(*each) for each in self.queue.upstreams(queue))
-        return wire.Description(
-            "queue", queue, counts.pushed, counts.bytes, queue=bodies.QueueDescription(counts, rate, upstreams)
-        )
+        described = bodies.QueueDescription(counts, *self._pace(counts), upstreams)
+        return wire.Description("queue", queue, counts.pushed, counts.bytes, queue=described)
+
+    def _pace(self, counts: bodies.QueueCounts) -> tuple[float, float]:
+        """Return the messages done per second, and the seconds for which what is pending lasts."""
+        rate = self._rates.per_second(counts.path, time.monotonic())
+        if counts.oldest is None:
+            return rate, 0.0
+        return rate, counts.pending / rate if rate else max(0.0, self.state.ledger.now() - counts.oldest)
 
     def delete(self, path: Path) -> wire.Deleted:
         """Remove a queue with its messages: leases are over, and payloads go that only its messages name."""
@@ -257,7 +263,11 @@ class QueueKind(Kind):
 
     def _gauges(self) -> Iterator[Gauge]:
         now = self.state.ledger.now()
-        for counts in self.queue.below("queue/"):
+        listed = {counts.path: counts for counts in self.queue.below("queue/")}
+        for counts in listed.values():
+            above, _, name = counts.path.rpartition("/")
+            if name == RECEIPTS and above in listed:
+                continue  # of a job's sink: they wait for no worker, so their age would alarm for nothing
             labels = {"queue": counts.path}
             for state in ("pending", "claimed", "done", "dead"):
                 number = getattr(counts, state)
@@ -265,6 +275,8 @@ class QueueKind(Kind):
             yield Gauge("penstock_queue_bytes", "Bytes of payloads of messages that aren't done.", counts.bytes, labels)
             age = 0.0 if counts.oldest is None else max(0.0, now - counts.oldest)
             yield Gauge("penstock_queue_oldest_seconds", "Age of the oldest pending message.", age, labels)
+            _, lag = self._pace(counts)
+            yield Gauge("penstock_queue_lag_seconds", "How long what is pending lasts, at its rate.", lag, labels)
 
 
 def _open_kafka(state: State) -> KafkaQueue | None:

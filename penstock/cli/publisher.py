@@ -8,21 +8,22 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import pyarrow as pa
 
 from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command
 from penstock.cli.pull import LOG_FORMAT, access_options, lift_limits
-from penstock.client.connection import Connection
-from penstock.client.get import read_tickets
 from penstock.errors import InvalidRequest
 from penstock.flight_server.supervisor import end_with
-from penstock.wire.actions import ASK_PARTS, NOTE_PUBLISHED
 from penstock.wire.paths import parse
-from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, StagedPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.client.connection import Connection
+    from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, StagedPart
 
 
 @command(
@@ -50,6 +51,8 @@ def publisher(
             f"publishing needs Google's client, and {missing.name} is missing at the server: pip install "
             "'penstock-flight[serve,pubsub]'"
         ) from missing
+    from penstock.client.connection import Connection  # and pyarrow, which --help doesn't need
+
     project, _, topic = parse(path).key.partition("/")
     with invocation.connect() as client:
         settings = replace(client.settings, server_name=server_name)
@@ -68,10 +71,16 @@ class ServerConnection:
         self._connection = connection
 
     def next_parts(self, request: AskParts) -> PartsToPublish:
+        from penstock.wire.actions import ASK_PARTS
+
         return self._connection.call(ASK_PARTS, request)
 
     def note(self, request: NotePublished) -> None:
+        from penstock.wire.actions import NOTE_PUBLISHED
+
         self._connection.call(NOTE_PUBLISHED, request)
 
     def read(self, part: StagedPart, local: str | None) -> Iterator[pa.RecordBatch]:
+        from penstock.client.get import read_tickets
+
         return read_tickets(self._connection, [(part.ticket.encode(), part.rows)], local=local, columns=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -290,6 +291,29 @@ def test_a_topic_that_was_made_again_loses_no_message(
     queue.push(new(IN, "c"))
     queue.settle()
     assert names(claim(queue, IN, 9)) == ["a", "b", "c"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_without_transactions_outputs_come_before_their_acks(
+    start: Callable[[], QueuesOnTopics], kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The broker is asked at the start what it has; `make test-tansu` tries one that has none."""
+    monkeypatch.setattr("penstock.queue.kafka.broker._TRANSACTIONS", {10_000})
+    with caplog.at_level(logging.WARNING, "penstock"):
+        queue = start()
+        queue.push(new(IN, "a"))
+        queue.settle()
+    assert "the broker has no transactions" in caplog.text
+    leases = claimed(queue, IN, to=[OUT])
+    with mock.patch.object(steps, "passed", crash_at("kafka.sent")):
+        queue.forward([Forward(tuple(leases), tuple(new(OUT, "a/0")))])
+        eventually(lambda: not queue.link._thread.is_alive())
+    assert (kafka.ids(queue.topic_of(OUT)), kafka.done(queue.topic_of(IN), queue.group)) == (["a/0"], set())
+    queue.close()
+    queue = start()
+    queue.check()
+    assert names(claim(queue, OUT, 9)) == ["a/0"]
 
 
 # --- the window ----------------------------------------------------------------------------

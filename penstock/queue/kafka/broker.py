@@ -15,7 +15,8 @@ from penstock.errors import InvalidRequest, Unavailable
 try:
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.admin import NewTopic
-    from kafka.errors import IncompatibleBrokerVersion, KafkaError, UnsupportedVersionError
+    from kafka.errors import KafkaError
+    from kafka.protocol.api_key import ApiKey
     from kafka.structs import OffsetAndMetadata
 except ImportError as missing:
     raise InvalidRequest("queues on Kafka need kafka-python: pip install 'penstock-flight[kafka]'") from missing
@@ -26,6 +27,10 @@ _TIMES = {
     "metadata_max_age_ms": 30_000,
 }  # fmt: skip
 """A transaction's first request is refused while the one before ends, for a few ms: kafka-python waits 100 ms."""
+_TRANSACTIONS = {
+    ApiKey.InitProducerId, ApiKey.AddPartitionsToTxn, ApiKey.AddOffsetsToTxn, ApiKey.EndTxn, ApiKey.TxnOffsetCommit,
+}  # fmt: skip
+"""What a broker with transactions answers: Tansu begins one, and has no end for it."""
 _MOST_READ = 2_000  # records of one poll
 _NEW = 10.0  # seconds until the partitions of a new topic have leaders
 _BATCH = 512 << 10
@@ -86,14 +91,11 @@ class Broker:
         own |= {"acks": "all", "max_block_ms": 10_000, "delivery_timeout_ms": 20_000}
         own |= {"linger_ms": _LINGER, "batch_size": _BATCH}
         own["allow_auto_create_topics"] = False
-        try:
+        self.has_transactions = self._admin.api_versions().keys() >= _TRANSACTIONS
+        if self.has_transactions:
             self._producer = KafkaProducer(transactional_id=name, **own)
             self._producer.init_transactions()
-            self.has_transactions = True
-        except (IncompatibleBrokerVersion, UnsupportedVersionError):
-            self.has_transactions = False
-            if self._producer is not None:
-                self._producer.close(timeout=1)
+        else:
             self._producer = KafkaProducer(enable_idempotence=False, **own)
 
     def close(self) -> None:

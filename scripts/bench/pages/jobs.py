@@ -104,10 +104,9 @@ def _read_parquet(bench: Bench, rows: int) -> Measure:
     def write() -> None:
         folder.mkdir()
         count = _FILE_BYTES // _ROW_BYTES // _BATCH_ROWS
-        batches = list(_batches(rows))
-        for first in range(0, len(batches), count):
-            table = pa.Table.from_batches(batches[first : first + count])
-            pq.write_table(table, folder / f"{first:06}.parquet", compression="none")
+        batches, files = _batches(rows), itertools.count()
+        while some := list(itertools.islice(batches, count)):
+            pq.write_table(pa.Table.from_batches(some), folder / f"{next(files):06}.parquet", compression="none")
 
     bench.once(str(folder), write)
     return lambda: {"seconds": [peer("read_parquet", str(folder), rows)]}

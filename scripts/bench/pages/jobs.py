@@ -134,7 +134,8 @@ def _forward(bench: Bench, count: int, batch: int) -> Measure:
             with closing(queue.link), _reading(folder) as ledger:
                 for path in (into, out):
                     queue.create(path, address)
-                queue.push([NewMessage(into, _message(f"m{number}")) for number in range(count)])
+                for messages in _pushes(count):
+                    queue.push([NewMessage(into, message) for message in messages])
                 _wait_until_settled(ledger)
                 bench.settle()
                 began = time.perf_counter()
@@ -149,6 +150,12 @@ def _forward(bench: Bench, count: int, batch: int) -> Measure:
         return {"seconds": [seconds]}
 
     return measure
+
+
+def _pushes(count: int) -> Iterator[list[QueueMessage]]:
+    """Yield so many messages, as many at once as a push takes."""
+    for start in range(0, count, _PUSH):
+        yield [_message(f"m{number}") for number in range(start, min(count, start + _PUSH))]
 
 
 def _message(name: str) -> QueueMessage:
@@ -175,9 +182,9 @@ def _forward_by_wire(bench: Bench, count: int, batch: int) -> Measure:
         into, out = f"queue/{name}/in", f"queue/{name}/out"
         for path in (into, out):
             client.create_queue(path, f"kafka://{bench.broker}")
-        for start in range(0, count, _PUSH):
-            numbers = range(start, min(count, start + _PUSH))
-            client.push(into, [_message(f"m{number}") for number in numbers], finish=numbers[-1] == count - 1)
+        for messages in _pushes(count):
+            client.push(into, messages)
+        client.push(into, [], finish=True)
         _wait_until_settled(ledger)
         bench.settle()
         began = time.perf_counter()

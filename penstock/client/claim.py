@@ -22,7 +22,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ from penstock.wire.queue import (
     LeaseKey,
     LeaseOutcome,
     LeaseOutcomes,
+    QueueRoom,
     ReleaseLeases,
 )  # fmt: skip
 
@@ -342,13 +343,16 @@ class Claims:
         prefetch: int,
         to: Sequence[str],
         wait: float,
+        room: QueueRoom | None,
+        worker: str | None,
     ) -> None:
         if prefetch < 0:
             raise InvalidRequest(f"prefetch={prefetch}: expected a number from 0")
         if isinstance(to, str):
             raise InvalidRequest(f"to={to!r:.80}: expected a list of queues: to=[{to!r:.80}]")
         settler = Settler(connection, is_ended=not prefetch)
-        self._loader = _Loader(_Queue(path, connection, heartbeats, settler), prefetch, tuple(to), wait)
+        request = ClaimMessages(path, "", worker or f"{socket.gethostname()}:{os.getpid()}", 0, tuple(to), room)
+        self._loader = _Loader(_Queue(path, connection, heartbeats, settler), prefetch, request, wait)
         self._terminated = False
 
     def stop(self) -> None:
@@ -399,15 +403,15 @@ class Claims:
 class _Loader:
     """A thread that claims messages and loads their payloads, `prefetch` ahead of the worker."""
 
-    def __init__(self, queue: _Queue, prefetch: int, to: tuple[str, ...], wait: float) -> None:
+    def __init__(self, queue: _Queue, prefetch: int, request: ClaimMessages, wait: float) -> None:
         self.stopping = False
         self._wait = wait
         self._give_up: float | None = None
         """When to wait no longer for a queue that nobody has made; 0 once it was there."""
         self._queue = queue
         self._prefetch = prefetch
-        self._to = to
-        self._worker = f"{socket.gethostname()}:{os.getpid()}"
+        self._request = request
+        """What each claim asks for, but for its own id and number."""
         self._changed = queue.settler.changed  # all that follows
         self._ready: deque[Lease] = deque()
         self._waits, self._takes = False, 0
@@ -531,7 +535,7 @@ class _Loader:
         connection = self._queue.connection
         takes, settler = self._takes, self._queue.settler
         answers = settler.answers
-        request = ClaimMessages(self._queue.path, uuid.uuid4().hex, self._worker, room, self._to)
+        request = replace(self._request, claim=uuid.uuid4().hex, most=room)
         retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
         try:
             answer = connection.call(wire.CLAIM_MESSAGES, request, retry_for=retry_for, waits_for_room=True)

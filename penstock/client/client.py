@@ -25,7 +25,7 @@ from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
 from penstock.wire.publish import PublishOptions
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
-from penstock.wire.queue import CreateQueue, FinishQueue
+from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
@@ -249,7 +249,16 @@ class Client:
         """
         return Follower(self.connection, path, start, columns, filter)
 
-    def claim(self, queue: str, *, prefetch: int = 2, to: Sequence[str] = (), wait: float = 60.0) -> Claims:
+    def claim(
+        self,
+        queue: str,
+        *,
+        prefetch: int = 2,
+        to: Sequence[str] = (),
+        wait: float = 60.0,
+        room: tuple[int, int] | None = None,
+        worker: str | None = None,
+    ) -> Claims:
         """Return the messages of a queue as they come, each leased to this worker with its payload loaded:
 
             for lease in c.claim("queue/j/in", to=["queue/j/out"]):
@@ -261,10 +270,14 @@ class Client:
         every message is done or dead. `prefetch` payloads are loaded while one is worked on; more, up to 64, if that is
         a tenth of a second's work. `to` names the queues that this worker forwards to, so that they are complete after
         this one also if it never forwards anything. A worker may start before what fills its queue: for a queue that
-        nobody has made it waits `wait` seconds, then NotFound is raised.
+        nobody has made it waits `wait` seconds, then NotFound is raised. With `room=(1_000, 256 << 20)` it waits while
+        so many messages or bytes wait in a queue of `to`. `worker` is what others know it by, else its host and pid.
         """
         check_path(queue)
-        return Claims(self.connection, self._heartbeats, queue, prefetch=prefetch, to=to, wait=wait)
+        return Claims(
+            self.connection, self._heartbeats, queue,
+            prefetch=prefetch, to=to, wait=wait, room=None if room is None else QueueRoom(*room), worker=worker,
+        )  # fmt: skip
 
     def info(
         self,

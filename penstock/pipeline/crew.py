@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -16,8 +18,16 @@ from penstock.pipeline.failure import FailurePolicy
 from penstock.pipeline.figures import Span, StageFigures
 from penstock.pipeline.pools import Exit, Pool, Worker
 from penstock.pipeline.worker import Begun, Ended, Task
-from penstock.wire.actions import DROP_LEASES, REDRIVE_MESSAGES, RELEASE_LEASES
-from penstock.wire.queue import DropLeases, Failure, LeaseKey, QueueDescription, RedriveMessages, ReleaseLeases
+from penstock.wire.actions import DROP_LEASES, REDRIVE_MESSAGES, RELEASE_LEASES, RELEASE_WORKER
+from penstock.wire.queue import (
+    DropLeases,
+    Failure,
+    LeaseKey,
+    QueueDescription,
+    RedriveMessages,
+    ReleaseLeases,
+    ReleaseWorker,
+)
 
 log = logging.getLogger(__name__)
 _DEATHS = 2
@@ -32,6 +42,8 @@ _LAG = 2.0
 """Seconds of work that may wait before there is one worker more."""
 _DRAIN, _TICK = 60.0, 0.05
 """Seconds that workers have to end their present splits before they are killed, and between two looks at them."""
+_PLACED = 10.0
+"""Seconds after which a worker that its pool has found no place for is spoken of."""
 _IDLE = 3.0
 """Seconds for which a worker has nothing to do before it is one too many."""
 
@@ -41,12 +53,22 @@ class Member:
     """A worker, and what it does now."""
 
     worker: Worker
+    known_as: str
+    """Its name at the queue."""
     started: float
     current: dict[str, Begun] = field(default_factory=dict)
     """The splits that it has begun, by message id."""
     began: float = 0.0
     """When it began the last of `current`, or ended the last split, by the monotonic clock."""
     is_stopping: bool = False
+    is_killed: bool = False
+    missing: str | None = None
+    """What its pool has no room for, once it has waited for a place for long."""
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        self.is_killed = True
+        self.worker.kill()
 
 
 @dataclass
@@ -95,7 +117,7 @@ class Crew:
     def kill(self) -> None:
         """End all workers at once."""
         for member in self.members:
-            member.worker.kill()
+            member.kill()
 
     def tick(self, queue: QueueDescription | None) -> None:
         """Look after the workers.
@@ -110,12 +132,29 @@ class Crew:
             if exited is not None:
                 self.members.remove(member)
                 self._bury(member, exited, now)  # 2.
+            elif member.missing is None and not member.worker.is_placed() and now - member.started > _PLACED:
+                member.missing = self._missing(member)
             elif self.timeout is not None and member.current and now - member.began > self._time_of(member):
                 self._end_late(member, now)  # 3.
         if queue is None or self._stopping:
             return
         self._run_alone(queue)  # 4.
         self._staff(queue, now)  # 5.
+
+    @property
+    def missing(self) -> str | None:
+        """Return what workers wait for that have no place; None where all have one."""
+        return next((each.missing for each in self.members if each.missing and not each.worker.is_placed()), None)
+
+    def _missing(self, member: Member) -> str:
+        """Say that a worker waits for a place; return what for."""
+        wanted = ", ".join(f"{name}={value:g}" for name, value in self.task.resources.items()) or "num_cpus=1"
+        log.warning(
+            "stage %s: worker %s waits for a place with %s since %.0f s: add hosts to Ray, end others' work, or let "
+            "the job's stages ask for less",
+            self.stage, member.worker.name, wanted, _PLACED,
+        )  # fmt: skip
+        return wanted
 
     # --- what workers tell --------------------------------------------------------------------
 
@@ -134,26 +173,30 @@ class Crew:
         """Give back the split that a worker died with, or set it aside, and note whether workers can begin at all."""
         is_alone = self._alone is not None
         self._alone = None
-        if exited.error is None or self._stopping:
-            return
-        log.warning("stage %s: worker %s has ended: %s", self.stage, member.worker.name, exited.error)
+        if exited.error is not None and not self._stopping:
+            self._find_cause(member, exited.error, now, is_alone=is_alone)
+        if exited.error is not None or member.is_killed:  # another one has given back what it had
+            with suppress(PenstockError):  # it comes again when its leases end
+                self.client.call(RELEASE_WORKER, ReleaseWorker(self.task.queue, member.known_as))
+
+    def _find_cause(self, member: Member, error: str, now: float, *, is_alone: bool) -> None:
+        """Blame the split that a worker has died with, or note that workers can't begin."""
+        log.warning("stage %s: worker %s has ended: %s", self.stage, member.worker.name, error)
         self.figures.deaths += 1
         for begun in member.current.values():
-            died = Span(
-                member.worker.name, begun.lease.message_id, begun.at, now - member.began, "died", error=exited.error
-            )
+            died = Span(member.worker.name, begun.lease.message_id, begun.at, now - member.began, "died", error=error)
             self.figures.draw(died)
         if len(member.current) > 1:
-            self._part(member)
+            self._work_singly()
             return
         for begun in member.current.values():
-            self._blame(begun.lease, exited.error, is_alone=is_alone)
+            self._blame(begun.lease, error, is_alone=is_alone)
             return
         self._failed_starts += 1
         pause = _FIRST_PAUSE * 2 ** (self._failed_starts - 1)
         self._pause_until = now + min(pause, _LONGEST_PAUSE)
         if self._failed_starts >= _BREAK:
-            self.broken = f"{self._failed_starts} workers ended before they did any split: {exited.error}"
+            self.broken = f"{self._failed_starts} workers ended before they did any split: {error}"
 
     def _blame(self, lease: LeaseKey, error: str, *, is_alone: bool) -> None:
         """Count a worker's death for the split that it had."""
@@ -170,16 +213,12 @@ class Crew:
         with suppress(PenstockError):  # its lease is over: it comes again
             self.client.call(DROP_LEASES, DropLeases((lease,), failure))
 
-    def _part(self, member: Member) -> None:
-        """Give back the splits of a worker that died with several, or took too long; from now on each runs for itself.
+    def _work_singly(self) -> None:
+        """Let workers that begin from now on take splits one by one: a worker has died with several, or took too long.
 
-        None of them counts as tried: only one of them may be why.
+        None of these counts as tried, as only one of them may be why.
         """
         self.task = replace(self.task, is_single=True)
-        with suppress(PenstockError):  # their leases are over: they come again
-            leases = tuple(begun.lease for begun in member.current.values())
-            self.client.call(RELEASE_LEASES, ReleaseLeases(leases))
-        member.current.clear()
 
     def _time_of(self, member: Member) -> float:
         """Return the seconds that a worker has for its present splits."""
@@ -189,8 +228,8 @@ class Crew:
         """End a worker that takes too long, and give its split back as failed once."""
         if len(member.current) > 1:
             log.warning("stage %s: worker %s takes too long for its splits", self.stage, member.worker.name)
-            self._part(member)
-            member.worker.kill()
+            self._work_singly()
+            member.kill()
             return
         [begun] = member.current.values()
         lease = begun.lease
@@ -204,7 +243,7 @@ class Crew:
         seconds = now - member.began
         self.figures.add(member.worker.name, Ended(lease.message_id, begun.at, seconds, "failed", error=text))
         member.current.clear()
-        member.worker.kill()
+        member.kill()
 
     def _release(self, lease: LeaseKey, failure: Failure) -> None:
         with suppress(PenstockError):  # its lease is over: it comes again
@@ -249,8 +288,10 @@ class Crew:
     def _start(self, task: Task) -> None:
         self._number += 1
         now = time.monotonic()
-        worker = self.pool.start(task, f"{self.stage}-{self._number}")
-        self.members.append(Member(worker, now, began=now))
+        name = f"{self.stage}-{self._number}"
+        known_as = f"{socket.gethostname()}:{os.getpid()}/{name}"
+        worker = self.pool.start(replace(task, worker=known_as), name)
+        self.members.append(Member(worker, known_as, now, began=now))
         self.figures.most_workers = max(self.figures.most_workers, len(self.members))
 
     def _stop(self, member: Member) -> None:

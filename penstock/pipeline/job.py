@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Unpack
@@ -47,7 +48,7 @@ _TICK, _LOOK = 0.05, 0.25
 _BATCH = 32
 """Splits that `process_batch` gets at once at most, unless its stage says how many."""
 _FULL_SPLITS, _FULL_BYTES = 1_000, 256 << 20
-"""What may wait in a queue before its source waits, too."""
+"""What may wait in a queue before what fills it waits, too: sources, and the workers above."""
 _MOST_DEAD = 100
 """Dead splits of a stage that a report shows."""
 _DRIVER = f"{socket.gethostname()}:{os.getpid()}"
@@ -130,6 +131,12 @@ def _patient_client(server: ServerArguments) -> Client:
     with connect(**server) as client:
         client.call(wire.HEALTH, wire.Nothing())
         return Client(replace(client.settings, retry_for=client.settings.retry_seconds(LONG_RETRY_FOR)))
+
+
+def _is_full(queue: QueueCounts) -> bool:
+    """Whether a queue has no room for a source; the bytes of dead splits alone fill none, as no worker frees them."""
+    waiting = queue.pending + queue.claimed
+    return queue.pending >= _FULL_SPLITS or (waiting > 0 and queue.bytes >= _FULL_BYTES)
 
 
 class _Run:
@@ -242,7 +249,15 @@ class _Run:
                 queues = tuple(map(self._queue, below))
                 run = f"job/{self._job.job_id}/{name}/{self._description.created}"
                 fillings.append(
-                    Filling(self._client, self._job.job_id, name, run, queues, pinned[name], self._wait_for_room)
+                    Filling(
+                        self._client,
+                        self._job.job_id,
+                        name,
+                        run,
+                        queues,
+                        pinned[name],
+                        partial(self._wait_for_room, queues),
+                    )
                 )
             for queue in map(self._queue, below):
                 waiting.setdefault(queue, set()).add(name)
@@ -273,13 +288,12 @@ class _Run:
             figures.draw(Span("source", filling.stage, began, time.time() - began, "filled", self._failed_source))
             self._filling.discard(filling.stage)
 
-    def _wait_for_room(self) -> bool:
-        """Wait while the queues of the job's sources are full; False once the job stops."""
+    def _wait_for_room(self, queues: Sequence[str]) -> bool:
+        """Wait while one of the queues that a source fills is full; False once the job stops."""
         while not self._stopping.is_set():
-            counts = [queue.counts for queue in self._queues().values()]
-            if not any(each.pending > _FULL_SPLITS or each.bytes > _FULL_BYTES for each in counts):
+            if not any(map(_is_full, map(self._counts, queues))):
                 return True
-            self._stopping.wait(_LOOK)
+            self._stopping.wait(_TICK)
         return False
 
     # --- sinks --------------------------------------------------------------------------------
@@ -307,9 +321,13 @@ class _Run:
 
     def _receipts(self, name: str) -> QueueCounts:
         """Return the counts of a sink's receipts."""
-        receipts = self._client.call(wire.DESCRIBE, wire.Target(f"{self._queue(name)}/{RECEIPTS}")).queue
-        assert receipts is not None
-        return receipts.counts
+        return self._counts(f"{self._queue(name)}/{RECEIPTS}")
+
+    def _counts(self, path: str) -> QueueCounts:
+        """Ask the server for a queue's counts."""
+        queue = self._client.call(wire.DESCRIBE, wire.Target(path)).queue
+        assert queue is not None
+        return queue.counts
 
     def _finish_sinks(self) -> None:
         for name, ticket in self._tickets.items():
@@ -351,7 +369,7 @@ class _Run:
         name, to, settings = stage.stage_id, self._below(stage.stage_id), self._client.settings
         task = Task(
             settings, self._queue(name), self._work(stage, to), name_of(stage.what), to,
-            retries=stage.failure.retries, resources=stage.resources,
+            retries=stage.failure.retries, room=(_FULL_SPLITS, _FULL_BYTES), resources=stage.resources,
         )  # fmt: skip
         return Crew(self._client, name, task, self._pool, stage.limits, stage.failure, stage.timeout)
 
@@ -433,7 +451,9 @@ class _Run:
 
     def _stages_now(self, now: float) -> list[StageProgress]:
         return [
-            StageProgress(name, self._queues()[name].counts, len(crew.members), crew.figures.done_per_second(now))
+            StageProgress(
+                name, self._queues()[name].counts, len(crew.members), crew.figures.done_per_second(now), crew.missing
+            )
             for name, crew in self._crews.items()
         ]
 

@@ -35,6 +35,10 @@ class Worker(Protocol):
 
     name: str
 
+    def is_placed(self) -> bool:
+        """Whether there is room for it: a pool of many hosts may have none, and it waits."""
+        ...
+
     def stop(self) -> None:
         """Let it end behind its present split, and give back what it has claimed ahead."""
         ...
@@ -105,6 +109,9 @@ class ThreadWorker:
             pass
         finally:
             self._exit = Exit(error)
+
+    def is_placed(self) -> bool:
+        return True
 
     def stop(self) -> None:
         self._control.stop()
@@ -192,6 +199,9 @@ class ProcessWorker:
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid or 0
+
+    def is_placed(self) -> bool:
+        return True
 
     def stop(self) -> None:
         with suppress(OSError):  # it has ended

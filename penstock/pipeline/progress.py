@@ -17,6 +17,13 @@ class StageProgress(NamedTuple):
     counts: QueueCounts
     workers: int
     per_second: float
+    missing: str | None = None
+    """What workers wait for that have no place."""
+
+    @property
+    def at_work(self) -> str:
+        """How many workers there are, in words."""
+        return f"{self.workers} at work" if self.missing is None else f"waits for {self.missing}"
 
 
 class Progress:
@@ -47,7 +54,7 @@ class Progress:
 def _words(stage: StageProgress) -> str:
     counts = stage.counts
     dead = f", {counts.dead:,} dead" if counts.dead else ""
-    return f"{stage.stage} {counts.done:,}/{counts.pushed:,}{dead} ({stage.workers} at work)"
+    return f"{stage.stage} {counts.done:,}/{counts.pushed:,}{dead} ({stage.at_work})"
 
 
 def _row(stage: StageProgress) -> str:
@@ -56,6 +63,6 @@ def _row(stage: StageProgress) -> str:
     cells = (
         stage.stage, f'<progress value="{counts.done}" max="{counts.pushed}"></progress>',
         f"{counts.done:,} of {counts.pushed:,} done", f"{counts.dead:,} dead" if counts.dead else "",
-        f"{stage.per_second:,.1f}/s", f"{stage.workers} at work",
+        f"{stage.per_second:,.1f}/s", stage.at_work,
     )  # fmt: skip
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

@@ -38,11 +38,15 @@ class RayWorker:
     def __init__(self, task: Task, name: str) -> None:
         self.name = name
         actor: Any = ray.remote(WorkerActor)
-        self._actor = actor.options(max_concurrency=3, **task.resources).remote()  # run, take, stop
+        self._actor = actor.options(max_concurrency=3, **task.resources).remote()  # run, take, one more
         self._end = self._actor.run.remote(task)
         self._next = self._actor.take.remote()
+        self._placed = self._actor.be_placed.remote()
         self._error: str | None = None
         self._is_ended = self._is_killed = False
+
+    def is_placed(self) -> bool:
+        return bool(ray.wait([self._placed], timeout=0)[0])
 
     def stop(self) -> None:
         self._actor.stop.remote()
@@ -103,6 +107,9 @@ class WorkerActor:
                 event = self._events.get_nowait()
             return taken, True
         return taken, False
+
+    def be_placed(self) -> None:
+        """Answer, which an actor without a place doesn't."""
 
     def stop(self) -> None:
         """End the loop behind the present split."""

@@ -40,6 +40,10 @@ class Task:
     prefetch: int = PREFETCH
     is_single: bool = False
     """Whether the worker takes splits one by one, though its operator takes several: one of them kills workers."""
+    room: tuple[int, int] | None = None
+    """Messages and bytes that may wait in a queue of `to` before the worker waits."""
+    worker: str | None = None
+    """What the queue knows it by, so that its driver can give back what it had when it died."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """What a pool that reserves something reserves for a worker: num_cpus, num_gpus, memory."""
 
@@ -104,7 +108,9 @@ def work(task: Task, control: Control) -> None:
     with Client(task.settings) as client:
         task.work.open(client)  # 1.
         try:
-            claims = client.claim(task.queue, prefetch=task.prefetch, to=task.to)
+            claims = client.claim(
+                task.queue, prefetch=task.prefetch, to=task.to, room=task.room, worker=task.worker
+            )  # fmt: skip
             control.attach(claims)
             for leases in claims.batches(1 if task.is_single else task.work.batch, linger=task.work.linger):  # 2.
                 for lease in leases:

@@ -500,6 +500,12 @@ ACK_LEASES = Action("queue.ack", "The messages of these leases are done", queue.
 RELEASE_LEASES = Action(
     "queue.release", "Give leased messages back, to be claimed after a delay", queue.ReleaseLeases, queue.LeaseOutcomes
 )
+RELEASE_WORKER = Action(
+    "queue.release_worker",
+    "Give back all that a worker has claimed of a queue: it has ended",
+    queue.ReleaseWorker,
+    queue.ReleasedMessages,
+)
 EXTEND_LEASES = Action(
     "queue.extend", "Let leases last for their full time from now on", queue.ExtendLeases, queue.LeaseOutcomes
 )
@@ -529,7 +535,8 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     for action in (
         OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
         ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
-        CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES, FINISH_QUEUE,
+        CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, RELEASE_WORKER, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES,
+        FINISH_QUEUE,
         PUSH_DATASET, START_JOB, NOTE_JOB, END_JOB, CREATE_QUEUE,
         ASK_PARTS, NOTE_PUBLISHED, FIND_PAYLOADS, LIST_PAYLOADS, CLEAR_PAYLOADS,
     )

@@ -54,6 +54,15 @@ class LeaseOutcomes(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class QueueRoom(Body):
+    """How much may wait in a queue, or be at work, before what fills it waits: there is always room for one message."""
+
+    messages: int
+    bytes: int
+    """Of payloads."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimMessages(Body):
     """queue.claim: lease messages to a worker."""
 
@@ -65,6 +74,8 @@ class ClaimMessages(Body):
     most: int = 1
     to: tuple[str, ...] = ()
     """The queues that the worker forwards to: they are complete only after this one."""
+    room: QueueRoom | None = None
+    """Lease no more than each queue of `to` has room for, if each message brings one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,21 @@ class ReleaseLeases(Body):
     leases: tuple[LeaseKey, ...]
     delay: float = 0.0
     failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWorker(Body):
+    """queue.release_worker: the worker has ended, so that all messages that it has claimed are pending again."""
+
+    path: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedMessages(Body):
+    """The answer of queue.release_worker."""
+
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from penstock.queue.work.lease_queue import Claim, Forward, NewMessage
 from penstock.queue.work.messages import Bind
 from penstock.store.database import Database
 from penstock.wire.kafka import KafkaAddress
-from penstock.wire.queue import LeaseOutcome, QueueCounts
+from penstock.wire.queue import LeaseOutcome, QueueCounts, QueueRoom
 from scripts import kafka_broker
 from tests.kit.clock import Clock
 from tests.kit.wait import eventually
@@ -185,9 +185,12 @@ class QueuesOnTopics(KafkaQueue):
         self._make(each.queue for each in new)
         return super().push(new, bind=bind)
 
-    def claim(self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = ()) -> Claim:
+    def claim(
+        self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = (),
+        room: QueueRoom | None = None,
+    ) -> Claim:  # fmt: skip
         self._make(to)
-        return super().claim(path, claim, worker=worker, most=most, to=to)
+        return super().claim(path, claim, worker=worker, most=most, to=to, room=room)
 
     def forward(self, forwards: Sequence[Forward], *, bind: Bind = lambda index, t: None) -> list[LeaseOutcome]:
         self._make(output.queue for forward in forwards for output in forward.outputs)

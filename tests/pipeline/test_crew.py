@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.client.client import connect
+from penstock.client.client import Client, connect
 from penstock.pipeline import crew as crews
 from penstock.pipeline.crew import Crew
 from penstock.pipeline.operator import Operation
@@ -14,6 +15,7 @@ from penstock.pipeline.pools import Exit
 from penstock.pipeline.worker import Begun, Ended, Event, Task
 from penstock.wire.queue import LeaseKey, QueueCounts, QueueDescription
 from tests.kit.jobs import double
+from tests.kit.queues import numbered
 
 
 class FakeWorker:
@@ -22,6 +24,10 @@ class FakeWorker:
         self.told: list[Event] = []
         self.ended: Exit | None = None
         self.calls: list[str] = []
+        self.place = True
+
+    def is_placed(self) -> bool:
+        return self.place
 
     def stop(self) -> None:
         self.calls.append("stop")
@@ -134,3 +140,33 @@ def test_workers_that_can_not_begin_break_their_stage(pool: FakePool, clock: Tim
         assert len(crew.members) == 0  # the next one waits
         clock.now += 10
     assert crew.broken == "3 workers ended before they did any split: OSError: no model.bin"
+
+
+def test_what_a_dead_worker_had_is_given_back_at_once(client: Client, pool: FakePool, clock: Time) -> None:
+    """The split that it had begun counts as tried, those that it had claimed ahead don't."""
+    client.push("queue/j/work", numbered(1, 2, 3))
+    crew = Crew(client, "work", Task(client.settings, "queue/j/work", Operation(double), "double"), pool)
+    crew.tick(waiting(3))
+    claim = {"path": "queue/j/work", "claim": "c", "worker": crew.members[0].known_as, "most": 3}
+    [first, *_] = client.call("queue.claim", claim)["messages"]
+    begun = Begun(LeaseKey("queue/j/work", first["message"]["message_id"], first["token"]), 0.0)
+    pool.workers[0].told, pool.workers[0].ended = [begun], Exit("its process was killed by SIGKILL")
+    crew.tick(waiting(0))
+    again = client.call("queue.claim", {**claim, "claim": "again"})["messages"]
+    assert [each["tries"] for each in again] == [2, 1, 1]
+
+
+def test_a_worker_without_a_place_is_spoken_of(pool: FakePool, clock: Time, caplog: pytest.LogCaptureFixture) -> None:
+    crew = make_crew(pool, 1, 1)
+    crew.task = replace(crew.task, resources={"num_gpus": 1})
+    crew.tick(waiting(500))
+    pool.workers[0].place = False
+    missing = []
+    for seconds in (0, 11, 1):
+        clock.now += seconds
+        crew.tick(waiting(500))
+        missing.append(crew.missing)
+    pool.workers[0].place = True
+    missing.append(crew.missing)
+    assert missing == [None, "num_gpus=1", "num_gpus=1", None]
+    assert caplog.text.count("worker work-1 waits for a place with num_gpus=1") == 1

@@ -94,6 +94,7 @@ class QueueKind(Kind):
         yield Handler(wire.CLAIM_MESSAGES, self.claim)
         yield Handler(wire.ACK_LEASES, self.ack)
         yield Handler(wire.RELEASE_LEASES, self.release)
+        yield Handler(wire.RELEASE_WORKER, self.release_worker)
         yield Handler(wire.EXTEND_LEASES, self.extend)
         yield Handler(wire.DROP_LEASES, self.drop)
         yield Handler(wire.REDRIVE_MESSAGES, self.redrive)
@@ -107,7 +108,9 @@ class QueueKind(Kind):
         """Lease messages; a worker that gets none is told when to ask again, and holds no thread meanwhile."""
         most, worker = min(request.most, _MOST_CLAIMED), request.worker[:200]
         try:
-            claim = self.queue.claim(request.path, request.claim, worker=worker, most=most, to=request.to)
+            claim = self.queue.claim(
+                request.path, request.claim, worker=worker, most=most, to=request.to, room=request.room
+            )
         except NotFound as missing:
             missing.retry_after = self._polls.wait(time.monotonic())
             raise
@@ -146,6 +149,10 @@ class QueueKind(Kind):
         failure = request.failure and request.failure.cut()
         outcomes = self.queue.release(request.leases, delay=request.delay, failure=failure)
         return self._answer("release", request.leases, outcomes)
+
+    def release_worker(self, call: Call, request: bodies.ReleaseWorker) -> bodies.ReleasedMessages:
+        """Give back what a worker has claimed that has ended."""
+        return bodies.ReleasedMessages(self.queue.release_worker(request.path, request.worker[:200]))
 
     def extend(self, call: Call, request: bodies.ExtendLeases) -> bodies.LeaseOutcomes:
         """Let leases last for longer."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.wire.message import QueueMessage
-from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueState
+from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueRoom, QueueState
 
 LEASE = 30.0
 """Seconds that a lease lasts, from its claim, each `extend`, or the start of the server."""
@@ -74,11 +74,21 @@ class LeaseQueue(Protocol):
         """
         ...
 
-    def claim(self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = ()) -> Claim:
+    def claim(
+        self,
+        path: str,
+        claim: str,
+        *,
+        worker: str,
+        most: int = 1,
+        to: Sequence[str] = (),
+        room: QueueRoom | None = None,
+    ) -> Claim:
         """Lease the oldest pending messages to a worker; repeated with the same `claim`, return those of its leases
         that it still has.
 
-        The queues of `to` are complete only once this one is. NotFound without a queue at the path.
+        The queues of `to` are complete only once this one is; with `room`, no more are leased here than each of them
+        has room for. NotFound without a queue at the path.
         """
         ...
 
@@ -101,6 +111,10 @@ class LeaseQueue(Protocol):
 
         Without a failure the claim counts as no try: nobody has worked on the messages, as a worker that stops says.
         """
+        ...
+
+    def release_worker(self, path: str, worker: str) -> int:
+        """Give back all messages that a worker has claimed, as `release` without a failure; return how many."""
         ...
 
     def extend(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:

@@ -17,7 +17,7 @@ from penstock.queue.work.lease_queue import LEASE, MOST_MESSAGES, Claim, Forward
 from penstock.queue.work.leases import Leases
 from penstock.queue.work.messages import Bind, FullPartitions, PeekedMessage, Row, Settling
 from penstock.queue.work.work_queues import splits_of
-from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueState
+from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueRoom, QueueState
 
 _MOST_DELAY = 24 * 3600.0
 _SOME_OVER = 1_000  # leases that one transaction ends
@@ -92,7 +92,16 @@ class LedgerQueue:
 
         return self._ledger.change(push)
 
-    def claim(self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = ()) -> Claim:
+    def claim(
+        self,
+        path: str,
+        claim: str,
+        *,
+        worker: str,
+        most: int = 1,
+        to: Sequence[str] = (),
+        room: QueueRoom | None = None,
+    ) -> Claim:
         """Lease the oldest pending messages, after those whose time is over were given back."""
         if not 1 <= most <= MOST_MESSAGES:
             raise InvalidRequest(f"{path}: expected a claim of 1 to {MOST_MESSAGES:,} messages, got {most}")
@@ -107,7 +116,8 @@ class LedgerQueue:
             known = self._leases.tokens_of(claim)
             rows = [] if known is None else messages.claimed(t, queue["id"], filter(self._leases.is_live, known[0]))
             if not rows and (known is None or not known[1]) and queue["state"] != "failed":
-                rows = messages.claim(t, queue, claim, worker, most, prefix, self._full_partitions(path))
+                number = most if room is None else min(most, queues.room_below(t, queue, to, room))
+                rows = messages.claim(t, queue, claim, worker, number, prefix, self._full_partitions(path))
                 if rows:
                     self._leases.begin(path, claim, [row["token"] for row in rows], is_durable=False)
             steps.passed("claim.claimed")
@@ -156,6 +166,13 @@ class LedgerQueue:
             return [settling.release(key, failure, delayed=delay > 0) for key in leases]
 
         return self._settle(leases, "release", release, delay=delay)
+
+    def release_worker(self, path: str, worker: str) -> int:
+        """Give back all messages that a worker has claimed; return how many."""
+        with self._ledger.reading() as reader:
+            leases = messages.leases_of(reader, path, worker)
+        some = (leases[start : start + MOST_MESSAGES] for start in range(0, len(leases), MOST_MESSAGES))
+        return sum(outcome.code is None for keys in some for outcome in self.release(keys))
 
     def extend(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         """Let leases last for their full time from now on; nothing is written, as deadlines are in memory."""

@@ -137,6 +137,16 @@ def claimed(t: Transaction, queue: int, tokens: Iterable[str]) -> list[sqlite3.R
     return [row for row in rows if row is not None]
 
 
+def leases_of(reader: Reader, path: str, worker: str) -> list[LeaseKey]:
+    """Return the leases that a worker has of a queue."""
+    rows = reader.rows(
+        "SELECT message_id, token FROM messages WHERE state IN ('claimed', 'delayed') AND state = 'claimed'"
+        " AND worker = ? AND queue = ?",
+        worker, queues.by_path(reader, path)["id"],
+    )  # fmt: skip
+    return [LeaseKey(path, row["message_id"], row["token"]) for row in rows]
+
+
 def id_of(token: str) -> int:
     """Return the id of the row that a token of ours belongs to."""
     return int(token.rpartition(".")[2])

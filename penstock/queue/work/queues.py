@@ -9,7 +9,7 @@ from penstock.errors import InvalidRequest, LimitExceeded, NotFound
 from penstock.ledger.tables import Transaction, paths_below
 from penstock.store.database import Reader, Tables
 from penstock.wire import paths
-from penstock.wire.queue import QueueCounts, QueueState
+from penstock.wire.queue import QueueCounts, QueueRoom, QueueState
 
 TABLES: Tables = {
     6: """
@@ -52,6 +52,21 @@ def counts(reader: Reader, path: str) -> QueueCounts:
         path, row["state"], row["pushed"], pending, row["claimed"], row["done"], row["dead"], row["bytes"],
         None if oldest is None else oldest["pushed"], row["cause"],
     )  # fmt: skip
+
+
+def room_below(reader: Reader, queue: sqlite3.Row, to: Iterable[str], room: QueueRoom) -> int:
+    """Return how many messages of a queue may be claimed until one of those that they are forwarded to is full.
+
+    What is claimed here counts as one that is there already. A queue with nothing to do has room for one, however
+    small the room, as nobody could make more.
+    """
+    left = [max(room.messages, 1) - queue["claimed"]]
+    for path in to:
+        below = by_path(reader, path)
+        waiting = below["pushed"] - below["done"] - below["dead"]
+        is_full = waiting > 0 and below["bytes"] >= room.bytes
+        left.append(0 if is_full else left[0] - waiting)
+    return max(0, min(left)) if len(left) > 1 else room.messages
 
 
 def number(reader: Reader) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.queue.work.lease_queue import Forward, LeaseQueue
-from penstock.wire.queue import Failure, LeaseKey
+from penstock.wire.queue import Failure, LeaseKey, QueueRoom
 from tests.kit.clock import Clock
 from tests.kit.work.queues import IN, LAST, LEASE, OUT, claim, claimed, names, new, results
 
@@ -106,6 +108,33 @@ class LeaseQueueContract:
         for _ in range(9):
             assert results(queue.release(claimed(queue, IN))) == ["pending"]
         assert claim(queue, IN).leases[0].tries == 1
+
+    def test_what_a_worker_has_is_given_back_at_once(self, queue: LeaseQueue) -> None:
+        queue.push(new(IN, "a", "b", "c"))
+        queue.claim(IN, "c1", worker="w1", most=2)
+        [kept] = queue.claim(IN, "c2", worker="w2").leases
+        assert (queue.release_worker(IN, "w1"), queue.release_worker(IN, "w1")) == (2, 0)
+        again = claim(queue, IN, 9)
+        assert (names(again), [lease.tries for lease in again.leases]) == (["a", "b"], [1, 1])
+        assert results(queue.ack([kept.key])) == ["done"]
+
+    def test_no_more_is_claimed_than_queues_below_have_room_for(self, queue: LeaseQueue) -> None:
+        """What is claimed counts, too; a queue with nothing to do has room for one message, however large."""
+        room, number = QueueRoom(3, 100), itertools.count()
+
+        def some() -> list[str]:
+            claimed = queue.claim(IN, f"room-{next(number)}", worker="w", most=9, to=[OUT, LAST], room=room)
+            return names(claimed)
+
+        queue.push(new(IN, *"abcdefgh") + new(OUT, "x", size=9))
+        assert (some(), some()) == (["a", "b"], [])
+        queue.ack(claimed(queue, OUT))
+        assert (some(), some()) == (["c"], [])
+        queue.push(new(LAST, "y", size=100))
+        queue.release_worker(IN, "w")
+        assert some() == []
+        queue.drop(claimed(queue, LAST), Failure("E"))
+        assert some() == ["a", "b", "c"]
 
     def test_a_dropped_message_is_dead_until_redriven(self, queue: LeaseQueue) -> None:
         queue.push(new(IN, "a", "b", "c", size=5))

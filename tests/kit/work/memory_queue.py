@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penstock.errors import InvalidRequest, NotFound
 from penstock.queue.work.lease_queue import Claim, Forward, Lease, NewMessage
 from penstock.wire.message import QueueMessage
-from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueState
+from penstock.wire.queue import Failure, LeaseKey, LeaseOutcome, QueueCounts, QueueRoom, QueueState
 
 _LEASE, _TRIES = 30.0, 5
 
@@ -24,6 +24,7 @@ class _Message:
     tries: int = 0
     token: str = ""
     claim: str = ""
+    worker: str = ""
     has_forwarded: bool = False
 
 
@@ -104,7 +105,10 @@ class MemoryQueue:
             new += 1
         return new
 
-    def claim(self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = ()) -> Claim:
+    def claim(
+        self, path: str, claim: str, *, worker: str, most: int = 1, to: Sequence[str] = (),
+        room: QueueRoom | None = None,
+    ) -> Claim:  # fmt: skip
         if path not in self._queues:
             raise NotFound(path)
         self.expire(path)
@@ -117,16 +121,25 @@ class MemoryQueue:
             return Claim(state, tuple(self._lease(key) for key in keys if self._holds(key)), None)
         if state == "failed":
             return Claim(state)
+        if room is not None:
+            most = min([most, *(self._room(path, below, room) for below in to)])
         chosen = [m for m in queue.messages.values() if m.state == "pending" and m.ready <= self._now()][:most]
         leases = []
         for message in chosen:
             self._tokens += 1
             message.state, message.token, message.claim = "claimed", f"t{self._tokens}", claim
+            message.worker = worker
             message.tries, message.deadline = message.tries + 1, self._now() + _LEASE
             leases.append(self._lease(LeaseKey(path, message.message.message_id, message.token)))
         if leases:
             self._claims[claim] = (path, [lease.key for lease in leases])
         return Claim(state, tuple(leases))
+
+    def _room(self, path: str, below: str, room: QueueRoom) -> int:
+        waiting = [each for each in self._queues[below].messages.values() if each.state not in ("done", "dead")]
+        size = sum(each.bytes for each in self._queues[below].messages.values() if each.state != "done")
+        at_work = sum(each.state == "claimed" for each in self._queues[path].messages.values())
+        return 0 if waiting and size >= room.bytes else max(0, room.messages - len(waiting) - at_work)
 
     def _lease(self, key: LeaseKey) -> Lease:
         message = self._queues[key.queue].messages[key.message_id]
@@ -213,6 +226,15 @@ class MemoryQueue:
         elif message is None or message.token != key.token or message.state not in ("pending", "dead"):
             return LeaseOutcome(code="lease-lost")
         return LeaseOutcome(message.state)  # type: ignore[arg-type]
+
+    def release_worker(self, path: str, worker: str) -> int:
+        if path not in self._queues:
+            raise NotFound(path)
+        names = self._queues[path].messages.items()
+        keys = [LeaseKey(path, name, each.token) for name, each in names if each.worker == worker]
+        held = [key for key in keys if self._holds(key)]
+        self.release(held)
+        return len(held)
 
     def extend(self, leases: Sequence[LeaseKey]) -> list[LeaseOutcome]:
         outcomes = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -13,6 +13,7 @@ from penstock.cli.invocation import Invocation, command, complete_path
 from penstock.cli.kinds import kind_at
 
 if TYPE_CHECKING:
+    from penstock.client.publish import PublishArguments
     from penstock.wire.put import Mode
 
 _FORMAT = "The format, whatever a file's extension or stdin's first bytes say."
@@ -20,20 +21,25 @@ _MODES = ("error", "append", "overwrite")
 
 
 @command(
-    "Write files or stdin to a dataset or a topic.",
+    "Write files or stdin to a dataset or a topic, or publish them.",
     "penstock put store/demo/trips trips.parquet",
     "zcat june.csv.gz | penstock put store/demo/trips - --mode append",
     "penstock put topic/orders orders.jsonl",
     "tail -F app.jsonl | penstock put topic/log -",
+    "penstock put publish/my-project/clean orders.parquet --encode json",
 )
 @click.argument("path", shell_complete=complete_path)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @click.option("--mode", type=click.Choice(_MODES), default="error", show_default=True, help="If the dataset exists.")
 @click.option("--run", metavar="NAME", help="Do this once: the same run again writes nothing.")
+@click.option("--encode", type=click.Choice(("json",)), help="Publish each row as JSON, to publish/….")
+@click.option("--id-attribute", is_flag=True, help="Publish with the attribute penstock-id.")
+@click.option("--compression", type=click.Choice(("gzip",)), help="Of requests to Pub/Sub.")
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help=_FORMAT)
 def put(
-    invocation: Invocation, path: str, files: tuple[str, ...], *, mode: Mode, run: str | None, file_format: str | None
-) -> None:
+    invocation: Invocation, path: str, files: tuple[str, ...], *, mode: Mode, run: str | None,
+    file_format: str | None, **how: Unpack[PublishArguments],
+) -> None:  # fmt: skip
     """Write files to the dataset PATH, all or nothing; several files are one write, `-` is stdin.
 
     It reads Parquet, Arrow files and streams, CSV with a header line, and JSON lines. The types of text come from
@@ -42,6 +48,8 @@ def put(
     To a topic rows are appended. Text is read as the topic's types, where nothing is lost. stdin is JSON lines unless
     --format says otherwise: they are put as they come, 1,000 at a time or what came in 0.2 s. Rows that
     were counted are durable, however the command ends; a line that is no row ends it.
+
+    To publish/PROJECT/TOPIC rows are published, with the columns data, attributes and ordering_key, or as JSON.
     """
     from penstock.cli import append, readers
 
@@ -57,6 +65,6 @@ def put(
             if appends and converter is None:
                 append.check_types(path, rows.schema)
             with terminal.progress_bar(path, rows.total, wanted=not invocation.json) as show:
-                receipt = client.put(path, rows.batches(show), mode=mode, run=run, schema=rows.schema)
+                receipt = client.put(path, rows.batches(show), mode=mode, run=run, schema=rows.schema, **how)
             answer = receipt.to_json()
     terminal.print_transfer(path, {"path": path, **answer}, began, as_json=invocation.json)

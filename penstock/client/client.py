@@ -9,7 +9,7 @@ from typing import Any, Self, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
-from penstock.client import publish, push, put
+from penstock.client import push, put
 from penstock.client.arguments import Start, check_path, check_read, check_undecoded, to_position, to_start
 from penstock.client.claim import Claims
 from penstock.client.connection import Connection
@@ -17,13 +17,13 @@ from penstock.client.follow import Follower
 from penstock.client.get import fetch, read_info, read_tickets
 from penstock.client.heartbeats import Heartbeats
 from penstock.client.producer import Producer
+from penstock.client.publish import PublishArguments, Publishing, publish
 from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.typed import Decoded, plan_decoding
 from penstock.client.views import Info, Listing
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
-from penstock.wire.publish import PublishOptions
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
 from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
@@ -98,19 +98,29 @@ class Client:
     # --- in ---------------------------------------------------------------------------------
 
     def put(
-        self, path: str, data: Any, *, mode: Mode = "error", run: str | None = None, schema: pa.Schema | None = None
+        self,
+        path: str,
+        data: Any,
+        *,
+        mode: Mode = "error",
+        run: str | None = None,
+        schema: pa.Schema | None = None,
+        **how: Unpack[PublishArguments],
     ) -> Receipt:
         """Write rows to a dataset, all or nothing: a Table, a RecordBatchReader, an iterator of batches, a list of
         dicts, or anything with `__arrow_c_stream__` (pandas, polars, DuckDB).
 
         `mode` says what happens if the dataset exists: "error", "append" or "overwrite". A `run` is a name under
         which this happens once: the same run again writes nothing and returns the first one's receipt.
+
+        `publish/PROJECT/TOPIC` takes messages for Pub/Sub, in columns data, attributes and ordering_key, or any rows
+        with `encode="json"`, and returns once Pub/Sub has them. `id_attribute` gives each the attribute penstock-id,
+        `compression="gzip"` compresses the requests.
         """
         check_path(path)
-        if path.startswith("publish/"):
-            return publish.publish(
-                self.connection, path, data, mode=mode, run=run, schema=schema, options=PublishOptions()
-            )
+        publishing = Publishing.of(path, how)
+        if publishing.options is not None:
+            return publish(self.connection, path, data, mode=mode, run=run, schema=schema, publishing=publishing)
         return put.put(self.connection, path, data, mode=mode, run=run, schema=schema)
 
     def create_topic(

@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
-import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 
 from penstock.client.connection import Connection
-from penstock.client.put import batches_to_put, open_attempt
-from penstock.client.settings import LONG_RETRY_FOR
-from penstock.errors import PenstockError, TimedOut, Unavailable
-from penstock.wire.actions import ABORT_WRITE, FINISH_WRITE, OPEN_WRITE, AbortWrite, FinishWrite, OpenWrite, Summary
-from penstock.wire.publish import PublishOptions
+from penstock.client.put import batches_to_put, finish_write, open_attempt
+from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
+from penstock.rows.to_json import JsonEncoding
+from penstock.text import suggest
+from penstock.wire.actions import ABORT_WRITE, OPEN_WRITE, AbortWrite, FinishWrite, OpenWrite
+from penstock.wire.publish import Compression, PublishOptions
 from penstock.wire.put import Mode, Receipt
 
+Encoding = Literal["json"]
 
-def finish_write(connection: Connection, request: FinishWrite, *, retry_for: float | None = None) -> Summary:
-    """Finish a write; of one that is published wait until all of it is, for as long as that goes on."""
-    patience = max(LONG_RETRY_FOR, retry_for or 0.0)
-    published, moved = -1, time.monotonic()
-    while True:
-        answer = connection.call(FINISH_WRITE, request, retry_for=retry_for)
-        if answer.state != "open":
-            return answer
-        if (now := answer.published or 0) != published:
-            published, moved = now, time.monotonic()
-        if time.monotonic() - moved > patience:
-            raise TimedOut(
-                f"{answer.path}: Pub/Sub has taken nothing for {patience:g} s; {published:,} of {answer.rows:,} "
-                f"messages are published, and the server goes on: penstock show write/{answer.write}"
-            )
+
+class PublishArguments(TypedDict, total=False):
+    """The arguments of a write to publish/… alone."""
+
+    encode: Encoding | None
+    """`json`: each row becomes the data of a message, without its columns attributes and ordering_key, which stay."""
+    id_attribute: bool
+    """Whether each message has the attribute penstock-id, the same however often it is published."""
+    compression: Compression | None
+    """Of the requests to Pub/Sub."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """How rows become messages, and how these are published."""
+
+    encoding: JsonEncoding | None
+    options: PublishOptions | None
+
+    @classmethod
+    def of(cls, path: str, arguments: Mapping[str, Any]) -> Publishing:
+        """Return what these arguments say; reject unknown ones, and any for another kind of path."""
+        known = PublishArguments.__annotations__
+        given = {name: value for name, value in arguments.items() if value not in (None, False)}
+        for name in arguments:
+            if name not in known:
+                raise InvalidRequest(f"{path}: no argument is called {name!r}; {suggest(name, known)}")
+        if not path.startswith("publish/"):
+            if given:
+                raise InvalidRequest(f"{path}: {', '.join(given)} says how messages are published: omit it")
+            return cls(None, None)
+        for name, value in (("encode", "json"), ("compression", "gzip")):
+            if given.get(name, value) != value:
+                raise InvalidRequest(f"{path}: {name}={given[name]!r:.80}: expected {value!r}")
+        options = PublishOptions(bool(given.get("id_attribute")), given.get("compression"))
+        return cls(JsonEncoding(path) if "encode" in given else None, options)
 
 
 def publish(
@@ -43,19 +67,21 @@ def publish(
     mode: Mode,
     run: str | None,
     schema: pa.Schema | None,
-    options: PublishOptions,
+    publishing: Publishing,
 ) -> Receipt:
     """Publish rows: stage them as one attempt, then finish the write.
 
     The finish can be repeated, so that whatever breaks after the rows are staged changes nothing of what is published.
     """
     schema, batches = batches_to_put(data, schema)
+    encoding = publishing.encoding
+    put_schema = schema if encoding is None else encoding.schema(schema)
     name = f"put-{uuid.uuid4().hex}" if run is None else run  # so that it can be retried
-    opened = connection.call(OPEN_WRITE, OpenWrite(path, mode, run=name, publish=options))
+    opened = connection.call(OPEN_WRITE, OpenWrite(path, mode, run=name, publish=publishing.options))
     attempts: tuple[str, ...] = ()
     if opened.state == "open" and opened.summary.published is None:  # else this run's rows are there
-        with open_attempt(connection, opened.ticket, schema) as writer:
-            for batch in batches:
+        with open_attempt(connection, opened.ticket, put_schema) as writer:
+            for batch in batches if encoding is None else encoding.batches(batches, put_schema):
                 writer.write(batch)
         attempts = (writer.close().attempt,)
     try:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.client.block import SendingBlock
 from penstock.client.connection import Connection, translate_errors
-from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, Unavailable, from_flight
+from penstock.client.settings import LONG_RETRY_FOR
+from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, TimedOut, Unavailable, from_flight
 from penstock.rows import slices
 from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask, TopicOptions, Trailer
+
+if TYPE_CHECKING:
+    from penstock.wire.actions import FinishWrite, Summary
 
 _REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -123,6 +128,25 @@ def open_attempt(connection: Connection, ticket: str, schema: pa.Schema, *, task
         lambda: Writer(connection, PutCommand(uuid.uuid4().hex, ticket=ticket, ready=True, task=task), schema),
         waits_for_room=True,
     )
+
+
+def finish_write(connection: Connection, request: FinishWrite, *, retry_for: float | None = None) -> Summary:
+    """Finish a write; of one that is published wait until all of it is, for as long as that goes on."""
+    from penstock.wire.actions import FINISH_WRITE  # which tasks that put do without
+
+    patience = max(LONG_RETRY_FOR, retry_for or 0.0)
+    published, moved = -1, time.monotonic()
+    while True:
+        answer = connection.call(FINISH_WRITE, request, retry_for=retry_for)
+        if answer.state != "open":
+            return answer
+        if (now := answer.published or 0) != published:
+            published, moved = now, time.monotonic()
+        if time.monotonic() - moved > patience:
+            raise TimedOut(
+                f"{answer.path}: Pub/Sub has taken nothing for {patience:g} s; {published:,} of {answer.rows:,} "
+                f"messages are published, and the server goes on: penstock show write/{answer.write}"
+            )
 
 
 def create_topic(connection: Connection, path: str, schema: pa.Schema, options: TopicOptions) -> None:

@@ -1,7 +1,7 @@
 """What travels to Spark's processes: a value, and the text of its modules, so that workers need no penstock.
 
-A task carries `worker/` and the modules that it imports, 24 kB in all, and `decode/` if it decodes payloads; the
-processes at the driver that plan for the data source get the other modules, too.
+A task carries `worker/` and the modules that it imports, 24 kB in all, and `decode/` if it decodes or encodes payloads;
+the processes at the driver that plan for the data source get the other modules, too.
 
 Pickling modules by value would break on everything that Python finds by name (caches, type hints, lazy imports;
 dataclasses on Spark 3.5). Text doesn't, and a process compiles it once.
@@ -26,7 +26,7 @@ import penstock
 
 _LOADER = "penstock.spark_plugin.worker.loader"
 _TASKS = ("penstock.spark_plugin.worker.tasks", "penstock.spark_plugin.worker.pieces")
-_DECODING = ("penstock.decode.decoding",)
+_DECODING = ("penstock.decode.decoding", "penstock.rows.to_json")
 _PLANNING = ("penstock.spark_plugin.source",)
 _UNPACK = "exec(__import__('marshal').loads(__import__('zlib').decompress(loader)), globals()) or unpack(*arguments)"
 """Evaluated on unpickling: only builtins are pickled by name. The loader travels as code, as compiling its text would
@@ -39,8 +39,8 @@ _READING = threading.Lock()
 def pack(
     value: object, *, planning: bool = False, decoding: bool = False
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the `__reduce__` of an object that is unpickled as `value`: in a task, which may decode, or in a process
-    that plans.
+    """Return the `__reduce__` of an object that is unpickled as `value`: in a task, which may decode or encode, or in a
+    process that plans.
     """
     with _READING:
         driver, loader, *bundles = _texts()

@@ -12,6 +12,7 @@ from typing import Literal
 import pyarrow as pa
 
 from penstock.client.client import Client
+from penstock.client.publish import Publishing
 from penstock.client.typed import Decoded, plan_decoding
 from penstock.decode.decoding import Decoding
 from penstock.errors import InvalidRequest
@@ -44,6 +45,11 @@ OPTIONS = (
            _READS, ("subscriptionId", "projectId")),
     Option("topic", "the Pub/Sub topic to publish to, `projects/p/topics/clean`, in place of `path`", "none", _WRITES,
            ("kafka.topic",)),
+    Option("encode", "how rows become messages: `json` makes an object of all columns but `attributes` and "
+           "`ordering_key`", "none: the rows have `data`", _WRITES),
+    Option("idAttribute", "`true`: each message has the attribute `penstock-id`, the same in each of its copies",
+           "`false`", _WRITES),
+    Option("compression", "of requests to Pub/Sub: `gzip`", "none", _WRITES, ("kafka.compression.type",)),
     Option("create", "the Pub/Sub topic, `projects/p/topics/t`, of which to make the subscription if it is missing",
            "refuse", _READS, ("topicId",)),
     Option("ack", "when messages are acknowledged: `commit`, once every query has committed them, or `journal`, once "
@@ -126,6 +132,12 @@ def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str
             "options on from its tables (saveAsTable, INSERT INTO, CREATE TABLE): use load and save"
         )
     return values
+
+
+def publishing(values: Mapping[str, str]) -> Publishing:
+    """Return how rows become messages."""
+    arguments = {name: values.get(name) for name in ("encode", "compression")}
+    return Publishing.of(values["path"], {**arguments, "id_attribute": switch(values, "idAttribute", False)})
 
 
 def columns(text: str | None) -> tuple[str, ...] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import datasource as sql
 
 from penstock.client.client import Client
+from penstock.client.publish import Publishing
 from penstock.errors import Internal, InvalidRequest, PenstockError
 from penstock.spark_plugin import carry
 from penstock.spark_plugin.spark_types import to_arrow
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 class EpochWriter(StreamWriter):
     """Made twice for an epoch: where Spark plans it, and where it commits. Only the first one opens a write."""
 
-    def __init__(self, client: Client, path: str, mode: Mode, schema: StructType) -> None:
+    def __init__(self, client: Client, path: str, mode: Mode, schema: StructType, publishing: Publishing) -> None:
         if mode == "overwrite" and parse(path).kind == "topic":
             raise InvalidRequest(
                 f"{path} is a topic, whose rows don't change, and outputMode('complete') replaces all of them: use "
                 "outputMode('append'), or write to store/…"
             )
         self._client, self._path, self._mode, self._schema = client, path, mode, schema
+        self._publishing = publishing
         self._task_writer: EpochPartitionWriter | None = None
 
     def write(self, iterator: Iterator[Any]) -> sql.WriterCommitMessage:
@@ -58,7 +60,11 @@ class EpochWriter(StreamWriter):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._task_writer is None:  # Spark pickles it more than once
             arrow = to_arrow(self._schema)
-            put = open_put(self._client, self._path, self._mode, None, arrow, put_schema=self._mode == "overwrite")
+            put = open_put(
+                self._client, self._path, self._mode, None, arrow, put_schema=self._mode == "overwrite",
+                publishing=self._publishing,
+            )  # fmt: skip
             rows = None if TAKES_ARROW else self._schema
-            self._task_writer = EpochPartitionWriter(put, task_of(put, self._client, arrow), rows)
-        return carry.pack(self._task_writer)
+            task = task_of(put, self._client, arrow, publishing=self._publishing)
+            self._task_writer = EpochPartitionWriter(put, task, rows)
+        return carry.pack(self._task_writer, decoding=self._publishing.encoding is not None)

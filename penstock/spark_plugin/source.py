@@ -107,9 +107,11 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         values = options.checked(self.options, "write")
         mode: Mode = "overwrite" if overwrite else "append"
         client, arrow = self._client(values), to_arrow(schema)
-        put = open_put(client, values["path"], mode, values.get("run"), arrow)
+        publishing = options.publishing(values)
+        put = open_put(client, values["path"], mode, values.get("run"), arrow, publishing=publishing)
         self._planned = True
-        return BatchWriter(put, task_of(put, client, arrow), client.settings.retry_seconds())
+        task = task_of(put, client, arrow, publishing=publishing)
+        return BatchWriter(put, task, client.settings.retry_seconds())
 
     @without_traceback
     def streamReader(self, schema: StructType) -> sql.DataSourceStreamReader:  # noqa: N802  # Spark's name
@@ -124,7 +126,8 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         values = options.checked(self.options, "sink")
         mode: Mode = "overwrite" if overwrite else "append"
         self._planned = True
-        return sink.EpochWriter(self._client(values, LONG_RETRY_FOR), values["path"], mode, schema)
+        client = self._client(values, LONG_RETRY_FOR)
+        return sink.EpochWriter(client, values["path"], mode, schema, options.publishing(values))
 
     def _client(self, values: Mapping[str, str], retry_for: float = RETRY_FOR) -> clients.Client:
         here = self.here or _settings_here()
@@ -225,4 +228,5 @@ class BatchWriter(PartitionWriter):
     """A planned write; in tasks and at the commit it is a PartitionWriter."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.pack(PartitionWriter(self._put, self._task, self._retry_for))
+        task = PartitionWriter(self._put, self._task, self._retry_for)
+        return carry.pack(task, decoding=self._task.encoding is not None)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.client import client as clients
 from penstock.client.arguments import check_path
+from penstock.client.publish import PublishArguments, Publishing
 from penstock.client.views import WriteSummary
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning
@@ -37,6 +38,12 @@ _SKIPPED = (
     "penstock.foreach_batch names them by the checkpoint"
 )
 
+NOT_PUBLISHED = Publishing(None, None)
+
+
+class WriteArguments(clients.ServerArguments, PublishArguments, total=False):
+    """The arguments of `write` that say which server, and how messages are published."""
+
 
 @dataclass(frozen=True, slots=True)
 class Splits:
@@ -57,6 +64,7 @@ def open_put(
     *,
     put_schema: bool = True,
     splits: Splits | None = None,
+    publishing: Publishing = NOT_PUBLISHED,
 ) -> OpenPut:
     """Open a write. With `put_schema` an attempt without rows goes ahead of the tasks': a frame without rows has its
     columns, and a schema that doesn't fit is rejected before a task runs.
@@ -69,11 +77,13 @@ def open_put(
     if schema is not None and not schema.names:
         raise InvalidRequest(f"{path}: a frame without columns can't be written, as Spark hands out none of its rows")
     name = f"put-{uuid.uuid4().hex}" if run is None else run_name(run)  # so that it can be retried
-    opened = client.call(OPEN_WRITE, OpenWrite(path, mode, None, name, splits.queue, splits.rows, splits.release))
+    sent = schema if schema is None or publishing.encoding is None else publishing.encoding.schema(schema)
+    request = OpenWrite(path, mode, None, name, splits.queue, splits.rows, splits.release, publishing.options)
+    opened = client.call(OPEN_WRITE, request)
     put = OpenPut.of(path, opened, named=run is not None)
-    if put_schema and schema is not None and not put.repeated:
+    if put_schema and sent is not None and not put.repeated:
         try:
-            return replace(put, schema_attempt=client.attempt(put.ticket, schema).close().attempt)
+            return replace(put, schema_attempt=client.attempt(put.ticket, sent).close().attempt)
         except BaseException:
             with contextlib.suppress(PenstockError):  # the first error is the cause
                 abort_put(client.connection, put)
@@ -93,11 +103,18 @@ def _queue_of(client: clients.Client, queue: str) -> str:
 
 
 def task_of(
-    put: OpenPut, client: clients.Client, schema: pa.Schema | None, release: Release = "finish"
+    put: OpenPut,
+    client: clients.Client,
+    schema: pa.Schema | None,
+    release: Release = "finish",
+    publishing: Publishing = NOT_PUBLISHED,
 ) -> PutPartition:
     """Return the task that puts a partition."""
     ticket = None if put.repeated else put.ticket
-    return PutPartition(client.settings.for_tasks(put.location), ticket, schema, releases=release == "partition")
+    return PutPartition(
+        client.settings.for_tasks(put.location), ticket, schema, releases=release == "partition",
+        encoding=publishing.encoding,
+    )  # fmt: skip
 
 
 class DoPut:
@@ -117,10 +134,11 @@ class DoPut:
         run: Run | None,
         schema: pa.Schema | None,
         splits: Splits,
+        publishing: Publishing = NOT_PUBLISHED,
     ) -> None:
-        self._client, self._schema, self._release = client, schema, splits.release
+        self._client, self._schema, self._release, self._publishing = client, schema, splits.release, publishing
         self._began = time.monotonic()
-        self._put = open_put(client, path, mode, run, schema, splits=splits)
+        self._put = open_put(client, path, mode, run, schema, splits=splits, publishing=publishing)
         self._heartbeat = Heartbeat(client.connection, self._put) if splits.queue is not None else None
         self.path = path
         self.write = self._put.write
@@ -132,7 +150,7 @@ class DoPut:
     @property
     def task(self) -> PutPartition:
         """The task that puts a partition."""
-        return task_of(self._put, self._client, self._schema, self._release)
+        return task_of(self._put, self._client, self._schema, self._release, self._publishing)
 
     def finish(self, receipts: DataFrame | pa.Table | Iterable[Any]) -> WriteSummary:
         """Make the attempts of these receipts the dataset, all or nothing.
@@ -184,7 +202,7 @@ class DoPut:
         return self.task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return carry.pack(self.task)
+        return carry.pack(self.task, decoding=self._publishing.encoding is not None)
 
     def __enter__(self) -> Self:
         return self
@@ -235,7 +253,7 @@ def write(
     split_rows: int | None = None,
     release: Release = "finish",
     progress: bool | None = None,
-    **server: Unpack[clients.ServerArguments],
+    **more: Unpack[WriteArguments],
 ) -> WriteSummary:
     """Write a frame to a dataset, all or nothing, whatever Spark retries: once.
 
@@ -246,15 +264,20 @@ def write(
     With `release="partition"` workers get each partition once it is whole, while Spark still writes the others. That is
     weaker: if Spark computes one again with other rows, the write fails at its end, and what workers made of it is to
     be discarded.
+
+    `publish/PROJECT/TOPIC` takes messages for Pub/Sub, and returns once it has them; `encode`, `id_attribute` and
+    `compression` as in `Client.put`. The others are those of `penstock.connect`.
     """
     _check_frame(df)
+    server, publishing = _parted(path, more)
     if release != "finish" and run is not None:
         raise InvalidRequest(
             f"{path}: a run may be written by several drivers, whose partitions aren't the same: omit run, or "
             f"release={release!r}"
         )
     client = clients.connect(**server)
-    with DoPut(client, path, mode, run, to_arrow(df.schema), Splits(queue, split_rows, release)) as put:
+    splits = Splits(queue, split_rows, release)
+    with DoPut(client, path, mode, run, to_arrow(df.schema), splits, publishing) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
@@ -262,6 +285,14 @@ def write(
             return put.finished
         with show_progress(path, put.progress, wanted=progress):
             return put.finish(df.mapInArrow(put, put.schema))
+
+
+def _parted(path: str, arguments: Mapping[str, Any]) -> tuple[clients.ServerArguments, Publishing]:
+    """Part the arguments that say which server from those that say how messages are published."""
+    of_server = clients.ServerArguments.__annotations__
+    server: Any = {name: value for name, value in arguments.items() if name in of_server}
+    publish: Any = {name: value for name, value in arguments.items() if name not in of_server}
+    return server, Publishing.of(path, publish)
 
 
 def foreach_batch(

@@ -273,3 +273,32 @@ def test_a_path_that_is_no_topic_is_refused(publishing: Publishing, path: str) -
 def test_messages_can_not_be_replaced(publishing: Publishing) -> None:
     with pytest.raises(InvalidRequest, match="use append"):
         publishing.client.put(publishing.path, numbered(1), mode="overwrite")
+
+
+def test_rows_are_published_as_json(publishing: Publishing) -> None:
+    """And read back typed, with an id that is the same in each copy."""
+    rows = pa.table({"id": [1, 2], "city": ["Oslo", None], "ordering_key": ["k", "k"]})
+    publishing.fake.fail("Publish", applied=True)
+    with publishing.publisher():
+        receipt = publishing.client.put(
+            publishing.path, rows, encode="json", id_attribute=True, compression="gzip"
+        )  # fmt: skip
+    messages = publishing.fake.published(publishing.topic)
+    assert [message.data for message in messages] == [b'{"id":1,"city":"Oslo"}', b'{"id":2,"city":null}'] * 2
+    ids = [message.attributes["penstock-id"] for message in messages]
+    assert ids == [f"{receipt.write}/1/0", f"{receipt.write}/1/1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"encode": "jsn"}, "expected 'json'"),
+        ({"compression": "zip"}, "expected 'gzip'"),
+        ({"encod": "json"}, "did you mean 'encode'"),
+    ],
+)
+def test_an_unknown_way_to_publish_is_refused(publishing: Publishing, how: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        publishing.client.put(publishing.path, numbered(1), **how)
+    with pytest.raises(InvalidRequest, match=r"omit it|did you mean"):
+        publishing.client.put("store/x", numbered(1), **how)

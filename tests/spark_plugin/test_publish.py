@@ -32,6 +32,27 @@ def test_a_frame_is_published(spark: SparkSession, publishing: Publishing) -> No
     assert all(each.attributes["half"] == str(int(each.data) % 2) for each in published)
 
 
+def test_a_frame_is_published_as_json(spark: SparkSession, publishing: Publishing) -> None:
+    if spark.version.startswith("3."):
+        pytest.skip("Spark 3.5 has no data sources in Python")
+    spark.dataSource.register(penstock.DataSource)
+    frame = spark.range(0, 100, 1, 2).selectExpr(
+        "id", "cast(id / 10 as decimal(10,2)) AS total", "named_struct('name', 'Ada', 'tags', array('a', null)) AS who"
+    )
+    with publishing.publisher():
+        writer = frame.write.format("penstock").option("url", str(publishing.server.url)).option("encode", "json")
+        writer.option("topic", publishing.topic).option("idAttribute", "true").mode("append").save()
+        penstock.write(frame, publishing.path, encode="json", url=publishing.server.url)
+    published = publishing.fake.published(publishing.topic)
+    rows = sorted(each.data.decode() for each in published)
+    assert rows == sorted(
+        f'{{"id":{n},"total":{n // 10}.{n % 10}0,"who":{{"name":"Ada","tags":["a",null]}}}}'
+        for n in range(100)
+        for _ in "ab"
+    )
+    assert len({each.attributes["penstock-id"] for each in published if each.attributes}) == 100
+
+
 def test_a_stream_is_published_once(spark: SparkSession, publishing: Publishing, tmp_path: Path) -> None:
     """An epoch that fails after its commit comes again with its rows elsewhere, and adds nothing."""
     if spark.version.startswith("3."):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from penstock.client.connection import Connection
-from penstock.client.publish import finish_write
+from penstock.client.put import finish_write
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS

@@ -21,6 +21,7 @@ from penstock.wire.put import SparkTask
 
 if TYPE_CHECKING:
     from penstock.decode.decoding import Decoding
+    from penstock.rows.to_json import JsonEncoding
 
 RECEIPTS = pa.schema(
     {"write": pa.string(), "attempt": pa.string(), "rows": pa.int64(), "bytes": pa.int64(), "parts": pa.int32(),
@@ -34,7 +35,13 @@ class PutPartition:
     """One evaluation of a partition: one attempt, one do_put, one receipt."""
 
     def __init__(
-        self, settings: ConnectSettings, ticket: str | None, schema: pa.Schema | None, *, releases: bool = False
+        self,
+        settings: ConnectSettings,
+        ticket: str | None,
+        schema: pa.Schema | None,
+        *,
+        releases: bool = False,
+        encoding: JsonEncoding | None = None,
     ) -> None:
         self.settings = settings
         self.ticket = ticket
@@ -42,6 +49,8 @@ class PutPartition:
         self.schema = schema
         self.releases = releases
         """Whether the partition's rows are given to a queue before the write is finished."""
+        self.encoding = encoding
+        """What makes messages of the rows, where they are published so."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Put a partition's batches.
@@ -59,8 +68,10 @@ class PutPartition:
         schema = self.schema or widen_schema(first.schema)
         with CONNECTIONS.connect(self.settings) as connection:
             task = _this_task() if self.releases else None
-            with open_attempt(connection, self.ticket, schema, task=task) as writer:  # 1. 2.
+            put_schema = schema if self.encoding is None else self.encoding.schema(schema)
+            with open_attempt(connection, self.ticket, put_schema, task=task) as writer:  # 1. 2.
                 batches = join_batches(fit_batches(chain((first,), batches), schema))
+                batches = batches if self.encoding is None else self.encoding.batches(batches, put_schema)
                 del first
                 for batch in batches:
                     writer.write(batch)

@@ -77,7 +77,7 @@ class RayMedium(NotOnDisk):
     def write(
         self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
     ) -> Part:
-        """Hand a part to the actor in shared memory; it puts the part into the object store.
+        """Hand a part to the actor in shared memory; it puts the part into the object store once it has answered.
 
         As an argument of the call the part would be an object of its own first: a copy and two round trips more.
         """
@@ -86,6 +86,8 @@ class RayMedium(NotOnDisk):
             with tempfile.NamedTemporaryFile(prefix="penstock-ray-", dir=_SHARED) as file:
                 written = records.write(file.fileno(), schema, batches, label)
                 self._used = self._ask(self._actor.keep.remote(name, file.name), action)
+            if written.bytes > _INLINE:
+                self._actor.put.remote(name)
         except OSError as error:
             raise disk_error(error, action) from error
         return Part(name, written.rows, written.bytes, written.digest)
@@ -151,17 +153,25 @@ class PartsActor:
         self._used = 0
 
     def keep(self, name: str, file: str) -> int:
-        """Put the part that a file of this host has; return the bytes of all."""
+        """Take the part that a file of this host has, which may be deleted then; return the bytes of all."""
         with open(file, "rb") as shared:
             part = pa.py_buffer(mmap.mmap(shared.fileno(), 0, access=mmap.ACCESS_READ))
-        kept = pa.py_buffer(part.to_pybytes()) if part.size <= _INLINE else ray.put(part)
+        if part.size <= _INLINE:
+            part = pa.py_buffer(part.to_pybytes())
         self.drop(name)
-        self._parts[name], self._sizes[name] = kept, part.size
+        self._parts[name], self._sizes[name] = part, part.size
         self._used += part.size
         return self._used
 
+    def put(self, name: str) -> None:
+        """Put a part into the object store, unless it is there or too small; if that is full, it stays here."""
+        part = self._parts.get(name)
+        if isinstance(part, pa.Buffer) and part.size > _INLINE:
+            self._parts[name] = ray.put(part)
+
     def find(self, name: str) -> list[Any]:
         """Return a part or its reference, if there is one; in a list, as Ray would wait for a bare one's object."""
+        self.put(name)
         return [self._parts[name]] if name in self._parts else []
 
     def missing(self, names: list[str]) -> list[str]:

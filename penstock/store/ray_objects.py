@@ -131,7 +131,7 @@ class RayMedium(NotOnDisk):
             return ray.get(answer, timeout=_TIMEOUT)
         except (ObjectStoreFullError, OutOfDiskError) as full:
             raise StoreFull(
-                f"no room in Ray's object store while {action}: nothing of it was kept", retry_after=5
+                f"no room in Ray's object store while {action}: try again once some is free", retry_after=5
             ) from full
         except GetTimeoutError as late:
             raise Unavailable(f"Ray did not answer within {_TIMEOUT:g} s while {action}", retry_after=5) from late

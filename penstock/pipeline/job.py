@@ -34,6 +34,7 @@ from penstock.pipeline.progress import Progress, StageProgress
 from penstock.pipeline.report import write_report
 from penstock.pipeline.sinks import Call, DatasetPuts, TopicPuts, WriteDataset, WriteTopic
 from penstock.pipeline.sources import Filling, Source, to_source
+from penstock.pipeline.spark_frame import SparkFrameConfig
 from penstock.pipeline.stage import Stage
 from penstock.pipeline.worker import Task
 from penstock.text import suggest
@@ -112,12 +113,27 @@ class Job:
         for name, (_, planned) in self._stages.items():
             if planned.role == "source" and name not in above:
                 raise InvalidRequest(f"no stage is after the source {name!r}: add one, with after={name!r}")
+        self._check_paths()
         pool = open_pool(workers)
         with ExitStack() as stack:
             client = stack.enter_context(_patient_client(self._server))
             shown = stack.enter_context(Progress(wanted=progress))
             self._run = _Run(client, self, dict(self._stages), pool, shown)
             return self._run.to_end(force=force)
+
+    def _check_paths(self) -> None:
+        """Reject a sink whose dataset would be a folder of a frame's, or the other way round, before all is done."""
+        whats = {name: stage.what for name, (stage, _) in self._stages.items()}
+        frames = [f"store/{self.job_id}/{name}/" for name, what in whats.items() if isinstance(what, SparkFrameConfig)]
+        for name, what in whats.items():
+            if not isinstance(what, WriteDataset):
+                continue
+            for frame in frames:
+                if frame.startswith(f"{what.path}/") or f"{what.path}/".startswith(frame):
+                    raise InvalidRequest(
+                        f"stage {name!r} writes {what.path}, and a frame of this job becomes {frame[:-1]}: a path is a "
+                        "dataset or a folder, so give the sink another one, such as store/scored"
+                    )
 
     def report(self, file: str | Path) -> Path:
         """Write the last run as one HTML file: its stages, and a timeline of its workers. Return the file's path."""
@@ -356,7 +372,7 @@ class _Run:
                 self._check()
                 if are_idle and all(queue.counts.state == "complete" for queue in self._queues().values()):
                     return
-                self._progress.show(self._job.path, self._stages_now(now), now - self._began)
+                self._progress.show(self._job.path, sorted(self._filling), self._stages_now(now), now - self._began)
                 next_look = now + _LOOK
             for name, crew in self._crews.items():
                 crew.tick(self._queues()[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -32,14 +32,13 @@ class Progress:
     def __init__(self, *, wanted: bool | None) -> None:
         self._show = None if wanted is False else open_display(always=wanted is True)
 
-    def show(self, job: str, stages: Sequence[StageProgress], seconds: float) -> None:
-        """Show the stages in place of what was shown before."""
+    def show(self, job: str, filling: Collection[str], stages: Sequence[StageProgress], seconds: float) -> None:
+        """Show the sources that aren't at their end, and the stages, in place of what was shown before."""
         if self._show is not None:
             rest = f"{seconds:.0f} s"
-            self._show(
-                f"{job}: {' · '.join(map(_words, stages))}, {rest}",
-                f"<table>{''.join(map(_row, stages))}</table><small>{job}, {rest}</small>",
-            )
+            line = " · ".join([*(f"{source} goes on" for source in filling), *map(_words, stages)])
+            rows = "".join([*map(_row_of_source, filling), *map(_row, stages)])
+            self._show(f"{job}: {line}, {rest}", f"<table>{rows}</table><small>{job}, {rest}</small>")
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +54,10 @@ def _words(stage: StageProgress) -> str:
     counts = stage.counts
     dead = f", {counts.dead:,} dead" if counts.dead else ""
     return f"{stage.stage} {counts.done:,}/{counts.pushed:,}{dead} ({stage.at_work})"
+
+
+def _row_of_source(source: str) -> str:
+    return f"<tr><td>{source}</td><td><progress></progress></td><td>goes on</td></tr>"
 
 
 def _row(stage: StageProgress) -> str:

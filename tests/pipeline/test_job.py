@@ -15,7 +15,17 @@ from penstock.client.client import Client
 from penstock.errors import AlreadyExists, InvalidRequest, JobFailed, LimitExceeded, NotFound, WriteEnded
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import runs
-from penstock.pipeline import Call, Job, ReadDataset, ReadTopic, Stage, WriteDataset, WriteTopic, dead_letter
+from penstock.pipeline import (
+    Call,
+    Job,
+    ReadDataset,
+    ReadTopic,
+    SparkSourceV2Config,
+    Stage,
+    WriteDataset,
+    WriteTopic,
+    dead_letter,
+)
 from penstock.pipeline.sinks import DatasetPuts
 from penstock.queue.work import queues
 from penstock.wire.message import QueueMessage
@@ -361,6 +371,14 @@ def test_a_sink_takes_the_paths_of_its_kind() -> None:
         WriteDataset("topic/x")
     with pytest.raises(InvalidRequest, match=r"WriteTopic\('store/x'\): expected topic/NAME"):
         WriteTopic("store/x")
+
+
+@pytest.mark.parametrize("path", ["store/j", "store/j/in", "store/j/in/scored"])
+def test_a_sink_keeps_clear_of_a_frames_dataset(new_job: NewJob, path: str) -> None:
+    """Else its finish would fail once all is done."""
+    config = SparkSourceV2Config(dataframe_fn=lambda spark: spark.range(1))
+    with pytest.raises(InvalidRequest, match=f"stage 'out' writes {path}, and a frame of this job becomes store/j/in"):
+        new_job(source=config, sink=WriteDataset(path)).run()
 
 
 def test_outputs_without_a_stage_after_are_an_error(server: PenstockServer) -> None:

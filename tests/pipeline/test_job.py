@@ -422,7 +422,7 @@ def test_a_running_job_is_seen_by_others(
 
     def look(split: Split) -> None:
         if not seen:
-            eventually(lambda: stage_counts(client, "j")["work"]["pending"] == 0)
+            eventually(lambda: stage_counts(client, "j")["work"]["done"] == 20)
             eventually(lambda: here("--json", "show", "job/j").json[0]["job"]["stages"][1]["note"]["rows_in"] == 20)
             seen.extend([here("top").text, here("show", "job/j").text, server.state.metrics.text(names=names)])
 

@@ -85,7 +85,7 @@ def test_a_browser_shows_what_a_reader_must_see(report: Path, page: browser.Brow
     assert mended.startswith("in_3_work: done")
     heads = page.evaluate("[...document.querySelectorAll('svg .stage')].map(each => each.textContent)")
     assert heads == ["in", "work", "kept", "told"]
-    assert all(re.fullmatch(r"[\d.]+ (ms|s)", text) for text in page.evaluate(
+    assert all(re.fullmatch(r"[\d.]+ (ms|s|min)", text) for text in page.evaluate(
         "[...document.querySelectorAll('svg text[text-anchor]')].map(each => each.textContent)"
     ))  # fmt: skip
     colors = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")

@@ -1,7 +1,8 @@
-"""A Pub/Sub subscription streams into a dataset, and a puller is killed in the middle: `make demo-pubsub`."""
+"""Pub/Sub to Pub/Sub: a typed stream is published to a second topic, and a puller is killed: `make demo-pubsub`."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
@@ -23,13 +23,15 @@ from penstock.text import format_table
 from scripts import emulator
 from scripts.demo import Server, paint, say, shell
 from scripts.demo_spark import code, missing, session
-from scripts.demo_stream import DATASET, PATIENCE, Producer, closing, plot, watched
+from scripts.demo_stream import PATIENCE, Producer, closing, plot, watched
 
 if TYPE_CHECKING:
     from google.cloud.pubsub_v1 import PublisherClient
 
 TOPIC, SUBSCRIPTION = "projects/demo/topics/orders", "projects/demo/subscriptions/orders"
 PATH = "subscription/demo/orders"
+CLEAN_TOPIC, CLEAN = "projects/demo/topics/clean", "subscription/demo/clean"
+SCHEMA = "id long, customer string, amount decimal(10,2)"
 MESSAGES = 30_000
 """The emulator brings some 2,000 a second by StreamingPull; Pub/Sub 10 MB."""
 DEADLINE = 10
@@ -40,9 +42,18 @@ The emulator goes on leasing to a stream that was killed, for several of these: 
 
 
 def publish(publisher: PublisherClient, batch: pa.Table) -> None:
-    """Publish a thousand orders, each as the text of its id."""
-    messages = [{"data": str(number).encode()} for number in batch["id"].to_pylist()]
+    """Publish a thousand orders as JSON."""
+    messages = [{"data": json.dumps(order).encode()} for order in batch.to_pylist()]
     publisher.api.publish(topic=TOPIC, messages=messages)
+
+
+def wait_for_puller(client: Client, path: str) -> None:
+    """Wait until a subscription is pulled."""
+    give_up = time.monotonic() + PATIENCE
+    while not client.call("describe", {"path": path})["subscription"]["connected"]:
+        if time.monotonic() > give_up:
+            raise SystemExit(f"{path} has no puller after {PATIENCE:g} s")
+        time.sleep(0.2)
 
 
 def unreleased(client: Client) -> int:
@@ -97,17 +108,22 @@ def stream(spark: Any, folder: Path) -> None:
 
     publisher = PublisherClient()
     publisher.api.create_topic(name=TOPIC)
+    publisher.api.create_topic(name=CLEAN_TOPIC)
     code(
         "spark.dataSource.register(penstock.DataSource)",
         f'orders = spark.readStream.format("penstock").option("subscription", "{SUBSCRIPTION}").option("create", …)',
-        f'orders.load().writeStream.format("penstock").option("checkpointLocation", …).start("{DATASET}")',
+        f'typed = orders.option("decode", "json").schema("{SCHEMA}").load()',
+        f'typed.writeStream.format("penstock").option("topic", "{CLEAN_TOPIC}").option("encode", "json")…start()',
     )
     client = penstock.connect(retry_for=PATIENCE)
+    for path, topic in ((PATH, TOPIC), (CLEAN, CLEAN_TOPIC)):
+        client.call("subscription.attach", {"path": path, "create": topic})
+        wait_for_puller(client, path)
     spark.dataSource.register(penstock.DataSource)
     source = spark.readStream.format("penstock").option("subscription", SUBSCRIPTION).option("create", TOPIC)
-    orders = source.option("columns", "message_id, publish_time, data").load()
-    sink = orders.writeStream.format("penstock").option("checkpointLocation", str(folder / "checkpoint"))
-    query = sink.start(DATASET)
+    orders = source.option("decode", "json").schema(SCHEMA).load()
+    sink = orders.writeStream.format("penstock").option("topic", CLEAN_TOPIC).option("encode", "json")
+    query = sink.option("checkpointLocation", str(folder / "checkpoint")).start()
     producer = Producer(lambda batch: publish(publisher, batch), MESSAGES)
 
     def kill() -> None:
@@ -118,7 +134,7 @@ def stream(spark: Any, folder: Path) -> None:
 
     producer.start()
     try:
-        samples = watched(producer, query, client.settings.url, kill)
+        samples = watched(producer, query, client.settings.url, kill, CLEAN)
         batches = query.lastProgress["batchId"] + 1
         give_up = time.monotonic() + PATIENCE
         while unreleased(client) and time.monotonic() < give_up:
@@ -127,8 +143,9 @@ def stream(spark: Any, folder: Path) -> None:
         producer.stop()
         query.stop()
     say(f"{plot(samples)}\n")
-    numbers = client.get(DATASET, columns=["data"]).read_all()["data"].cast(pa.string())
-    say(closing(pc.cast(numbers, pa.int64()), samples, batches))
+    orders = client.get(CLEAN, decode="json", schema=SCHEMA).read_all()
+    say(closing(orders["id"], samples, batches))
+    say(f"{orders.slice(0, 3).drop_columns('_error').to_pandas().to_string(index=False)}\n")
     say(causes(client))
     shell(f"penstock show {PATH}")
     client.close()

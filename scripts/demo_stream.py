@@ -78,16 +78,16 @@ def events(count: int = EVENTS) -> Iterator[pa.Table]:
         yield pa.table({"id": ids, "customer": pa.array([f"c{n % 997}" for n in range(EACH)]), "amount": amount})
 
 
-def landed(client: Client) -> int:
-    """Rows in the dataset by now."""
+def landed(client: Client, path: str) -> int:
+    """Rows at the end of the way by now."""
     try:
-        return client.info(DATASET).rows
+        return client.info(path).rows
     except NotFound:
         return 0
 
 
 def watched(
-    producer: Producer, query: StreamingQuery, url: str, strike: Callable[[], None]
+    producer: Producer, query: StreamingQuery, url: str, strike: Callable[[], None], end: str = DATASET
 ) -> list[tuple[float, int, int]]:
     """Wait until all is landed; on the way something is struck. Seconds, events published, rows landed."""
     samples: list[tuple[float, int, int]] = []
@@ -102,7 +102,7 @@ def watched(
             strike()
             struck = True
         with penstock.connect(url, retry_for=PATIENCE) as client:
-            samples.append((time.monotonic() - began, producer.published, landed(client)))
+            samples.append((time.monotonic() - began, producer.published, landed(client, end)))
         if sys.stdout.isatty():
             sys.stdout.write(f"\r  published {samples[-1][1]:>9,}   landed {samples[-1][2]:>9,} ")
             sys.stdout.flush()

@@ -64,6 +64,10 @@ def publisher(
         ).run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
 
 
+_NOTED_WITHIN = 24 * 3600.0
+"""Seconds for which a full disk is waited for: a publisher that ends has its successor publish these rows again."""
+
+
 class ServerConnection:
     """A publisher's server, over a connection."""
 
@@ -78,7 +82,7 @@ class ServerConnection:
     def note(self, request: NotePublished) -> None:
         from penstock.wire.actions import NOTE_PUBLISHED
 
-        self._connection.call(NOTE_PUBLISHED, request)
+        self._connection.call(NOTE_PUBLISHED, request, retry_for=_NOTED_WITHIN, waits_for_room=True)
 
     def read(self, part: StagedPart, local: str | None) -> Iterator[pa.RecordBatch]:
         from penstock.client.get import read_tickets

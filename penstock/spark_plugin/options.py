@@ -106,6 +106,11 @@ _CALLS = {"read": ".load('store/…')", "write": ".save('store/…')", "stream":
           "sink": ".start('store/…')"}  # fmt: skip
 _WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
 _ELSEWHERE = {name.lower(): option.name for option in OPTIONS for name in option.elsewhere}
+_CUT = "requests to Pub/Sub have up to 1,000 messages by themselves: leave it out"
+_OF_PUBLISHERS = dict.fromkeys(("topicid", "projectid"), "did you mean 'topic'?") | dict.fromkeys(
+    ("batchsize", "maxbatchbytes", "maxbuffersize", "lingerms", "maxbufferbytes"), _CUT
+)
+"""What other connectors' options of a sink are here."""
 _NAME = r"\s*(?:`((?:[^`]|``)+)`|([^`,\s](?:[^`,]*[^`,\s])?))\s*"
 
 
@@ -219,6 +224,8 @@ def _check_name(name: str, use: Use, *others: Use) -> None:
     if name not in _KNOWN:
         ours = [option.name for option in OPTIONS if use in option.uses]
         hint = f"did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else suggest(name, ours)
+        if use in _WRITES:
+            hint = _OF_PUBLISHERS.get(name, hint)
         raise InvalidRequest(f"penstock has no option '{name[:80]}'; {hint}")
     if not {use, *others} & {*_KNOWN[name].uses}:
         other = " and ".join(_WORDS[each] for each in _KNOWN[name].uses)

@@ -36,7 +36,7 @@ def show_progress(path: str, progress: Callable[[], Summary], *, wanted: bool | 
 
 
 def _run(path: str, progress: Callable[[], Summary], show: Show, done: threading.Event) -> None:
-    began = time.monotonic()
+    began, publishing = time.monotonic(), 0.0
     while not done.wait(_INTERVAL):
         try:
             write = progress()
@@ -47,6 +47,10 @@ def _run(path: str, progress: Callable[[], Summary], show: Show, done: threading
         seconds = time.monotonic() - began
         amount = f"{write.rows:,} rows, {format_size(write.bytes)}"
         line = f"{path}: {amount} of {write.attempts:,} partitions are there, {seconds:.0f} s"
+        if write.published is not None:
+            publishing = publishing or time.monotonic()
+            rate = write.published / max(time.monotonic() - publishing, _INTERVAL)
+            line = f"{path}: {write.published:,} of {write.rows:,} messages are published, {rate:,.0f}/s"
         show(line, f"<small>{line}</small>")
     show("", "")
 

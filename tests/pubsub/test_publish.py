@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock import steps
-from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, WriteEnded
+from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, StoreFull, WriteEnded
+from penstock.ledger import publications
 from penstock.queue.pubsub.publish import MOST_REQUESTS
 from penstock.queue.pubsub.requests import MOST_ROWS
 from tests.kit.faults import Crash
@@ -302,3 +303,19 @@ def test_an_unknown_way_to_publish_is_refused(publishing: Publishing, how: dict[
         publishing.client.put(publishing.path, numbered(1), **how)
     with pytest.raises(InvalidRequest, match=r"omit it|did you mean"):
         publishing.client.put("store/x", numbered(1), **how)
+
+
+def test_a_full_disk_is_waited_for(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Pub/Sub has answered is noted once there is room, and nothing is sent twice meanwhile."""
+    note, fails = publications.note, [StoreFull("the disk is full", retry_after=0.05)] * 3
+
+    def note_or_fail(*arguments: Any) -> Any:
+        if fails:
+            raise fails.pop()
+        return note(*arguments)
+
+    monkeypatch.setattr(publications, "note", note_or_fail)
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(3_000))
+    assert not fails
+    assert len(publishing.data()) == 3_000

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InvalidRequest
+from penstock.rows.to_json import JsonEncoding
 from penstock.spark_plugin import options
+from penstock.wire.publish import PublishOptions
 
 PAGES = Path(__file__).parents[2] / "docs"
 
@@ -56,6 +58,11 @@ NEAREST: list[tuple[options.Use, str, str]] = [
     ("stream", "lingerMs", "did you mean 'maxTriggerDelay'"),
     ("stream", "maxBatchBytes", "did you mean 'maxBytesPerTrigger'"),
     ("stream", "maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
+    ("sink", "topicId", "did you mean 'topic'"),
+    ("write", "projectId", "did you mean 'topic'"),
+    ("sink", "batchSize", "requests to Pub/Sub have up to 1,000 messages by themselves"),
+    ("sink", "kafka.compression.type", "did you mean 'compression'"),
+    ("sink", "encoding", "did you mean 'encode'"),
 ]
 
 
@@ -80,6 +87,21 @@ def test_a_subscription_is_named_in_full() -> None:
             options.checked({"subscription": name}, "stream")
     with pytest.raises(InvalidRequest, match="expected one"):
         options.checked({"path": "topic/x", "subscription": "projects/p/subscriptions/orders"}, "read")
+
+
+def test_a_topic_is_named_in_full() -> None:
+    values = {"topic": "projects/p/topics/clean", "encode": "json", "idAttribute": "true"}
+    checked = options.checked(values, "sink")
+    assert checked["path"] == "publish/p/clean"
+    publishing = options.publishing(checked)
+    assert (publishing.encoding, publishing.options) == (JsonEncoding("publish/p/clean"), PublishOptions(True))
+    for name in ("clean", "topic/clean", "projects/p/subscriptions/clean"):
+        with pytest.raises(InvalidRequest, match="expected a name such as projects/p/topics/"):
+            options.checked({"topic": name}, "write")
+    with pytest.raises(InvalidRequest, match="encode says how messages are published"):
+        options.publishing(options.checked({"path": "store/x", "encode": "json"}, "write"))
+    with pytest.raises(InvalidRequest, match="'topic' is for a write and streaming write, this is a read"):
+        options.checked({"topic": "projects/p/topics/clean"}, "read")
 
 
 def test_what_is_sparks_own_is_no_option_of_a_sink() -> None:

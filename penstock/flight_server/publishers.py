@@ -18,6 +18,9 @@ _LOOK = 0.5
 _IDLE = 120.0
 """Seconds after the last write to a topic for which its publisher stays: a start takes one or two."""
 
+_MOST = 32
+"""Publishers at a time, as each takes 80 MB: further topics wait."""
+
 
 class Publishers:
     """Starts, watches and ends publishers, which are children of its thread."""
@@ -64,29 +67,38 @@ class Publishers:
         while not self._stopped.is_set():
             self._soon.wait(_LOOK)
             self._soon.clear()
-            wanted = self._wanted_now()
-            for path in wanted - running.keys():
-                try:
-                    running[path] = publishers_of(path, self._state.config, self._state.port)
-                except InvalidRequest as refused:
-                    self._refuse(path, refused)
-            for path in running.keys() - wanted:
-                running.pop(path).close()
-            for path, each in running.items():
-                if (code := each.watch(time.monotonic(), 1)) is not None:
-                    text = f"{path}: its publisher was refused (exit code {code}), the server's log has the cause"
-                    self._refuse(path, InvalidRequest(text))
+            try:
+                self._look(running)
+            except Exception:  # the children would be killed with this thread
+                log.exception("looking after publishers failed, and is tried again")
         for each in running.values():
             each.close()
 
+    def _look(self, running: dict[str, Pullers]) -> None:
+        """Start, watch and end what is due."""
+        wanted = self._wanted_now()
+        for path in wanted - running.keys():
+            try:
+                running[path] = publishers_of(path, self._state.config, self._state.port)
+            except InvalidRequest as refused:
+                self._refuse(path, refused)
+        for path in running.keys() - wanted:
+            running.pop(path).close()
+        for path, each in running.items():
+            if (code := each.watch(time.monotonic(), 1)) is not None:
+                text = f"{path}: its publisher was refused (exit code {code}), the server's log has the cause"
+                self._refuse(path, InvalidRequest(text))
+
     def _wanted_now(self) -> set[str]:
+        """Return the topics that need a publisher, those with messages to publish before others."""
         now = time.monotonic()
-        under_way = {each.path for each in publications.unfinished(self._state.ledger.database) if each.code is None}
+        unfinished = publications.unfinished(self._state.ledger.database)
+        under_way = dict.fromkeys(each.path for each in unfinished if each.code is None)
         with self._lock:
             for path in under_way:
                 self._wanted[path] = now + _IDLE
             self._wanted = {path: until for path, until in self._wanted.items() if until > now}
-            return {*self._wanted}
+            return {*[*under_way, *(path for path in self._wanted if path not in under_way)][:_MOST]}
 
     def _refuse(self, path: str, error: PenstockError) -> None:
         with self._lock:

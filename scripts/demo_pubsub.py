@@ -145,7 +145,8 @@ def stream(spark: Any, folder: Path) -> None:
     say(f"{plot(samples)}\n")
     orders = client.get(CLEAN, decode="json", schema=SCHEMA).read_all()
     say(closing(orders["id"], samples, batches))
-    say(f"{orders.slice(0, 3).drop_columns('_error').to_pandas().to_string(index=False)}\n")
+    rows = [[str(order[name]) for name in ("id", "customer", "amount")] for order in orders.slice(0, 3).to_pylist()]
+    say(f"{format_table(('id', 'customer', 'amount'), rows, right=('id', 'amount'))}\n")
     say(causes(client))
     shell(f"penstock show {PATH}")
     client.close()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock import steps
 from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.flight_server.state import State
-from penstock.flight_server.storing import IN_FLIGHT, discard_running, next_stored
+from penstock.flight_server.storing import IN_FLIGHT, SMALL, SMALL_IN_FLIGHT, discard_running, next_stored
 from penstock.flight_server.tickets import ReadTicket
 from penstock.flight_server.upload import Upload
 from penstock.ledger import payloads
@@ -90,10 +90,11 @@ def receive(
                 continue
             key = _add_key(keys, named.key)
             schema = carrying(upload.schema, named.split_id, named.metadata)
-            if len(storing) == IN_FLIGHT:
+            size = sum(map(size_of, batches))
+            if len(storing) >= (SMALL_IN_FLIGHT if size <= SMALL else IN_FLIGHT):
                 rows.append(next_stored(storing, "store/"))
             keep, path, expires = state.store.keep, f"store/{key}", named.expires
-            if sum(map(size_of, batches)) <= INLINE:
+            if size <= INLINE:
                 rows.append(keep(key, schema, batches, path=path, expires=expires))
             else:
                 storing.append(state.pool.submit(keep, key, schema, batches, path=path, expires=expires))

@@ -31,7 +31,7 @@ from penstock.ledger.sweep import Sweeper
 from penstock.store.payloads import Store
 from penstock.wire.body import MAX_BODY
 
-_WRITERS = 4  # threads that store parts, for all puts together
+_WRITERS = 8  # threads that store parts, for all puts together: as many small ones as share an fsync
 
 
 class PenstockServer(flight.FlightServerBase):

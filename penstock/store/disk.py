@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -30,6 +30,43 @@ _SPARED = 64 << 20
 reads, commits and deletes."""
 
 
+class FolderSyncs:
+    """fsyncs of folders: all who wait for one of a folder share the next that begins. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # all that follows
+        self._running: set[Path] = set()
+        self._begun = Counter[Path]()
+        self._ended: dict[Path, tuple[int, OSError | None]] = {}
+        """The number of a folder's last fsync that has ended, and how it failed."""
+
+    def sync(self, folder: Path) -> None:
+        """Make the names durable that a folder has by now; OSError for all of them if their fsync fails."""
+        with self._changed:
+            needed = self._begun[folder] + 1
+            while folder in self._running:
+                self._changed.wait()
+                number, error = self._ended.get(folder, (0, None))
+                if number >= needed:
+                    if error is not None:
+                        raise error  # a second fsync might succeed, and not say what the first one has lost
+                    return
+            self._running.add(folder)
+            self._begun[folder] = number = self._begun[folder] + 1
+        failed: OSError | None = OSError(errno.EIO, "the fsync was broken off")
+        try:
+            _fsync_folder(folder)
+            failed = None
+        except OSError as error:
+            failed = error
+            raise
+        finally:
+            with self._changed:
+                self._running.discard(folder)
+                self._ended[folder] = number, failed
+                self._changed.notify_all()
+
+
 class DiskMedium:
     """A folder of immutable files: `parts/ab/<name>`, `quarantine/` for corrupt ones, `orphans/` for unnamed ones."""
 
@@ -41,6 +78,7 @@ class DiskMedium:
         self._parts = f"{folder}/parts"
         for name in ("parts", "tmp", "quarantine", "orphans"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._syncs = FolderSyncs()
         self._lock = threading.Lock()  # _open
         self._open: OrderedDict[str, MappedPart] = OrderedDict()
 
@@ -68,7 +106,7 @@ class DiskMedium:
             self._make_folder(final.parent)
             os.rename(temporary, final)  # 2. named
             steps.passed("part.named")
-            _fsync_folder(final.parent)  # 3. the name is durable
+            self._syncs.sync(final.parent)  # 3. the name is durable
         except OSError as error:
             temporary.unlink(missing_ok=True)
             final.unlink(missing_ok=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,15 @@ from penstock import steps
 from penstock import store as stores
 from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
 from penstock.rows.payload import SplitPayload
-from penstock.store.disk import DiskMedium, MappedPart
+from penstock.store import disk, payloads
+from penstock.store.disk import DiskMedium, FolderSyncs, MappedPart
 from penstock.store.medium import Medium
 from penstock.store.payloads import ORPHAN_GRACE, Store
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import PAYLOADS, SHAPES, assert_same, numbers
 from tests.kit.store_contract import Make, StoreContract
+from tests.kit.wait import eventually
 
 
 def stored_files(folder: Path) -> list[str]:
@@ -219,6 +223,7 @@ FAULTS: dict[str, tuple[str, Callable[[Callable[..., Any]], Callable[..., Any]],
 def test_a_failing_disk_keeps_nothing_and_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    monkeypatch.setattr(payloads, "_TOGETHER", 1)  # a new folder
     call, wrap, error = FAULTS[fault]
     store = stores.open(f"disk:{tmp_path}")
     store.store("k", numbers(3))
@@ -323,3 +328,36 @@ def test_another_process_sees_replaced_and_deleted_keys(tmp_path: Path) -> None:
     assert other.get("k") is None
     for opened in (one, other):
         opened.close()
+
+
+def test_names_that_come_during_an_fsync_share_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name is durable when its call returns: the fsync that runs by then may have begun before it was there."""
+    syncs, began, go = FolderSyncs(), threading.Semaphore(0), threading.Semaphore(0)
+    calls: list[Path] = []
+
+    def fsync(folder: Path) -> None:
+        calls.append(folder)
+        began.release()
+        assert go.acquire(timeout=30)
+        if len(calls) == 4:
+            raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(disk, "_fsync_folder", fsync)
+
+    def in_turn(number: int) -> list[BaseException | None]:
+        """Let one call run, and others come meanwhile; return how those ended."""
+        with ThreadPoolExecutor(number + 1) as pool:
+            first = pool.submit(syncs.sync, tmp_path)
+            assert began.acquire(timeout=30)
+            others = [pool.submit(syncs.sync, tmp_path) for _ in range(number)]
+            eventually(lambda: len(syncs._changed._waiters) == number)  # type: ignore[attr-defined]
+            go.release()
+            first.result(30)
+            assert began.acquire(timeout=30)
+            go.release()
+            return [each.exception(30) for each in others]
+
+    assert in_turn(3) == [None] * 3
+    assert len(calls) == 2
+    assert [type(each) for each in in_turn(2)] == [OSError] * 2  # nobody tries again what has failed
+    assert len(calls) == 4

@@ -66,7 +66,7 @@ check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against REV": beside another revision)
 	@$(BIN)/python -m scripts.bench flight $(ARGS)
 
-bench-jobs: $(STAMP)  ## measure jobs and Ray's reads and stores beside Ray's own
+bench-jobs: $(STAMP)  ## measure jobs beside a pool and Ray Data, queues on Kafka, stores of Ray
 	@$(BIN)/python -m scripts.bench jobs $(ARGS)
 
 bench-pubsub: $(STAMP) $(JAVA)  ## measure the way in from Pub/Sub beside Google's subscriber and bare loops

@@ -1,4 +1,6 @@
-"""docs/benchmarks-jobs.md: queues on Kafka beside bare transactions, Ray Data's reads and stores beside Ray's own."""
+"""docs/benchmarks-jobs.md: jobs beside a pool of processes and Ray Data, queues on Kafka beside bare transactions, and
+Ray Data's reads and stores beside Ray's own.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from penstock.wire.kafka import KafkaAddress
 from penstock.wire.message import QueueMessage
 from penstock.wire.queue import ClaimMessages, LeaseKey
 from scripts import kafka_broker
-from scripts.bench import on_ray
+from scripts.bench import job_sides, on_ray
 from scripts.bench.bench import Bench, Case, Page, Side
 from scripts.bench.figures import Line, Measure, Sample
 from scripts.bench.servers import penstock_server
@@ -38,6 +40,7 @@ from scripts.bench.servers import penstock_server
 READ, PARQUET = "Datasource", "Ray Data's read_parquet"
 STORE, REGISTRY, OWNER = "store ray:", "a registry of Ray, the producer owns", "a registry of Ray, which owns"
 _WAYS = {STORE: "store", REGISTRY: "registry", OWNER: "owned"}
+_OF_RAY = frozenset({job_sides.RAY_DATA, job_sides.RAY})
 ON_KAFKA, BY_WIRE, BARE = "queue on Kafka", "a client of it", "bare transactions"
 _BATCHES = (100, 1_000)  # messages of a call
 _PUSH = 10_000
@@ -57,15 +60,18 @@ class Sizes:
     rows: int
     payloads: int
     messages: int  # of queues on Kafka
+    splits: int  # of 100 kB, through three stages
+    growth: tuple[int, ...]  # splits of jobs, each ten times the one before
 
     @property
     def room(self) -> int:
         """MiB that must be free."""
-        return (2 * self.rows * _ROW_BYTES >> 20) + 600
+        return (2 * self.rows * _ROW_BYTES + 4 * self.splits * 100_000 >> 20) + 600
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
     """Yield the cases."""
+    yield from job_sides.cases(sizes.rounds, sizes.splits, sizes.growth)
     sides: dict[str, Side] = {READ: partial(_read, rows=sizes.rows), PARQUET: partial(_read_parquet, rows=sizes.rows)}
     amount = sizes.rows * _ROW_BYTES / 2**20
     what = f"{amount:,.0f} MiB"
@@ -256,12 +262,12 @@ PAGE = Page(
     output="docs/benchmarks-jobs.md",
     command="make bench-jobs",
     sizes={
-        "all": Sizes(5, 128_000_000, 500, 20_000),
-        "quick": Sizes(3, 16_000_000, 200, 10_000),
-        "smoke": Sizes(1, 8_000, 4, 200),
+        "all": Sizes(5, 128_000_000, 500, 20_000, 10_000, (1_000, 10_000, 100_000)),
+        "quick": Sizes(3, 16_000_000, 200, 10_000, 1_000, (1_000, 10_000)),
+        "smoke": Sizes(1, 8_000, 4, 200, 20, (2, 20)),
     },
     cases=cases,
-    others=frozenset({PARQUET, REGISTRY, OWNER, BARE}),
-    rivals={on_ray.NAME: frozenset({PARQUET, REGISTRY, OWNER})},
+    others=frozenset({PARQUET, REGISTRY, OWNER, BARE, job_sides.POOL, job_sides.TENTH, *_OF_RAY}),
+    rivals={on_ray.NAME: frozenset({PARQUET, REGISTRY, OWNER, *_OF_RAY})},
     lacks=lambda: on_ray.lacks() or kafka_broker.missing(),
 )

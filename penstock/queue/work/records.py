@@ -7,7 +7,6 @@ committed the record as done, 2 if that is due although the message is pending a
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
@@ -112,14 +111,14 @@ def unsent(reader: Reader, queue: int, most: int) -> list[Unsent]:
         " WHERE queue = ? AND unsent ORDER BY id LIMIT ?",
         queue, most,
     )  # fmt: skip
-    return [Unsent(row["id"], queue, row["split_id"].encode(), _to_value(row)) for row in rows]
+    return [Unsent(row_id, queue, columns[1].encode(), _to_value(*columns)) for row_id, *columns in rows]
 
 
-def _to_value(row: sqlite3.Row) -> bytes:
+def _to_value(message_id: str, split_id: str, payload_key: str, metadata: str, timestamp: float) -> bytes:
     """Return what QueueMessage.encode does, in a quarter of its time: metadata is JSON already."""
     return (
-        f'{{"message_id": {_quoted(row["message_id"])}, "split_id": {_quoted(row["split_id"])}, "payload_key": '
-        f'{_quoted(row["payload_key"])}, "metadata": {row["metadata"]}, "timestamp": {row["timestamp"]!r}}}'
+        f'{{"message_id": {_quoted(message_id)}, "split_id": {_quoted(split_id)}, "payload_key": '
+        f'{_quoted(payload_key)}, "metadata": {metadata}, "timestamp": {timestamp!r}}}'
     ).encode()
 
 

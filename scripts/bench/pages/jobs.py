@@ -147,8 +147,7 @@ def _forward(bench: Bench, count: int, batch: int) -> Measure:
                 began = time.perf_counter()
                 while leases := queue.claim(into, f"{next(_serial)}", worker="bench", most=batch).leases:
                     outputs = [NewMessage(out, _message(f"{lease.message.message_id}/out")) for lease in leases]
-                    made = zip(leases, outputs, strict=True)
-                    queue.forward([Forward((lease.key,), (output,)) for lease, output in made])
+                    queue.forward([Forward(tuple(lease.key for lease in leases), tuple(outputs))])
                 _wait_until_settled(ledger)
                 seconds = time.perf_counter() - began
                 assert queue.counts(out).pushed == count

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from penstock import steps
+from penstock.cli import app
 from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, StoreFull, WriteEnded
 from penstock.ledger import publications
+from penstock.queue.pubsub import publish
 from penstock.queue.pubsub.publish import MOST_REQUESTS
 from penstock.queue.pubsub.requests import MOST_ROWS
 from tests.kit.faults import Crash
@@ -319,3 +321,51 @@ def test_a_full_disk_is_waited_for(publishing: Publishing, monkeypatch: pytest.M
         publishing.client.put(publishing.path, numbered(3_000))
     assert not fails
     assert len(publishing.data()) == 3_000
+
+
+def test_a_key_that_pubsub_refuses_fails_the_write(publishing: Publishing) -> None:
+    """The error names key and rows; what was published of the others counts, and the run goes on from there."""
+    keys = [f"key {number % 3}" for number in range(9_000)]
+    rows = numbered(9_000, ordering_key=keys)
+    publishing.fake.fail("Publish", "INVALID_ARGUMENT", message="no such schema")
+    with publishing.publisher():
+        with pytest.raises(
+            InvalidRequest, match=r"no such schema.*rows [\d,]+ to [\d,]+ of part 1, ordering key 'key \d'"
+        ):
+            publishing.client.put(publishing.path, rows, run="nightly")
+        publishing.client.put(publishing.path, rows, run="nightly")
+    messages = publishing.fake.published(publishing.topic)
+    assert len(messages) == 9_000
+    for number in range(3):
+        of_key = [int(message.data) for message in messages if message.ordering_key == f"key {number}"]
+        assert of_key == [*range(number, 9_000, 3)]
+
+
+def test_what_is_under_way_is_shown(publishing: Publishing, capsys: pytest.CaptureFixture[str]) -> None:
+    client = publishing.client
+    opened = client.call("write.open", {"path": publishing.path})
+    with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+        writer.write(numbered(10))
+    client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
+    for words in (["ls", "publish"], ["show", publishing.path], ["show", f"write/{opened['write']}"]):
+        assert app.run(["--url", str(publishing.server.url), *words]) == 0
+    listed = capsys.readouterr().out
+    assert f"0 of 10 messages are published, write/{opened['write']}" in listed
+    assert "0 of 10 messages of open writes" in listed
+    assert "0 so far" in listed
+
+
+def test_a_publisher_that_is_stopped_sends_nothing_twice(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for Pub/Sub's answers, and notes them: a server that is stopped and started again costs no copies."""
+    monkeypatch.setattr(publish, "_ENDING", 60.0)
+    publishing.fake.delay("Publish", 0.02)
+    with publishing.publisher():
+        result = in_thread(lambda: publishing.client.put(publishing.path, numbered(100_000), run="nightly"))
+        eventually(publishing.data)
+    publishing.fake.heal()
+    with publishing.publisher():
+        eventually(lambda: result, within=60)
+    assert result[0].rows == 100_000
+    assert len(publishing.data()) == 100_000

@@ -9,6 +9,7 @@ import pytest
 
 import penstock
 from tests.kit.pubsub.publishing import Publishing
+from tests.kit.spark_faults import FaultyPut, Marks, Once, fail_task, kill_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,17 @@ def test_a_frame_is_published(spark: SparkSession, publishing: Publishing) -> No
     assert {int(each.data) for each in published} == set(range(3_000))
     assert len(published) == 3_000
     assert all(each.attributes["half"] == str(int(each.data) % 2) for each in published)
+
+
+def test_a_task_that_is_retried_publishes_once(spark: SparkSession, publishing: Publishing, tmp_path: Path) -> None:
+    """Its first try had put all of its rows, and the worker of another was killed after its put."""
+    plan = {("put", 0): fail_task, ("put", 2): kill_worker}
+    with publishing.publisher(), penstock.do_put(publishing.path, url=publishing.server.url) as put:
+        task = FaultyPut(put, Once(Marks(tmp_path), plan))
+        done = put.finish(messages(spark, 2_000).mapInArrow(task, put.schema).collect())
+    assert done.rows == 2_000
+    published = sorted(int(each.data) for each in publishing.fake.published(publishing.topic))
+    assert published == [*range(2_000)]
 
 
 def test_a_frame_is_published_as_json(spark: SparkSession, publishing: Publishing) -> None:

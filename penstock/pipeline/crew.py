@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.client.claim import failure_of
 from penstock.client.client import Client
-from penstock.errors import PenstockError, TimedOut
+from penstock.errors import PenstockError, TimedOut, Unavailable
 from penstock.pipeline.failure import FailurePolicy
 from penstock.pipeline.figures import Span, StageFigures
 from penstock.pipeline.pools import Exit, Pool, Worker
@@ -290,7 +290,11 @@ class Crew:
         now = time.monotonic()
         name = f"{self.stage}-{self._number}"
         known_as = f"{socket.gethostname()}:{os.getpid()}/{name}"
-        worker = self.pool.start(replace(task, worker=known_as), name)
+        try:
+            worker = self.pool.start(replace(task, worker=known_as), name)
+        except Unavailable as ended:
+            self.broken = str(ended)
+            return
         self.members.append(Member(worker, known_as, now, began=now))
         self.figures.most_workers = max(self.figures.most_workers, len(self.members))
 

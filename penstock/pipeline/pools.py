@@ -60,7 +60,7 @@ class Pool(Protocol):
     """Starts workers."""
 
     def start(self, task: Task, name: str) -> Worker:
-        """Start a worker."""
+        """Start a worker; Unavailable if none can be started here any more."""
         ...
 
 

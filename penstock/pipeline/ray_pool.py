@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+import time
 from contextlib import suppress
 from typing import Any
 
+from penstock.errors import Unavailable
 from penstock.pipeline.pools import Exit, describe
 from penstock.pipeline.worker import Control, Event, Task, work
 
@@ -17,6 +19,8 @@ except ImportError as missing:
 
 _LOOK = 30.0
 """Seconds that an actor waits for an event before it answers without."""
+_NODE_LOOK = 2.0
+"""Seconds between two looks at the driver's own node."""
 
 
 class RayPool:
@@ -26,17 +30,30 @@ class RayPool:
         """Join the Ray that this process has, that runs here, or that RAY_ADDRESS names; start one if there is none."""
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._looked = 0.0
+        self._has_ended = False
 
     def start(self, task: Task, name: str) -> RayWorker:
-        """Start an actor; the operator travels as Ray's own functions do."""
-        return RayWorker(task, name)
+        """Start an actor; the operator travels as Ray's own functions do. Unavailable once this Ray has ended."""
+        if self.has_ended():
+            raise Unavailable("the raylet of the driver's host has died, and this Ray with it: start another Ray")
+        return RayWorker(self, task, name)
+
+    def has_ended(self) -> bool:
+        """Whether the driver's node is dead: its actors' answers don't come any more, and no actor starts."""
+        if not self._has_ended and time.monotonic() - self._looked > _NODE_LOOK:
+            self._looked = time.monotonic()
+            self._has_ended = not any(node["NodeID"] == self._node and node["Alive"] for node in ray.nodes())
+        return self._has_ended
 
 
 class RayWorker:
     """An actor, as its driver sees it. Nothing here waits: what an actor will answer is looked at later."""
 
-    def __init__(self, task: Task, name: str) -> None:
+    def __init__(self, pool: RayPool, task: Task, name: str) -> None:
         self.name = name
+        self._pool = pool
         actor: Any = ray.remote(WorkerActor)
         self._actor = actor.options(max_concurrency=3, **task.resources).remote()  # run, take, one more
         self._end = self._actor.run.remote(task)
@@ -70,6 +87,8 @@ class RayWorker:
             except RayError as died:
                 self._error = f"its actor ended: {type(died).__name__}"
                 self._is_ended = True
+        if not self._is_ended and self._pool.has_ended():
+            self._error, self._is_ended = "its Ray has ended", True
         return taken
 
     def exit(self) -> Exit | None:

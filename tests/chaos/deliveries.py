@@ -44,6 +44,8 @@ class Lease:
     """When the worker began to end it, by how."""
     outcomes: dict[str, str | None] = field(default_factory=dict)
     """The answers: by how, the code of an error or None."""
+    error: str | None = None
+    """The class of the error with which it was given back or dropped."""
 
     @property
     def is_done(self) -> bool:
@@ -135,17 +137,17 @@ def read_deliveries(
     away = {worker: list(times) for worker, times in stops.items()}
     completions: list[tuple[str, float]] = []
     died = dict(deaths)
-    for log in logs:
-        for event in map(json.loads, log.read_text().splitlines()):
-            match event["event"]:
-                case "dying":
-                    died[log.stem] = event["began"]
-                case "late":
-                    away.setdefault(log.stem, []).append((event["began"], event["ended"]))
-                case "complete":
-                    completions.append((event["queue"], event["ended"]))
-                case _:
-                    _note(leases, log.stem, event)
+    events = [(log.stem, json.loads(line)) for log in logs for line in log.read_text().splitlines()]
+    for worker, event in sorted(events, key=lambda each: each[1]["event"] != "claimed"):  # a driver ends its workers'
+        match event["event"]:
+            case "dying":
+                died[worker] = event["began"]
+            case "late":
+                away.setdefault(worker, []).append((event["began"], event["ended"]))
+            case "complete":
+                completions.append((event["queue"], event["ended"]))
+            case _:
+                _note(leases, worker, event)
     return Deliveries(list(leases.values()), faults, died, away, completions, seconds)
 
 
@@ -162,5 +164,6 @@ def _note(leases: dict[str, Lease], worker: str, event: Event) -> None:
                 leases[each].slowest = max(leases[each].slowest, event["ended"] - began)
         case "ending":
             leases[token].endings.setdefault(event["how"], began)
+            leases[token].error = event.get("error", leases[token].error)
         case "ended":
             leases[token].outcomes[event["how"]] = event["code"]

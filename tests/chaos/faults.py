@@ -26,12 +26,12 @@ def server_killed(rig: Rig, dice: random.Random) -> None:
     rig.server.start()
 
 
-def kill_at(rig: Rig, step: str) -> None:
+def kill_at(rig: Rig, step: str, within: float = 20.0) -> None:
     """Kill the server at a step that rows pass; it is not started again."""
     crash = rig.server.hooks / "crash"
     crash.write_text(step)
     rig.allow(rig.rows // 100)  # rows that pass the step
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + within
     while not rig.server.is_dead():
         if time.monotonic() > give_up:  # none passes it, as the workload is starting anew
             crash.unlink(missing_ok=True)

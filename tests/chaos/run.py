@@ -1,7 +1,7 @@
 """A run of chaos: a workload runs while faults fall, drawn from a seed; then all rows are counted.
 
-`python -m tests.chaos.run [queue|subscription] SEED …` prints a row of a table for each; with `-v` each fault, too.
-Without the word, the workload is a topic.
+`python -m tests.chaos.run [queue|jobs|subscription] SEED …` prints a row of a table for each; with `-v` each fault,
+too. Without the word, the workload is a topic.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import FAULTS
+from tests.chaos.job_chain import ROWS as JOB_ROWS
+from tests.chaos.job_chain import JobChain
 from tests.chaos.oracle import check
 from tests.chaos.queue_chain import ROWS as QUEUE_ROWS
 from tests.chaos.queue_chain import QueueChain
@@ -137,9 +139,10 @@ def check_survival(
     *,
     least: int,
     rows: int = ROWS,
+    seed: int | None = None,
 ) -> None:
     """Run a drawn seed: no law is broken, and at least so many faults have fallen, of as many kinds as may be."""
-    seed = asked_seed()
+    seed = asked_seed() if seed is None else seed
     with capsys.disabled():
         print(f"\nPENSTOCK_CHAOS_SEED={seed}")  # noqa: T201  # also where the run is killed
     report = run(seed, folder, make, rows=asked_rows(rows))
@@ -156,11 +159,13 @@ def main() -> int:
     """Run each seed; 1 if a law was broken."""
     logging.basicConfig(format="%(relativeCreated)8d ms  %(message)s", force=True)
     log.setLevel("INFO" if "-v" in sys.argv else "WARNING")
-    words = [word for word in sys.argv[1:] if word not in ("-v", "queue", "subscription")]
+    words = [word for word in sys.argv[1:] if word not in ("-v", "queue", "jobs", "subscription")]
     workload: Callable[[Rig], Workload] = partial(TopicStream, python=Path(sys.executable))
     count = ROWS
     if "queue" in sys.argv:
         workload, count = QueueChain, QUEUE_ROWS
+    if "jobs" in sys.argv:
+        workload, count = JobChain, JOB_ROWS
     if "subscription" in sys.argv:
         from tests.chaos.subscription_stream import SubscriptionStream  # it needs Google's client
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.chaos import faults, queue_chain
+from tests.chaos.chain import QueueOutcome, Stored
 from tests.chaos.deliveries import Deliveries, Fault, Lease
 from tests.chaos.oracle import LAWS, Row, SentRows, Usage, check, rows
-from tests.chaos.queue_chain import ROWS, QueueChain, QueueOutcome, Stored
+from tests.chaos.queue_chain import ROWS, QueueChain
 from tests.chaos.run import check_survival
 from tests.chaos.schedule import Plan, schedule
 

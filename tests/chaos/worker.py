@@ -34,6 +34,7 @@ QUEUES = {"score": SOURCE, "store": SCORED}
 COLUMNS = ["seq", "key", "text", "amount"]
 STEPS = ("loaded", "operated", "forwarding", "answered")
 """Where a worker dies; the third one is at any moment of the call that ends its lease."""
+ENDS = ("ack", "release", "fail", "drop", "bury")
 TICK = 0.1
 LATE = 0.8
 """Seconds without the interpreter or a core, after which leases may lapse without a fault."""
@@ -78,10 +79,13 @@ class Worker:
     def _call(self, call: Any, action: actions.Action[Any, Any], request: Any, **options: Any) -> Any:
         began = time.monotonic()
         how = action.name.removeprefix("queue.")
-        if how == "release" and request.failure is not None:
+        failure = getattr(request, "failure", None)
+        if how in ("release", "drop") and failure is not None and failure.error == "WorkerDied":
+            how = "bury"  # by the driver of a job
+        elif how == "release" and failure is not None:
             how = "fail"
-        if how in ("ack", "release", "fail", "drop"):
-            self._ending(how, request.leases)
+        if how in ENDS:
+            self._ending(how, request.leases, None if failure is None else failure.error)
         answer = call(action, request, **options)
         if how == "claim":
             for each in answer.messages:
@@ -90,7 +94,7 @@ class Worker:
         elif isinstance(request, ExtendLeases):
             states = zip(request.leases, answer.outcomes, strict=True)
             self.log.note("extended", began, tokens=[lease.token for lease, each in states if each.code is None])
-        elif how in ("ack", "release", "fail", "drop"):
+        elif how in ENDS:
             for lease, each in zip(request.leases, answer.outcomes, strict=True):
                 self.log.note("ended", began, how=how, token=lease.token, code=each.code)
         return answer
@@ -109,10 +113,10 @@ class Worker:
                 self.log.note("ended", began, how="forward", token=lease.token, code=each.code)
         return outcomes
 
-    def _ending(self, how: str, leases: Sequence[LeaseKey]) -> None:
+    def _ending(self, how: str, leases: Sequence[LeaseKey], error: str | None = None) -> None:
         for lease in leases:
-            self.log.note("ending", time.monotonic(), how=how, token=lease.token)
-        if how in ("ack", "forward") and self._takes("worker-crash", "forwarding"):
+            self.log.note("ending", time.monotonic(), how=how, token=lease.token, error=error)
+        if how in ("ack", "forward") and self.takes("worker-crash", "forwarding"):
             threading.Timer(random.uniform(0, 0.02), self._die).start()
 
     # --- what it does -----------------------------------------------------------------------
@@ -123,43 +127,47 @@ class Worker:
         claims = c.claim(path, prefetch=2) if self.stage == "store" else c.claim(path, to=[SCORED])
         for lease in claims:
             with lease as split:
-                self._pass("loaded")
+                self.pass_step("loaded")
                 table = split.payload.data
                 outputs = scored(table)
-                self._pass("operated")
-                self._stop_or_fail(lease)
+                self.pass_step("operated")
+                self._stop(lease)
+                self.fail(lease.key.message_id)
                 if self.stage == "score":
                     lease.forward(SCORED, outputs)
                 else:
                     c.put(SINK, table.select(COLUMNS), mode="append", run=split.message.message_id)
             self.log.note("left", began, token=lease.key.token, lost=lease.lost)
-            self._pass("answered")
+            self.pass_step("answered")
         self.log.note("complete", began, queue=path)
 
-    def _pass(self, step: str) -> None:
-        if self._takes("worker-crash", step):
+    def pass_step(self, step: str) -> None:
+        """Die, if that is to happen at this step."""
+        if self.takes("worker-crash", step):
             self._die()
 
     def _die(self) -> None:
         self.log.note("dying", time.monotonic())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _stop_or_fail(self, lease: Lease) -> None:
-        if self._takes("worker-stop", ""):
+    def _stop(self, lease: Lease) -> None:
+        if self.takes("worker-stop", ""):
             self.log.note("stopped", time.monotonic(), token=lease.key.token)
             lease._queue.heartbeats.forget(lease)  # else they would say first that the lease is over
             (self.hooks / "stopped").write_text(f"{os.getpid()} {lease.key.token}")
             os.kill(os.getpid(), signal.SIGSTOP)
-        if self._takes("fail", ""):
+
+    def fail(self, name: str) -> None:
+        """Raise what is to fail at this message, or at any."""
+        if self.takes("fail", ""):
             raise RuntimeError("fails once")
-        name = lease.key.message_id
-        if self._takes("poison", ""):
+        if self.takes("poison", ""):
             (self.hooks / "poisoned.new").write_text(name)
             (self.hooks / "poisoned.new").rename(self.hooks / "poisoned")
         if self._text("poisoned") == name:
             raise ValueError("poison")
 
-    def _takes(self, hook: str, step: str) -> bool:
+    def takes(self, hook: str, step: str) -> bool:
         """Whether the hook is meant for this stage and step; no other worker has it then."""
         if self._text(hook) != f"{self.stage} {step}".strip():
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -106,6 +107,19 @@ def test_a_finish_counts_what_others_have_sent(queue: QueuesOnTopics, kafka: Kaf
     queue.push(new(IN, "a"))
     kafka.send(queue.topic_of(IN), *(QueueMessage(f"f{number}", "s", "").encode() for number in range(3_000)))
     assert queue.finish(IN).pushed == 3_001
+
+
+def test_a_clock_that_is_wrong_keeps_no_message_from_its_topic(
+    queue: QueuesOnTopics, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3 * 3600)
+    queue.push(new(IN, "a"))
+    queue.settle()
+    monkeypatch.setattr(time, "time", lambda: now() - 3 * 3600)
+    queue.push(new(IN, "b"))
+    queue.settle()
+    assert kafka.ids(queue.topic_of(IN)) == ["a", "b"]
 
 
 def test_a_message_with_a_timestamp_of_its_own_stays_whole(queue: QueuesOnTopics) -> None:

@@ -40,7 +40,7 @@ def server(make_server: Callable[..., PenstockServer]) -> PenstockServer:
 def driver(url: str) -> Iterator[subprocess.Popen[str]]:
     """Start the driver of the slow job in a process of its own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.kit.programs.job", url], cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "tests.kit.programs.job", url, "processes", "0.5"], cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,9 +26,11 @@ from penstock.store import payloads
 from penstock.store.medium import Medium
 from penstock.store.payloads import Store
 from penstock.wire.actions import FINISH_WRITE, OPEN_WRITE, FinishWrite, OpenWrite
-from tests.kit.jobs import Dies, values
+from tests.kit.jobs import Dies, stage_counts, state_of, values
 from tests.kit.pages import run_all
 from tests.kit.payload_contract import PayloadContract
+from tests.kit.processes import kill, session_processes
+from tests.kit.programs.job import slow_job
 from tests.kit.server import TOKEN, process_server, served, sorted_ids, token_file
 from tests.kit.store_contract import StoreContract
 from tests.kit.wait import eventually
@@ -405,6 +409,30 @@ def test_a_store_without_a_ray_says_how_to_start_one(ray: Any, monkeypatch: pyte
 
 
 # --- workers of a job ----------------------------------------------------------------------
+
+
+def test_a_job_whose_raylet_died_goes_on_with_another_ray(
+    make_server: Callable[..., PenstockServer], ray: Any, tmp_path: Path
+) -> None:
+    """Its driver finds out, while the actors still work."""
+    url = str(make_server(queue_lease=1.5).url)
+    command = [sys.executable, "-m", "tests.kit.programs.job", url, "ray", "5"]
+    with (tmp_path / "log").open("w") as log, connect(url) as client:
+        root = Path(__file__).parents[2]
+        driver = subprocess.Popen(command, cwd=root, stdout=log, stderr=log, start_new_session=True)
+        try:
+            eventually(lambda: client.list("job/") and stage_counts(client, "slow")["work"]["done"], within=120)
+            [raylet] = [pid for pid, line in session_processes(driver.pid).items() if "/raylet " in line]
+            kill(raylet)
+            driver.wait(150)
+        finally:
+            for pid in session_processes(driver.pid):
+                kill(pid)
+            driver.wait(30)
+        state, cause = state_of(client, "slow")
+        assert (state, "start another Ray" in str(cause)) == ("failed", True), (tmp_path / "log").read_text()
+        assert slow_job(url, 0.0).run("ray", progress=False).state == "done"
+        assert values(client, "store/out") == [2 * number for number in range(40)]
 
 
 @pytest.mark.parametrize("fatal", [(), (7,)])

@@ -31,6 +31,8 @@ _TRANSACTIONS = {
     ApiKey.InitProducerId, ApiKey.AddPartitionsToTxn, ApiKey.AddOffsetsToTxn, ApiKey.EndTxn, ApiKey.TxnOffsetCommit,
 }  # fmt: skip
 """What a broker with transactions answers: Tansu begins one, and has no end for it."""
+_CONFIGS = {"message.timestamp.type": "LogAppendTime"}
+"""Of topics that are made here: records whose time is an hour ahead of the broker's clock are refused by others."""
 _MOST_READ = 2_000  # records of one poll
 _NEW = 10.0  # seconds until the partitions of a new topic have leaders
 _BATCH = 512 << 10
@@ -125,7 +127,7 @@ class Broker:
             existing = self._consumer.topics()
             for topic in topics:
                 if topic not in existing:
-                    self._admin.create_topics([NewTopic(topic, 1, -1)])
+                    self._admin.create_topics([NewTopic(topic, 1, -1, topic_configs=_CONFIGS)])
                     log.info("made the topic kafka://%s/%s", self.address, topic)
                 numbers = self._consumer.partitions_for_topic(topic) or {0}
                 partitions += [Partition(topic, number) for number in sorted(numbers)]

@@ -32,6 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts jobs 
 SLOWEST = (
     "test_chaos",
     "test_chaos_queue",
+    "test_chaos_jobs",
     "test_chaos_subscription",
     "test_cluster",
     "test_stream_cluster",

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ import pyarrow.flight as flight
 
 import penstock
 from tests.chaos.chain import FAULTS as CHAIN_FAULTS
-from tests.chaos.chain import PASSING, Chain, QueueOutcome, Stored, any_stage, hook, stored, taken
+from tests.chaos.chain import PASSING, Chain, QueueOutcome, Stored, any_stage, early, hook, stored, taken
 from tests.chaos.faults import kill_at
 from tests.chaos.job_driver import FAILED, JOB
 from tests.chaos.job_stages import STAGES
@@ -74,12 +75,19 @@ def strange(sent: SentRows, outcome: QueueOutcome) -> Iterator[str]:
             yield f"{lease.queue}: message {lease.message} failed with {lease.error}"
 
 
+def early_by_living(sent: SentRows, outcome: QueueOutcome) -> Iterator[str]:
+    """L3: as for all queues, but for what a dead worker had: its driver gives it back."""
+    deliveries = outcome.deliveries
+    leases = [lease for lease in deliveries.leases if lease.worker not in deliveries.deaths]
+    yield from early(sent, replace(outcome, deliveries=replace(deliveries, leases=leases)))
+
+
 class JobChain(Chain):
     """The workload."""
 
     stages = ("score", "narrow")
     steps = ("loaded", "operated", "forwarding")
-    laws: Mapping[str, Law] = {**Chain.laws, "strange": strange}
+    laws: Mapping[str, Law] = {**Chain.laws, "early": early_by_living, "strange": strange}
     of_all: Mapping[str, int] = {
         "server killed": 3, "server killed at a step": 6, "server restarted": 1, "server's clock jumps": 2,
         "disk full": 1, "fsync fails": 1, "connections cut": 2, "connections reset": 1, "half-open": 2,

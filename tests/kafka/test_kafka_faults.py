@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from penstock.client.client import Client, connect
-from tests.kit.kafka import KafkaBroker
+from tests.kit.kafka import LEFT_SOCKETS, KafkaBroker
 from tests.kit.queues import IN, OUT, drained, line, numbered, states, work, worker
 from tests.kit.server import RestartingServer, process_server
 from tests.kit.wait import eventually
 
-pytestmark = [pytest.mark.process, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.process, pytest.mark.faults, pytest.mark.timeout(300), pytest.mark.filterwarnings(LEFT_SOCKETS)
+]  # fmt: skip
 NUMBERS = range(30)
 DOUBLED = [2 * number for number in NUMBERS]
 

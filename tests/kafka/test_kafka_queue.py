@@ -28,12 +28,12 @@ from penstock.wire.queue import Failure
 from tests.kit.clock import Clock
 from tests.kit.faults import crash_at
 from tests.kit.jobs import double
-from tests.kit.kafka import KafkaBroker, QueuesOnTopics
+from tests.kit.kafka import LEFT_SOCKETS, KafkaBroker, QueuesOnTopics
 from tests.kit.wait import eventually
 from tests.kit.work.contract import LeaseQueueContract
 from tests.kit.work.queues import IN, OUT, claim, claimed, names, new
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.filterwarnings(LEFT_SOCKETS)]
 
 
 @pytest.fixture

@@ -30,6 +30,10 @@ from tests.kit.clock import Clock
 from tests.kit.wait import eventually
 
 
+LEFT_SOCKETS = "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+"""The filter for what kafka-python leaves open when a broker is slow to answer."""
+
+
 class KafkaBroker:
     """A running broker. It listens at the same `address` after a restart, and has forgotten nothing."""
 

@@ -29,7 +29,6 @@ from scripts import kafka_broker
 from tests.kit.clock import Clock
 from tests.kit.wait import eventually
 
-
 LEFT_SOCKETS = "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
 """The filter for what kafka-python leaves open when a broker is slow to answer."""
 

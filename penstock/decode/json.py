@@ -44,8 +44,9 @@ _EXACT = Context(prec=100)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_JSON = r"[:\[,]\s*-?(?:NaN|Inf)"
 """Numbers that JSON doesn't have: Arrow's reader takes more ways to write them than Python's."""
-_EXPONENT = "[0-9.][eE][+-]?[0-9]"
-"""In a decimal: Arrow's reader takes 3.4e38 with a scale of 10 for some other number, without an error."""
+_LONG_NUMBER = "[0-9]{39}|[0-9.][eE][+-]?[0-9]"
+"""Not for decimals: a number that leaves Arrow's 128 bits, or its 256, when it gets its scale becomes another one,
+without an error (12345678901234567890 with a scale of 20). With 38 digits and a scale of 38 it stays within 256."""
 _BELOW_MICROSECONDS = r"(\.[0-9]{6})[0-9]+"
 _WHITESPACE = " \t\n\r"
 
@@ -93,7 +94,7 @@ class JsonDecoder:
     # --- by Arrow's reader ------------------------------------------------------------------
 
     def _readable(self, payloads: pa.Array) -> _Readable:
-        return _Readable(payloads, exponents=not self._has_decimals)
+        return _Readable(payloads, long_numbers=not self._has_decimals)
 
     def _read_most(self, payloads: pa.Array, text: bytes) -> tuple[list[pa.Array] | None, list[int]]:
         """Return the columns of all payloads but some, and the places of those."""
@@ -256,6 +257,8 @@ def _read_as(kind: pa.DataType) -> pa.DataType | None:
         return None if values is None else pa.list_(kind.value_field.with_type(values))
     if types.is_map(kind):
         return None
+    if types.is_decimal(kind):
+        return pa.decimal256(76, kind.scale)
     return pa.string() if kind in _TIMES or kind == pa.binary() else kind
 
 
@@ -277,6 +280,8 @@ def _finish(column: Any, kind: pa.DataType) -> pa.Array:
         if pc.any(pc.is_inf(column)).as_py():
             raise Misfit(0, None, "too large")
         return column
+    if types.is_decimal(kind):
+        return column.cast(kind)
     return column if column.type == kind else _of_texts(column, kind)
 
 
@@ -302,7 +307,7 @@ def _base64(text: str) -> bytes:
 class _Readable:
     """The payloads, trimmed, for which Arrow's reader is right if it takes them."""
 
-    def __init__(self, payloads: pa.Array, *, exponents: bool) -> None:
+    def __init__(self, payloads: pa.Array, *, long_numbers: bool) -> None:
         mask = _braced(payloads)
         if mask is not None:
             payloads = pc.ascii_trim(payloads.view(pa.string()), _WHITESPACE).view(pa.binary())
@@ -312,8 +317,8 @@ class _Readable:
             mask = _and(mask, pc.invert(pc.match_substring(payloads, "\0")))
         if b"NaN" in text or b"Inf" in text:
             mask = _and(mask, pc.invert(pc.match_substring_regex(payloads, _NOT_JSON)))
-        if not exponents:
-            plain = pc.invert(pc.match_substring_regex(payloads, _EXPONENT))
+        if not long_numbers:
+            plain = pc.invert(pc.match_substring_regex(payloads, _LONG_NUMBER))
             mask = mask if pc.all(plain).as_py() else _and(mask, plain)
         if not _is_utf8(text):
             mask = _and(mask, pa.array([each is not None and _is_utf8(each) for each in payloads.to_pylist()]))

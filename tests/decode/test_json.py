@@ -28,6 +28,7 @@ NUMBERS = [
     "0", "1", "-7", "1.0", "1e2", "-0", "-0.0", "1e400", "1e-400", "127", "128", "0.1", "1.500", "1.505", "9" * 50,
     "3.4028236e38", "3.4028235677973366e38", "16777217", "1.00000005960464477539062", "123e-2", "1e99999", "0e99999",
     "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1.7976931348623159e308", "7e-10", "1E5",
+    "7609656143120153047", "9e37", "99999999999999999999999999999999999999",
 ]  # fmt: skip
 TEXTS = [
     '"2026-11-18"', '"2026-11-18T20:00:00Z"', '"2026-11-18 20:00:00.123456789+01:30"', '"1969-12-31T23:59:59.999"',
@@ -200,10 +201,12 @@ def test_a_zero_byte_ends_no_block() -> None:
     check(A, [b'{"a": 1}{"a": 2}', b'{"a": 3}\0}', b'{"a": 4}'])
 
 
-def test_decimals_with_an_exponent_are_exact() -> None:
-    """Arrow's reader takes 3.4028235677973366e38 with a scale of 10 for a number that is less than none."""
+def test_large_decimals_are_exact_or_refused() -> None:
+    """Arrow's reader takes 7609656143120153047 with a scale of 32 for -1579305.17, and 9e37 with one of 10 likewise."""
+    check(pa.schema({"a": pa.decimal128(33, 32)}), [b'{"a": 7609656143120153047}'])
+    check(pa.schema({"a": pa.decimal128(38, 38)}), [b'{"a": %d}' % 10**n for n in range(76)])
     schema = pa.schema({"a": pa.decimal128(38, 10)})
-    check(schema, [b'{"a": 3.4028235677973366e38}'])
+    check(schema, [b'{"a": 9e37}'])
     check(schema, [b'{"a": 3.4028235677973366e38}', b'{"a": "3.4028235677973366e38"}', b'{"a": 1.5e3}', b'{"a": 2.50}'])
 
 

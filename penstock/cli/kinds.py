@@ -141,6 +141,13 @@ _LAG: Columns = {
     "behind": "lag_rows", "size": "lag_bytes",
     "oldest": lambda consumer: consumer["lag_seconds"] if consumer["lag_rows"] else None,
 }  # fmt: skip
+
+
+def _dead(consumer: Mapping[str, Any]) -> int | None:
+    """Return how many dead rows a consumer has; nothing for none, as most have none."""
+    return consumer.get("dead") or None
+
+
 _FOLDER = Kind("folder", facts={"datasets": "datasets", "topics": "topics", "writes": "writes", **_STORED})
 _PAYLOAD = Kind("payload", facts={"rows": "rows", "size": lambda thing: format_size(thing["bytes"])}, show=[_SCHEMA])
 _DATASET = Kind("dataset", "store", "datasets", in_ls=True, facts=_STORED, show=[_SCHEMA])
@@ -155,7 +162,7 @@ _TOPIC = Kind(
         ),
         Table(
             "consumer", lambda topic: sorted(topic["consumers"], key=lambda consumer: -consumer["lag_rows"]),
-            {"consumer": "consumer", **_LAG, "seen": "seen", "": "state"},
+            {"consumer": "consumer", **_LAG, "dead": _dead, "seen": "seen", "": "state"},
         ),
     ],
     top=[

@@ -1,4 +1,4 @@
-"""`redrive`: let dead messages be claimed again."""
+"""`redrive`: let dead messages be claimed again, or dead rows be read again."""
 
 from __future__ import annotations
 
@@ -8,24 +8,50 @@ import click
 
 from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command, complete_path
+from penstock.errors import InvalidRequest
 from penstock.text import counted
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
 
 
-@command("Let dead messages of a queue be claimed again.", "penstock redrive queue/demo/in")
+@command(
+    "Let dead messages of a queue be claimed again, or a consumer's dead rows be read again.",
+    "penstock redrive queue/demo/in",
+    "penstock redrive topic/demo/orders --to topic/demo/again",
+)
 @click.argument("path", shell_complete=complete_path)
 @click.argument("messages", metavar="[ID]...", nargs=-1)
-def redrive(invocation: Invocation, path: str, messages: tuple[str, ...]) -> None:
+@click.option("--to", metavar="TOPIC", help="The topic that dead rows are appended to.")
+@click.option("--consumer", metavar="ID", help="Whose dead rows; not needed if only one consumer has some.")
+def redrive(
+    invocation: Invocation, path: str, messages: tuple[str, ...], *, to: str | None, consumer: str | None
+) -> None:
     """Make the dead messages of the queue PATH pending again, with no tries; all of them, unless IDs name some.
 
     `penstock ls PATH/dead` lists them. Of a job, job/NAME, those of all its queues: run the job again for them.
+
+    Of a topic or a subscription: append the rows that a consumer's schema could not decode, as they came, to the topic
+    TO, each once. A query that reads both with a schema that was mended decodes them then.
     """
-    from penstock.wire.actions import REDRIVE_MESSAGES
+    from penstock.wire.actions import REDRIVE_MESSAGES, REDRIVE_ROWS, RedriveRows
     from penstock.wire.queue import RedriveMessages
 
+    is_queue = path.startswith(("queue/", "job/"))
+    if is_queue and (to or consumer):
+        raise InvalidRequest(f"--to and --consumer are for dead rows of a topic, {path} is none: leave them out")
+    if not is_queue and (to is None or messages):
+        raise InvalidRequest(f"{path}: all dead rows of a consumer are redriven at once: say --to topic/…")
     with invocation.connect() as client:
+        if to is not None:
+            done = client.call(REDRIVE_ROWS, RedriveRows(path, to, consumer))
+            if invocation.json:
+                terminal.print_json({"path": path, "to": to, **done.to_json()})
+            else:
+                click.echo(
+                    f"{counted(done.rows, 'row')} of {path} that consumer {done.consumer} could not decode: {to}"
+                )
+            return
         queues = _queues_of(client, path) if path.startswith("job/") else [path]
         number = sum(client.call(REDRIVE_MESSAGES, RedriveMessages(queue, messages)).messages for queue in queues)
     if invocation.json:

@@ -13,9 +13,11 @@ import pyarrow.types as types
 
 from penstock.decode.ddl import parse_ddl
 from penstock.errors import InvalidRequest, SchemaMismatch
+from penstock.rows import schemas
 from penstock.rows.casting import same_layout
 from penstock.rows.fitting import fit_batches
 from penstock.text import suggest
+from penstock.wire.actions import PayloadSchema
 
 FORMATS = ("json",)
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -70,6 +72,16 @@ class Decoding:
 
         fields = [each for each in self.schema if each.name not in METADATA and each.name not in (ERROR, REST)]
         return JsonDecoder(pa.schema(fields), REST if REST in self.schema.names else None)
+
+    def to_wire(self) -> PayloadSchema:
+        """Return this as a consumer tells it to the server."""
+        return PayloadSchema(self.format, schemas.encode(self.schema), self.mode, self.payload)
+
+    def errors_of(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return for each row of a topic's batch why it doesn't decode, null where it does."""
+        payloads = batch.column(self.payload).cast(pa.binary())
+        errors = [self.decoder.decode(payloads.slice(at, _ROWS))[1] for at in range(0, len(payloads), _ROWS)]
+        return pa.concat_arrays([pa.nulls(0, pa.string()), *errors])
 
     def reading(self, source: pa.Schema) -> Decoding:
         """Return the same for rows whose columns have these types."""
@@ -136,6 +148,11 @@ def plan(
     decoding = Decoding(path, format, arrow, mode, _payload_of(path, columns))
     decoding.decoder  # noqa: B018  # rejects types that the format has no values for
     return decoding
+
+
+def of_wire(path: str, said: PayloadSchema) -> Decoding:
+    """Return how a consumer decodes, of what it has told the server, which is untrusted."""
+    return plan(path, [said.payload], said.format, schemas.decode(said.schema), said.mode)
 
 
 def _check_fields(schema: pa.Schema) -> None:

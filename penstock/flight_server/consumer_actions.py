@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 
+from penstock.decode.decoding import of_wire
 from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind, check_journal
 from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.state import State
+from penstock.queue.topics.dead import check_writable
 from penstock.queue.topics.topic import Topic
 from penstock.wire import actions as wire
-from penstock.wire.paths import Path
+from penstock.wire.paths import Path, of_dead
 from penstock.wire.position import Position
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -30,6 +32,7 @@ class ConsumerActions:
         yield Handler(wire.ASK_OFFSETS, self.offsets)
         yield Handler(wire.COMMIT_POSITION, self.commit)
         yield Handler(wire.DETACH_CONSUMER, self.detach)
+        yield Handler(wire.REDRIVE_ROWS, self.redrive)
 
     def attach(self, call: Call, request: wire.AttachConsumer) -> wire.AttachedConsumer:
         """Make a session the one that speaks for its consumer."""
@@ -37,9 +40,12 @@ class ConsumerActions:
         initial = self.topics.complete_position(topic, request.initial, topic.earliest())
         position = self.topics.complete_position(topic, request.position, initial)
         known = None if request.known is None else self.topics.complete_position(topic, request.known, position)
+        decoding = self._check_decoding(path, topic, request)
+        self._state.journals.dead.catch_up(topic.path, request.consumer)
         committed = self.consumers.attach(
-            topic, request.consumer, request.session, initial=initial, position=position, known=known
-        )
+            topic, request.consumer, request.session, initial=initial, position=position, known=known,
+            decoding=decoding,
+        )  # fmt: skip
         kind.consumers_changed(path)
         return wire.AttachedConsumer(topic.journal, topic.epoch, self.topics.labelled(topic, committed))
 
@@ -58,6 +64,7 @@ class ConsumerActions:
             self.topics.labelled(topic, start), self.topics.labelled(topic, end), behind.rows, behind.bytes,
             behind.oldest, topic.key, kind.figures(path) if request.figures else None,
             () if request.log is None else kind.warned(path, request.log),
+            0 if request.consumer is None else self.consumers.dead(topic, request.consumer),
         )  # fmt: skip
 
     def commit(self, call: Call, request: wire.CommitPosition) -> wire.CommittedPosition:
@@ -66,6 +73,7 @@ class ConsumerActions:
         position = self.topics.complete_position(topic, request.position, dict.fromkeys(topic.latest(), 0))
         committed = self.consumers.commit(topic, request.consumer, request.session, position)
         kind.consumers_changed(path)
+        self._state.journals.dead.look()
         return wire.CommittedPosition(self.topics.labelled(topic, committed))
 
     def detach(self, call: Call, request: wire.DetachConsumer) -> wire.Nothing:
@@ -74,6 +82,21 @@ class ConsumerActions:
         self.consumers.detach(topic, request.consumer, request.session)
         kind.consumers_changed(path)
         return wire.Nothing()
+
+    def redrive(self, call: Call, request: wire.RedriveRows) -> wire.RedrivenRows:
+        """Append a consumer's dead rows to another topic."""
+        path, to = self._state.locate(request.path)[1], self._state.locate(request.to)[1]
+        if to.kind != "topic":
+            raise InvalidRequest(f"{to} can't take dead rows: expected topic/…, which a query reads beside {path}")
+        check_writable(to)
+        return wire.RedrivenRows(*self._state.journals.dead.redrive(str(path), request.consumer, str(to)))
+
+    def _check_decoding(self, path: Path, topic: Topic, request: wire.AttachConsumer) -> wire.PayloadSchema | None:
+        """Return how the consumer decodes, if that is something; its dead rows are kept unless it reads such."""
+        if request.decoding is None:
+            return None
+        of_wire(topic.path, request.decoding).reading(topic.schema)
+        return None if request.decoding.mode == "FAILFAST" or of_dead(path) is not None else request.decoding
 
     def _find(self, request: _Request) -> tuple[JournalKind, Path, Topic]:
         """Return the journal of a request, whose names are checked, with its kind and path."""

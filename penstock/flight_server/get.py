@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.flight_server.cut import Cut
 from penstock.flight_server.funnel import funnelled
 from penstock.flight_server.gate import Call
 from penstock.flight_server.metrics import Metrics
@@ -19,7 +19,6 @@ from penstock.flight_server.selection import with_meta
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
 from penstock.rows import schemas, slices
-from penstock.rows.casting import cast, reinterpret
 from penstock.rows.filter.parse import parse_filter
 from penstock.store.medium import OpenPart
 from penstock.store.payload_table import InlinePart
@@ -79,58 +78,18 @@ def _schema(ticket: ReadTicket, first: OpenPart) -> pa.Schema:
     return stored if ticket.skip is None and ticket.shard is None and ticket.since is None else with_meta(stored)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """The rows of a part that its ticket names, and what the server adds to them."""
-
-    part: OpenPart
-    skip: int
-    rows: int
-    shard: int | None
-    offset: int | None
-    since: float | None
-
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read these rows in this schema: columns that were added later are null, the server's own are filled in."""
-        names = [name for name in schema.names if self.part.schema.get_field_index(name) >= 0]
-        row = self.skip
-        for batch in slices.first_rows(self.part.reader(names), self.rows, skip=self.skip):
-            yield pa.RecordBatch.from_arrays([self._column(field, batch, row) for field in schema], schema=schema)
-            row += batch.num_rows
-
-    def is_whole(self) -> bool:
-        """Return whether these are all rows of the part."""
-        return (self.skip, self.rows) == (0, self.part.rows)
-
-    def _column(self, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
-        index = batch.schema.get_field_index(field.name)
-        if index >= 0:
-            column = batch.column(index)
-            if column.type.equals(field.type):
-                return column
-            return reinterpret(cast(column, field.type, field.name), field.type)  # a struct has more fields by now
-        if field.name == "_offset" and self.offset is not None:
-            start = self.offset + row - self.skip
-            return pa.arange(start, start + batch.num_rows)  # type: ignore[attr-defined]  # the stubs lack it
-        if field.name == "_shard" and self.shard is not None:
-            return pa.repeat(pa.scalar(self.shard, field.type), batch.num_rows)
-        if field.name == "_time" and self.since is not None:
-            return pa.repeat(pa.scalar(round(self.since * 1e6), field.type), batch.num_rows)
-        return pa.nulls(batch.num_rows, field.type)
-
-
-def _cuts(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[_Cut]:
+def _cuts(ticket: ReadTicket, parts: Iterable[OpenPart]) -> Iterator[Cut]:
     skip, left, offset = ticket.skip or 0, ticket.rows, ticket.offset
     for number, part in enumerate(parts):
         rows = part.rows - skip if left is None else min(left, part.rows - skip)
-        yield _Cut(part, skip, rows, ticket.shard, offset, ticket.since[number] if ticket.since else None)
+        yield Cut(part, skip, rows, ticket.shard, offset, ticket.since[number] if ticket.since else None)
         offset = None if offset is None else offset + rows
         left = None if left is None else left - rows
         skip = 0
 
 
 def _streams(
-    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[_Cut], metrics: Metrics, call: Call
+    ticket: ReadTicket, schema: pa.Schema, cuts: Iterable[Cut], metrics: Metrics, call: Call
 ) -> Iterator[flight.RecordBatchStream | pa.Table]:
     """Send each part as a stream; parts that are cut, or get more columns, batch by batch."""
     as_stored = (ticket.schema, ticket.shard, ticket.since) == (None, None, None)
@@ -144,7 +103,7 @@ def _streams(
 
 
 def _filtered(
-    text: str, available: pa.Schema, ticket: ReadTicket, cuts: Iterable[_Cut], metrics: Metrics
+    text: str, available: pa.Schema, ticket: ReadTicket, cuts: Iterable[Cut], metrics: Metrics
 ) -> Iterator[pa.Table]:
     """Send the rows that a filter keeps, at most the ticket's limit.
 

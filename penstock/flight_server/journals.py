@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from penstock.flight_server.dead_rows import DeadRows
 from penstock.flight_server.metrics import Gauge, Metrics
 from penstock.ledger.ledger import Ledger
 from penstock.queue.pubsub import registry
@@ -33,15 +34,18 @@ class Journals:
             ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows), changed=registry.release
         )
         self.appender = Appender(ledger, store, self._count_group)
+        self.dead = DeadRows(ledger, store, self.topics, self.appender)
         self._compactor = Compactor(ledger, store)
         metrics.gauges(self._gauges)
 
     def start(self) -> None:
-        """Start the committer."""
+        """Start the committer, and the look for dead rows."""
         self.appender.start()
+        self.dead.start()
 
     def close(self) -> None:
         """Commit what waits, and end the committer."""
+        self.dead.close()
         self.appender.close()
 
     def tend(self, stop: Callable[[], bool]) -> None:
@@ -57,6 +61,9 @@ class Journals:
             yield Gauge("penstock_topic_bytes", "Bytes of these rows, by topic.", topic.bytes, labels)
             yield Gauge("penstock_topic_oldest_seconds", "Age of the oldest of these rows, by topic.", age, labels)
             for each in self.consumers.of(topic):
+                if each.dead:
+                    labels = {"topic": topic.path, "consumer": each.consumer}
+                    yield Gauge("penstock_dead_rows", "Committed rows that did not decode.", each.dead, labels)
                 if each.state == "live":
                     labels = {"topic": topic.path, "consumer": each.consumer}
                     yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)

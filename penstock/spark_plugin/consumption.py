@@ -17,7 +17,7 @@ from penstock.spark_plugin.offsets import Progress, StreamOffset, StreamOptions
 from penstock.spark_plugin.options import start_request
 from penstock.text import printable
 from penstock.wire import actions
-from penstock.wire.actions import LogLine, Offsets
+from penstock.wire.actions import LogLine, Offsets, PayloadSchema
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
@@ -27,11 +27,17 @@ class Consumption:
     """A query's reading of a topic, from the first offset that Spark requests to the end of its process."""
 
     def __init__(
-        self, client: Client, path: str, options: StreamOptions, now: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        path: str,
+        options: StreamOptions,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        decoding: PayloadSchema | None = None,
     ) -> None:
         self.path = path
         self.options = options
-        self._session = ConsumerSession(client, path, fail_on_loss=options.fail_on_loss)
+        self._session = ConsumerSession(client, path, fail_on_loss=options.fail_on_loss, decoding=decoding)
         self._now = now
         self._progress = Progress()
         self._initial: StreamOffset | None = None
@@ -98,11 +104,12 @@ class Consumption:
         """Return how many rows follow the next batch, for Spark's progress."""
         if self._next is None:
             return None
-        topic = self._session.offsets(start=self._next.position, figures=True)
+        topic = self._session.offsets(start=self._next.position, figures=True, consumer=self._next.consumer)
         age = 0.0 if topic.oldest is None else max(0.0, time.time() - topic.oldest)
         behind = {"rows": topic.rows, "bytes": topic.bytes, "oldest_seconds": round(age, 3)}
         subscription = {} if topic.figures is None else {"subscription": topic.figures.to_json()}
-        return {"shards": Position(topic.next).to_json(), "behind": behind, **subscription}
+        dead = {"dead": topic.dead} if self._session.decodes else {}
+        return {"shards": Position(topic.next).to_json(), "behind": behind, **dead, **subscription}
 
     def _offsets_from(self, start: StreamOffset, options: StreamOptions) -> tuple[StreamOffset, Offsets]:
         """Return the start of the next batch, and the offsets from there on.
@@ -146,8 +153,9 @@ class ConsumerSession:
     A server that was put back to an older state doesn't know the consumer: it is attached again.
     """
 
-    def __init__(self, client: Client, path: str, *, fail_on_loss: bool) -> None:
+    def __init__(self, client: Client, path: str, *, fail_on_loss: bool, decoding: PayloadSchema | None = None) -> None:
         self.client = client
+        self._decoding = decoding
         self._path = path
         self._fail_on_loss = fail_on_loss
         self._id = uuid.uuid4().hex
@@ -158,6 +166,11 @@ class ConsumerSession:
         self._warned = ""
         self._logged = 0
         """The last line of the server's log that this session knows; 0 before its first call."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether rows may be dead."""
+        return self._decoding is not None
 
     def offsets(self, **fields: Any) -> Offsets:
         """Return the topic's offsets."""
@@ -191,7 +204,7 @@ class ConsumerSession:
         if self._attached == (offset.consumer, offset.journal):
             return
         about, begin = (self._path, offset.journal, offset.consumer, self._id), position or offset.position
-        request = actions.AttachConsumer(*about, offset.initial, begin, offset.position)
+        request = actions.AttachConsumer(*about, offset.initial, begin, offset.position, self._decoding)
         try:
             self.client.call(actions.ATTACH_CONSUMER, request)
         except Lost as lost:  # the checkpoint is an older copy, or the server's state is older
@@ -199,7 +212,9 @@ class ConsumerSession:
             ends = self.offsets().next
             capped = (Position({s: min(at, ends.get(s, at)) for s, at in p.items()}) for p in (offset.initial, begin))
             with contextlib.suppress(Lost):
-                self.client.call(actions.ATTACH_CONSUMER, actions.AttachConsumer(*about, *capped))
+                initial, begin = capped
+                again = actions.AttachConsumer(*about, initial, begin, decoding=self._decoding)
+                self.client.call(actions.ATTACH_CONSUMER, again)
         self._attached, self._committed = (offset.consumer, offset.journal), None
 
     def commit(self, offset: StreamOffset) -> None:

@@ -29,6 +29,9 @@ class StreamReader(StreamPartitionReader):
 
     def __init__(self, client: Client, values: Mapping[str, str], schema: StructType) -> None:
         self._client, self._schema = client, schema
+        self._arrow = to_arrow(schema)
+        self._decoding = options.decoding(client, values, self._arrow)
+        self._names = schema.names if self._decoding is None else list(self._decoding.columns)
         self._min_tasks = options.count(values, "minPartitions") or 1
         self._consumption = Consumption(
             client,
@@ -42,10 +45,8 @@ class StreamReader(StreamPartitionReader):
                 options.switch(values, "failOnDataLoss", True),
                 options.seconds(values, "settle", SETTLE),
             ),
+            decoding=None if self._decoding is None else self._decoding.to_wire(),
         )
-        self._arrow = to_arrow(schema)
-        self._decoding = options.decoding(client, values, self._arrow)
-        self._names = schema.names if self._decoding is None else list(self._decoding.columns)
         self._schema_matches = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name

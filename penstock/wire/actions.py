@@ -201,6 +201,20 @@ class Offsets(Body):
     key: str | None = None
     figures: SubscriptionFigures | None = None
     log: tuple[LogLine, ...] = ()
+    dead: int = 0
+    """Of the consumer, if the request names one: its dead rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSchema(Body):
+    """How a consumer makes columns of payloads."""
+
+    format: str
+    schema: str
+    """Its columns, the IPC message of an Arrow schema in base64."""
+    mode: str
+    payload: str
+    """The topic's column that has the payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +231,8 @@ class AttachConsumer(Body):
     known: Position | None = None
     """The furthest position in the reader's checkpoint; attach fails if the server has a later one, as the checkpoint
     is then a stale copy."""
+    decoding: PayloadSchema | None = None
+    """How the consumer decodes: rows that it commits and that don't decode so are kept as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +242,25 @@ class AttachedConsumer(Body):
     journal: str
     epoch: int
     position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveRows(Body):
+    """consumer.redrive: append dead rows, as they came, to a topic; those of the only consumer that has some, unless
+    one is named.
+    """
+
+    path: str
+    to: str
+    consumer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivenRows(Body):
+    """The answer of consumer.redrive."""
+
+    consumer: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +434,8 @@ class ConsumerState(Body):
     lag_bytes: int
     lag_seconds: float
     """The age of the oldest row that it has not committed."""
+    dead: int = 0
+    """Rows that it has committed, that didn't decode, and that weren't redriven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,6 +522,9 @@ COMMIT_POSITION = Action(
     "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
 )
 DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+REDRIVE_ROWS = Action(
+    "consumer.redrive", "Append a consumer's dead rows to another topic, each once", RedriveRows, RedrivenRows
+)
 ASK_QUIET = Action(
     "subscription.quiet", "For how long no message has come that was published before a time", AskQuiet, Quiet
 )
@@ -534,7 +574,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
         OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
-        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, ATTACH_SUBSCRIPTION, ASK_QUIET,
+        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, REDRIVE_ROWS, ATTACH_SUBSCRIPTION, ASK_QUIET,
         CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, RELEASE_WORKER, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES,
         FINISH_QUEUE,
         PUSH_DATASET, START_JOB, NOTE_JOB, END_JOB, CREATE_QUEUE,

@@ -12,6 +12,8 @@ MAX_KEY = 512
 _KIND = re.compile(r"[a-z]{1,40}")
 _SPLIT = re.compile(r"[0-9a-f]{32}-(?:0|[1-9][0-9]{0,8})")
 """Behind an `@`: the attempt that wrote a part of a dataset, and the part's number in it."""
+DEAD = "dead"
+"""A last name that is the server's: a topic's dead rows, a queue's dead messages."""
 _KEY = re.compile(r"[A-Za-z0-9._/=~+%:-]{1,512}")
 
 
@@ -59,6 +61,12 @@ def of_acks(path: Path) -> Path | None:
     project, _, name = path.key.removesuffix("/acks").partition("/")
     is_ledger = path.kind == "subscription" and path.key == f"{project}/{name}/acks" and name and "/" not in name
     return Path(path.kind, f"{project}/{name}") if is_ledger else None
+
+
+def of_dead(path: Path) -> Path | None:
+    """Return the topic or subscription whose dead rows are at a path; None at any other path."""
+    key, _, name = path.key.rpartition("/")
+    return Path(path.kind, key) if key and name == DEAD else None
 
 
 def parse(text: str, *, splits: bool = False) -> Path:

@@ -148,7 +148,7 @@ def test_consumers_are_shown_the_slowest_first() -> None:
     far = {**CONSUMER, **lag, "consumer": "far\x1b[2J", "seen": time.time() - 7200, "state": "expired"}
     table = kinds.kind_named("topic").show[-1]
     heads, first, second = kinds.text_of(table.columns, table.rows({"consumers": [near, far]})).splitlines()
-    assert heads.split() == ["consumer", "behind", "size", "oldest", "seen"]
+    assert heads.split() == ["consumer", "behind", "size", "oldest", "dead", "seen"]
     assert re.fullmatch(r"far\\x1b\[2J +12,345 +2\.0 MB +10 min +2 h ago +expired", first)
     assert re.fullmatch(r"near +0 +0 B +0 s ago +live", second)
     consumer = {**CONSUMER, "consumer": "a\x1b[2J\nb", "seen": time.time()}

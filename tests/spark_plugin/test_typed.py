@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from tests.kit.streams import IN, Streams
+from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,6 +36,11 @@ def test_a_stream_has_the_columns_of_its_schema(streams: Streams) -> None:
     rows = streams.client.get("store/out").read_all().to_pylist()
     assert rows[7] == {"id": 7, "total": Decimal("12.50"), "customer": {"name": "n7", "city": "Oslo"}}
     assert rows[100] == {"id": None, "total": None, "customer": None}
+    put(streams, order(101))
+    assert streams.run(streams.stream(schema=SCHEMA, decode="json"), "store/out") == [1]  # commits the batch before
+    eventually(lambda: [row["dead"] for row in streams.consumers()] == [1])
+    [dead] = streams.client.get(f"{IN}/dead").read_all().to_pylist()
+    assert (dead["_dead_offset"], dead["data"], dead["_dead_error"][:13]) == (100, b"no JSON", "it isn't JSON")
 
 
 def test_a_batch_reads_the_same(streams: Streams) -> None:

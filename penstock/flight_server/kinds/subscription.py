@@ -34,7 +34,7 @@ from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
 from penstock.wire import actions as wire
-from penstock.wire.paths import Path, of_acks, parse
+from penstock.wire.paths import Path, of_acks, of_dead, parse
 from penstock.wire.read import Entry, ReadCommand
 
 if TYPE_CHECKING:
@@ -230,6 +230,8 @@ class SubscriptionKind(JournalKind):
 
     def journal(self, path: Path) -> Topic:
         """Return a subscription's journal, attached by its first consumer; an error if nobody can pull it."""
+        if of_dead(path) is not None:
+            return self.topics.topic(str(path))
         if journal.find(self.state.ledger.database, str(path)) is None:
             with self._attaching:
                 if journal.find(self.state.ledger.database, str(path)) is None:
@@ -239,7 +241,8 @@ class SubscriptionKind(JournalKind):
 
     def consumers_changed(self, path: Path) -> None:
         """Tell the pullers what is released now."""
-        self._owner(str(path)).advance()
+        if of_dead(path) is None:
+            self._owner(str(path)).advance()
 
     # --- pullers ----------------------------------------------------------------------------
 
@@ -266,8 +269,8 @@ class SubscriptionKind(JournalKind):
 
     # --- what is seen -----------------------------------------------------------------------
 
-    def figures(self, path: Path) -> wire.SubscriptionFigures:
-        return figures_of(self._owner(str(path)).state())
+    def figures(self, path: Path) -> wire.SubscriptionFigures | None:
+        return None if of_dead(path) is not None else figures_of(self._owner(str(path)).state())
 
     def warned(self, path: Path, number: int) -> tuple[wire.LogLine, ...]:
         return self._log.after(str(path), number)
@@ -300,8 +303,10 @@ class SubscriptionKind(JournalKind):
 
     def describe(self, path: Path) -> wire.Description:
         if (subscription := of_acks(path)) is not None:
-            outstanding = self.figures(subscription).outstanding
+            outstanding = figures_of(self._owner(str(subscription)).state()).outstanding
             return wire.Description("acks", str(path), outstanding, 0, 0, None, schemas.to_json(registry.ACKS))
+        if of_dead(path) is not None:
+            return super().describe(path)
         state = self._owner(str(path)).state()
         record = state.record
         return replace(
@@ -311,7 +316,7 @@ class SubscriptionKind(JournalKind):
                 record.max_unreleased_rows, record.max_unreleased_bytes,
                 wanted_pullers(record.pullers, self.state.config),
                 tuple(wire.PullerState(each.name, dict(each.counters), each.oldest_unacked) for each in state.pullers),
-                dict(state.duplicates), state.ids, state.parked_batches, self.figures(path),
+                dict(state.duplicates), state.ids, state.parked_batches, figures_of(state),
                 None if state.error is None else str(state.error),
             ),
         )  # fmt: skip

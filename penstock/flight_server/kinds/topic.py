@@ -19,6 +19,7 @@ from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger.writes import Write
 from penstock.queue.topics import keys
 from penstock.queue.topics.append import SmallPut
+from penstock.queue.topics.dead import check_writable
 from penstock.queue.topics.producers import ProducedBatch, Producers
 from penstock.rows import slices
 from penstock.rows.fitting import Fit
@@ -60,6 +61,7 @@ class TopicKind(JournalKind):
         return Deleted(topic.path, topic.rows, topic.bytes, topic.part_count)
 
     def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
+        check_writable(path)
         _check_mode(path, request.mode)
         plain = None if schema is None else schema.remove_metadata()
         return self.state.ledger.open_write(
@@ -72,6 +74,7 @@ class TopicKind(JournalKind):
 
     def put(self, path: Path, command: PutCommand, admit: Admit) -> Receipt:
         """Append the stream's rows; a put that fits a part shares its fsync and its transaction with others."""
+        check_writable(path)
         _check_mode(path, command.mode)
         with admit() as upload:
             if command.create is not None:
@@ -93,6 +96,7 @@ class TopicKind(JournalKind):
 
     def exchange(self, path: Path, stream: Stream) -> None:
         """Append a producer's batches: each is durable and readable when it is answered."""
+        check_writable(path)
 
         def answer(answer: Answer, batch: ProducedBatch) -> None:
             self.state.metrics.moved("in", batch.rows, batch.bytes)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound, StoreFull
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import journal
+from penstock.queue.topics import dead, journal
 from penstock.queue.topics.topic import Behind, Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store.database import Reader
-from penstock.wire.actions import ConsumerState
+from penstock.wire.actions import ConsumerState, PayloadSchema
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
@@ -64,6 +64,7 @@ class Consumers:
         initial: Mapping[int, int],
         position: Mapping[int, int],
         known: Mapping[int, int] | None = None,
+        decoding: PayloadSchema | None = None,
     ) -> Position:
         """Make a session the one that speaks for a consumer, and return the position that the consumer has committed.
 
@@ -87,6 +88,7 @@ class Consumers:
                     "consumers", id=consumer, path=topic.path, journal=topic.journal, session=session,
                     initial=_text(initial), position=_text(begin), registered=t.now, seen=t.now, state="live",
                 )  # fmt: skip
+                dead.register(t, topic, consumer, decoding, Position(begin))
                 self._changed(t, topic.path)
                 return Position(begin)
             committed = _position(row["position"])
@@ -95,6 +97,7 @@ class Consumers:
             t.execute(
                 "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", session, t.now, consumer
             )
+            dead.register(t, topic, consumer, decoding, committed)
             self._changed(t, topic.path)
             return committed
 
@@ -158,7 +161,13 @@ class Consumers:
         rows = self._ledger.database.rows(
             "SELECT id, state, position, seen FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
         )
-        return sorted((self._consumer(topic, row) for row in rows), key=lambda consumer: -consumer.lag_rows)
+        counts = dead.counts(self._ledger.database, topic.path)
+        consumers = (self._consumer(topic, row, counts.get(row["id"], 0)) for row in rows)
+        return sorted(consumers, key=lambda consumer: -consumer.lag_rows)
+
+    def dead(self, topic: Topic, consumer: str) -> int:
+        """Return how many dead rows of a consumer wait to be redriven."""
+        return dead.counts(self._ledger.database, topic.path).get(consumer, 0)
 
     def age(self, behind: Behind) -> float:
         """Return the age of the oldest of these rows, in seconds; 0 without one."""
@@ -198,24 +207,26 @@ class Consumers:
             )  # fmt: skip
         return [row["id"] for row in expired]
 
-    def _consumer(self, topic: Topic, row: sqlite3.Row) -> ConsumerState:
+    def _consumer(self, topic: Topic, row: sqlite3.Row, dead_rows: int) -> ConsumerState:
         position = _position(row["position"])
         behind = self._topics.behind(topic, position)
         return ConsumerState(
-            row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind)
+            row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind), dead_rows
         )
 
 
 def floors(reader: Reader, path: str) -> dict[int, int]:
-    """Return the lowest position of a topic's live consumers in each shard: retention ends there."""
+    """Return the lowest position of a topic's live consumers in each shard, and of the looks for their dead rows:
+    retention ends there.
+    """
     lowest: dict[int, int] = {}
     rows = reader.rows(
         "SELECT position FROM consumers JOIN topics ON topics.path = consumers.path"
         " WHERE consumers.path = ? AND consumers.journal = topics.journal AND state = 'live'",
         path,
     )
-    for row in rows:
-        for shard, offset in _position(row["position"]).items():
+    for position in (*(_position(row["position"]) for row in rows), *dead.floors(reader, path)):
+        for shard, offset in position.items():
             lowest[shard] = min(lowest.get(shard, offset), offset)
     return lowest
 

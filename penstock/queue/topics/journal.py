@@ -279,6 +279,8 @@ def check_path(t: Transaction, path: str) -> None:
     """Reject a new journal above or below another."""
     parsed = paths.parse(path)
     for key in parsed.parents:
+        if parsed.key == f"{key}/{paths.DEAD}":  # its dead rows
+            continue
         if schema_at(t, f"{parsed.kind}/{key}") is not None:
             raise AlreadyExists(f"{path}: {parsed.kind}/{key} is a {parsed.kind}, so nothing can be below it")
     if t.row("SELECT 1 FROM topics WHERE path >= ? AND path < ? LIMIT 1", *paths_below(path)) is not None:

@@ -14,7 +14,7 @@ from penstock.ledger import runs, writes
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import journal, keys, producers, ranges
+from penstock.queue.topics import dead, journal, keys, producers, ranges
 from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
 from penstock.rows import schemas
 from penstock.store.medium import OpenPart
@@ -192,6 +192,7 @@ class Topics:
         def remove(t: Transaction) -> Topic:
             topic = journal.by_path(t, path)
             journal.remove(t, path)
+            dead.forget(t, path)
             runs.forget(t, path)
             producers.forget(t, path)
             return topic

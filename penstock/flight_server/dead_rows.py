@@ -1,0 +1,207 @@
+"""Dead rows are found once, behind the commits: a thread decodes what consumers have committed, with their schemas."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import steps
+from penstock.decode.decoding import of_wire
+from penstock.errors import Lost, Unavailable
+from penstock.flight_server.cut import Cut
+from penstock.flight_server.selection import with_meta
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.parts import Slice
+from penstock.ledger.tables import Transaction
+from penstock.queue.topics import dead, journal
+from penstock.queue.topics.append import PATIENCE, Append, Appender, Placed
+from penstock.queue.topics.dead import Looked
+from penstock.queue.topics.topic import Topic
+from penstock.queue.topics.topics import Topics
+from penstock.rows.fitting import fit_batches
+from penstock.rows.slices import size_of
+from penstock.store.payloads import Store
+from penstock.wire.paths import DEAD
+
+log = logging.getLogger("penstock")
+_ROWS = 64 << 10
+"""Rows that are looked at between two transactions."""
+_READABLE = 600.0
+"""Seconds for which these rows stay while they are looked at."""
+_RETRY = 60.0
+"""Seconds after which a look that failed is tried again."""
+_CATCH_UP = 30.0
+"""Seconds for which a session with another schema waits until rows of the one before were looked at."""
+
+
+class DeadRows:
+    """Finds and keeps the dead rows of all consumers, and puts them back."""
+
+    def __init__(self, ledger: Ledger, store: Store, topics: Topics, appender: Appender) -> None:
+        self._ledger, self._store, self._topics, self._appender = ledger, store, topics, appender
+        self._looking = threading.Lock()  # one look at a time, by the thread or by a session that attaches
+        self._redriving = threading.Lock()  # one redrive at a time
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-dead", daemon=True)
+
+    def start(self) -> None:
+        """Start looking."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what it has not looked at waits for the next start."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+
+    def look(self) -> None:
+        """Look at what was committed since, soon."""
+        self._wake.set()
+
+    def catch_up(self, path: str, consumer: str) -> None:
+        """Look at all that a consumer has committed, before it gets another schema."""
+        deadline = time.monotonic() + _CATCH_UP
+        while self._look_once(path, consumer):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{path}: rows of consumer {consumer[:40]} are still looked at", retry_after=5)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.clear()
+            failed = False
+            while not (self._stopped.is_set() or failed) and (some := dead.pending(self._ledger.database)):
+                for each in some:
+                    try:
+                        self._look_once(each.path, each.consumer)
+                    except Exception:  # of one consumer: the others' rows are looked at
+                        failed = True
+                        log.exception(
+                            "%s: dead rows of consumer %s can't be looked for; this is tried again in %g s",
+                            each.path, each.consumer, _RETRY,
+                        )  # fmt: skip
+            if failed:
+                self._stopped.wait(_RETRY)
+            else:
+                self._wake.wait()
+
+    def _look_once(self, path: str, consumer: str) -> bool:
+        """Look at some rows of a consumer; False if all that it has committed was looked at."""
+        with self._looking:
+            some = dead.pending(self._ledger.database, path, consumer)
+            for each in some:
+                self._look_at(each)
+        return bool(some)
+
+    def _look_at(self, looked: Looked) -> None:
+        """Decode some rows that a consumer has committed, and keep those that fail.
+
+        1. Rows from where the last look ended, up to what is committed; they are decoded as the consumer did.
+        2. One transaction: the dead ones are in the dead journal, counted, and the look ends behind all of them. So
+        each is kept once, whatever crashes. Until then retention leaves the rows alone.
+        """
+        topic = self._topics.find(looked.path)
+        if topic is None or topic.journal != looked.journal:
+            return
+        first = topic.earliest()
+        start = {shard: max(looked.position.get(shard, 0), first[shard]) for shard in first}
+        end = self._topics.ahead(topic, start, looked.committed, rows=_ROWS)
+        end = {shard: max(at, looked.position.get(shard, 0)) for shard, at in end.items()}
+        rows: list[pa.RecordBatch] = []
+        try:
+            decoding = of_wire(looked.path, looked.decoding)
+            for batch in self._batches(topic, start, end, with_meta(topic.schema)):  # 1.
+                errors = decoding.errors_of(batch)
+                if errors.null_count < len(errors):
+                    rows.append(dead.about(looked.consumer, batch, errors, topic.schema.names))
+        except Lost as lost:
+            log.warning(
+                "%s: rows that consumer %s has committed can't be looked at: %s", looked.path, looked.consumer, lost
+            )
+        steps.passed("dead.found")
+        note = partial(dead.advance, looked=looked, position=end, rows=sum(batch.num_rows for batch in rows))
+        if rows:
+            log.warning(
+                "%s: %s rows that consumer %s has committed don't decode; they are kept in %s", looked.path,
+                f"{sum(batch.num_rows for batch in rows):,}", looked.consumer, dead.journal_of(looked.path),
+            )  # fmt: skip
+            schema = dead.schema_of(topic.schema)
+            self._append(dead.journal_of(looked.path), schema, rows, note)  # 2.
+        else:
+            self._ledger.change(note)
+
+    def redrive(self, path: str, consumer: str | None, to: str) -> tuple[str, int]:
+        """Append a consumer's dead rows, as they came, to another topic; return whose they were, and how many.
+
+        1. A piece of the dead journal from where the last redrive ended. 2. One transaction: its rows are in the topic,
+        and the next redrive begins behind them. So each is redriven once, whatever crashes.
+        """
+        with self._redriving:
+            consumer, start = dead.waiting(self._ledger.database, path, consumer)
+            topic = self._topics.topic(dead.journal_of(path))
+            names = [name for name in topic.schema.names if name not in dead.ABOUT.names]
+            schema = self._ledger.fit_schema(to, pa.schema([topic.schema.field(name) for name in names]))
+            total, start, last = 0, max(start, topic.earliest()[0]), topic.latest()[0]
+            for begin in range(start, last, _ROWS):
+                end = min(last, begin + _ROWS)
+                batches = list(self._batches(topic, {0: begin}, {0: end}, topic.schema))  # 1.
+                own = [each.filter(pc.equal(each.column("_dead_consumer"), consumer)) for each in batches]
+                rows = list(fit_batches((each.select(names) for each in own if each.num_rows), schema))
+                count = sum(batch.num_rows for batch in rows)
+                note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=count)
+                if rows:
+                    self._append(to, schema, rows, note)  # 2.
+                else:
+                    self._ledger.change(note)
+                total += count
+        return consumer, total
+
+    def _batches(
+        self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        for piece in self._topics.range(topic, start, end, ticketed_until=time.time() + _READABLE):
+            yield from self._cut(topic.path, piece).batches(schema)
+
+    def _cut(self, path: str, piece: Slice) -> Cut:
+        part = self._store.open(piece.part, path=path, rows=piece.part_rows, digest=piece.digest)
+        return Cut(part, piece.skip, piece.rows, piece.shard, piece.first + piece.skip, piece.since)
+
+    def _append(
+        self, path: str, schema: pa.Schema, batches: list[pa.RecordBatch], record: Callable[[Transaction], None]
+    ) -> None:
+        append = KeptRows(path, schema, list(fit_batches(batches, schema)), record)
+        self._appender.submit(append)
+        append.answer.result(PATIENCE)
+
+
+class KeptRows(Append):
+    """Rows that the server itself appends, and what is noted with them."""
+
+    def __init__(
+        self, path: str, schema: pa.Schema, batches: list[pa.RecordBatch], note: Callable[[Transaction], None]
+    ) -> None:
+        self.path, self.schema, self.batches, self._note = path, schema, batches, note
+        self.bytes = sum(map(size_of, batches))
+        self.answer: Future[None] = Future()
+
+    def record(self, t: Transaction, placed: Placed) -> None:
+        """Note it, in the transaction of the rows; dead rows stay longer than a topic's."""
+        self._note(t)
+        if self.path.endswith(f"/{DEAD}"):
+            journal.keep(t, self.path, keep_seconds=dead.KEEP, keep_bytes=None)
+
+    def settle(self, placed: Placed) -> None:
+        """Say that the rows are durable."""
+        self.answer.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Say that they aren't."""
+        if not self.answer.done():
+            self.answer.set_exception(error)

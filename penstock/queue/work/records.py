@@ -135,8 +135,8 @@ def due(reader: Reader, queue: int, most: int) -> list[Placed]:
 def note_sent(t: Transaction, records: Sequence[Placed]) -> None:
     """Note what messages that were sent are as records, which needn't be read."""
     t.sql.executemany(
-        "UPDATE messages SET unsent = 0, partition = ?, offset = ? WHERE id = ?",
-        [(record.partition, record.offset, record.id) for record in records],
+        "UPDATE messages SET unsent = 0, partition = ?, offset = ? WHERE id = ? AND queue = ? AND unsent",
+        [(record.partition, record.offset, record.id, record.queue) for record in records],
     )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ from tests.chaos.schedule import Plan
 from tests.chaos.worker import SINK
 from tests.kit.kafka import KafkaBroker
 from tests.kit.processes import kill, session_processes
-from tests.kit.ray import VARIABLES
+from tests.kit.ray import FOLDER, VARIABLES
 from tests.kit.wire import read
 
 ROWS = 30_000
@@ -264,6 +265,8 @@ class JobChain(Chain):
         self.rig.ended.set()
         for leader in self.leaders:
             self.kill_session(leader)
+            for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}{leader}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
         if self.driver is not None:
             self.driver.wait(30)
         self._stack.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,18 @@ VARIABLES = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
 """Without a token it writes one to ~/.ray."""
 
 
+FOLDER = "ray-"
+
+
 @contextmanager
 def ray_running() -> Iterator[Any]:
-    """Run a Ray: half a minute on a busy machine, and 850 MB. Its folder's name is short, as it has Unix sockets."""
+    """Run a Ray: half a minute on a busy machine, and 850 MB. Its folder's name is short, as it has Unix sockets.
+
+    It begins with FOLDER and the process's id: a process that is killed leaves it behind.
+    """
     import ray
 
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         ray.init(
             "local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False,
             logging_level=logging.WARNING, _node_ip_address="127.0.0.1", object_store_memory=100 << 20,

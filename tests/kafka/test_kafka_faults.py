@@ -43,7 +43,7 @@ def check_topics(kafka: KafkaBroker, topic: str, data: Path) -> None:
 @pytest.mark.parametrize("step", ["kafka.sent", "kafka.committed"])
 def test_a_killed_home_sends_and_does_nothing_twice(step: str, tmp_path: Path, kafka: KafkaBroker, topic: str) -> None:
     """In the middle of a transaction, and between it and what the ledger notes of it."""
-    server = RestartingServer(tmp_path / "data", queue_lease=1.5, crash_at=step, crash_on=2, kafka=kafka.url)
+    server = RestartingServer(tmp_path / "data", queue_lease=15, crash_at=step, crash_on=2, kafka=kafka.url)
     with server.living(), connect(server.url, retry_for=60) as c:
         make(c, kafka, topic)
         work(c)

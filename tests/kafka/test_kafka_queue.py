@@ -19,6 +19,7 @@ from penstock.client.client import connect
 from penstock.errors import AlreadyExists, InvalidRequest
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Job, Stage, WriteDataset
+from penstock.queue.kafka.broker import Broker
 from penstock.queue.kafka.window import FULL, MOST_METADATA, Window, done_beyond
 from penstock.queue.work import records
 from penstock.queue.work.lease_queue import Forward, LeaseQueue, NewMessage
@@ -411,6 +412,19 @@ def test_what_is_due_is_committed_in_parts(queue: QueuesOnTopics, monkeypatch: p
         queue.settle()
     assert [len(call.args[1]) for call in note_acked.call_args_list] == [2, 2, 1]
     assert queue.broker.done(queue.topic_of(IN), queue.group) == set("abcde")
+
+
+def test_an_ack_waits_for_more_outputs_than_one_transaction(
+    queue: QueuesOnTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.queue.kafka.link._MOST_SENT", 2)
+    queue.push(new(IN, "a"))
+    queue.settle()
+    leases = claimed(queue, IN, to=[OUT])
+    with mock.patch.object(Broker, "commit", autospec=True, side_effect=Broker.commit) as commit:
+        queue.forward([Forward(tuple(leases), tuple(new(OUT, "a/0", "a/1", "a/2")))])
+        queue.settle()
+    assert [(len(call.args[1]), len(call.args[2])) for call in commit.call_args_list] == [(2, 0), (1, 1)]
 
 
 # --- a server ------------------------------------------------------------------------------

@@ -217,14 +217,15 @@ class KafkaLink:
     def _send(self, broker: Broker) -> bool:
         """Send what is new and commit what is done, as one view of the ledger has both; False if there is nothing.
 
-        So a record isn't committed as done before the outputs that were made of it are records, too.
+        So a record isn't committed as done before the outputs that were made of it are records, too: what is done
+        waits while there is more to send than one transaction takes.
         """
         with self._ledger.reading() as reader:
             ids = [queue.id for queue in self._queues.values()]
             unsent = [
                 each
                 for queue in ids
-                for each in records.unsent(reader, queue, _MOST_SENT + len(self._sent))
+                for each in records.unsent(reader, queue, _MOST_SENT + 1 + len(self._sent))
                 if each.id not in self._sent
             ]
             due = [each for queue in ids for each in records.due(reader, queue, _MOST_SENT)]

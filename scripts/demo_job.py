@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -63,10 +64,11 @@ def strike(client: Client, ended: threading.Event) -> None:
         with suppress(NotFound):  # the job has yet to make its queues
             done = client.call("describe", {"path": QUEUE})["queue"]["counts"]["done"]
             claimed = client.get(QUEUE, columns=["worker"], filter="state = 'claimed'").read_all()["worker"].to_pylist()
-            if done >= KILLED_AT and claimed:
-                pid = int(claimed[0].rpartition(":")[2].partition("/")[0])  # of host:pid/score-1
-                os.kill(pid, signal.SIGKILL)
-                say(paint(f"\n$ kill -9 {pid} (a worker, when {done} splits are done)", "1;31"))
+            names = {f"penstock-{worker.rpartition('/')[2]}" for worker in claimed}  # of host:driver/score-1
+            pids = [child.pid for child in multiprocessing.active_children() if child.name in names]
+            if done >= KILLED_AT and pids and pids[0]:
+                os.kill(pids[0], signal.SIGKILL)
+                say(paint(f"\n$ kill -9 {pids[0]} (a worker, when {done} splits are done)", "1;31"))
                 say("other workers get its split at once, and those that it had claimed ahead\n")
                 return
 

@@ -135,16 +135,16 @@ def finish_write(connection: Connection, request: FinishWrite, *, retry_for: flo
     from penstock.wire.actions import FINISH_WRITE  # which tasks that put do without
 
     patience = max(LONG_RETRY_FOR, retry_for or 0.0)
-    published, moved = -1, time.monotonic()
+    before, moved = None, time.monotonic()
     while True:
         answer = connection.call(FINISH_WRITE, request, retry_for=retry_for)
         if answer.state != "open":
             return answer
-        if (now := answer.published or 0) != published:
-            published, moved = now, time.monotonic()
+        if (now := (answer.published or 0, answer.ahead)) != before:
+            before, moved = now, time.monotonic()
         if time.monotonic() - moved > patience:
             raise TimedOut(
-                f"{answer.path}: Pub/Sub has taken nothing for {patience:g} s; {published:,} of {answer.rows:,} "
+                f"{answer.path}: Pub/Sub has taken nothing for {patience:g} s; {now[0]:,} of {answer.rows:,} "
                 f"messages are published, and the server goes on: penstock show write/{answer.write}"
             )
 

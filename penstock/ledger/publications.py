@@ -88,13 +88,8 @@ def note(t: Transaction, write_id: str, published: Iterable[tuple[int, int, int]
     publication = find(t, write_id)
     if publication is None:
         raise WriteEnded(f"write/{write_id} is not published any more: it was ended")
-    for part, first, end in published:
-        _note_range(t, write_id, part, first, end)
-    t.execute(
-        "UPDATE publications SET published = rows - (SELECT coalesce(sum(unpublished), 0) FROM publication_parts"
-        " WHERE publication_parts.write = publications.write) WHERE write = ?",
-        write_id,
-    )
+    rows = sum(_note_range(t, write_id, part, first, end) for part, first, end in published)
+    t.execute("UPDATE publications SET published = published + ? WHERE write = ?", rows, write_id)
     t.execute("UPDATE writes SET touched = ? WHERE id = ?", t.now, write_id)
     row = t.rows("SELECT attempts, rows, published FROM publications WHERE write = ?", write_id)[0]
     if row["published"] == row["rows"]:
@@ -102,7 +97,8 @@ def note(t: Transaction, write_id: str, published: Iterable[tuple[int, int, int]
     return writes.summary(t, write_id)
 
 
-def _note_range(t: Transaction, write_id: str, part: int, first: int, end: int) -> None:
+def _note_range(t: Transaction, write_id: str, part: int, first: int, end: int) -> int:
+    """Note rows of a part; return how many of them weren't noted."""
     row = t.row(
         "SELECT rows FROM publication_parts AS staged JOIN parts ON parts.name = part"
         " WHERE write = ? AND staged.number = ?",
@@ -110,17 +106,19 @@ def _note_range(t: Transaction, write_id: str, part: int, first: int, end: int) 
     )  # fmt: skip
     if row is None or not 0 <= first < end <= row["rows"]:
         raise InvalidRequest(f"write/{write_id} has no rows {first} to {end} in a part {part}")
+    before = 0
     for known in t.rows(
         "DELETE FROM published WHERE write = ? AND part = ? AND first <= ? AND end >= ? RETURNING first, end",
         write_id, part, end, first,
     ):  # fmt: skip
         first, end = min(first, known["first"]), max(end, known["end"])
+        before += known["end"] - known["first"]
     t.insert("published", write=write_id, part=part, first=first, end=end)
+    new = end - first - before
     t.execute(
-        "UPDATE publication_parts SET unpublished = ?3 - (SELECT sum(end - first) FROM published"
-        " WHERE write = ?1 AND part = ?2) WHERE write = ?1 AND number = ?2",
-        write_id, part, row["rows"],
-    )  # fmt: skip
+        "UPDATE publication_parts SET unpublished = unpublished - ? WHERE write = ? AND number = ?", new, write_id, part
+    )
+    return new
 
 
 def fail(t: Transaction, write_id: str, code: str, text: str) -> None:

@@ -157,7 +157,10 @@ def by_id(reader: Reader, write_id: str) -> Write:
 _SUMMARIES = (
     "SELECT id AS write, path, mode, state, run, opened, touched, rows, bytes, parts,"
     " (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts,"
-    " (SELECT published FROM publications WHERE publications.write = writes.id) AS published FROM writes"
+    " (SELECT published FROM publications WHERE publications.write = writes.id) AS published,"
+    " (SELECT sum(before.rows - before.published) FROM publications JOIN publications AS before"
+    " ON before.path = publications.path AND before.number < publications.number AND before.code IS NULL"
+    " WHERE publications.write = writes.id) AS ahead FROM writes"
 )
 IS_PUBLISHED = "EXISTS (SELECT 1 FROM publications WHERE publications.write = writes.id)"
 """The condition that a finish has named what is published of a write: it neither expires nor ends by its driver."""
@@ -375,10 +378,10 @@ def abort(t: Transaction, write_id: str, *, opener: str | None = None) -> Summar
             raise WriteEnded(
                 f"write/{write_id} to {aborted.path} was joined by a later opener: only that one may abort it"
             )
-        if opener is not None and not _is_minted(aborted.run) and _is_published(t, write_id):
+        if opener is not None and _goes_on(t, aborted):
             raise WriteEnded(
-                f"write/{write_id} to {aborted.path} is being published as run {aborted.run!r}: finish that again, or "
-                f"give up what Pub/Sub doesn't have yet: penstock rm write/{write_id}"
+                f"write/{write_id} to {aborted.path} is being published: finish it again, or give up what Pub/Sub "
+                f"doesn't have yet: penstock rm write/{write_id}"
             )
         _fail_queue(t, aborted, "was aborted")
         end(t, write_id, "aborted")
@@ -425,6 +428,12 @@ def _is_minted(run: str | None) -> bool:
 def resume_publication(t: Transaction, write_id: str) -> None:
     """Let what has failed to be published be tried again."""
     t.execute("UPDATE publications SET code = NULL, text = NULL WHERE write = ?", write_id)
+
+
+def _goes_on(reader: Reader, write: Write) -> bool:
+    """Whether a write is published to its end: one that has failed is not, if nobody can finish it again."""
+    row = reader.row("SELECT code FROM publications WHERE write = ?", write.id)
+    return row is not None and (row["code"] is None or not _is_minted(write.run))
 
 
 def _is_published(reader: Reader, write_id: str) -> bool:

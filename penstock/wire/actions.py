@@ -81,6 +81,8 @@ class Summary(Body):
     touched: float | None = None
     published: int | None = None
     """The rows that Pub/Sub has of a write that a finish has named, until it has all of them."""
+    ahead: int | None = None
+    """The rows of earlier writes to its topic, which Pub/Sub gets first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +485,7 @@ class Description(Body):
     opened: float | None = None
     touched: float | None = None
     published: int | None = None
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

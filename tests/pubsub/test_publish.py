@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,11 +13,13 @@ import pytest
 
 from penstock import steps
 from penstock.cli import app
-from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, StoreFull, WriteEnded
+from penstock.client import put
+from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, StoreFull, TimedOut, WriteEnded
 from penstock.ledger import publications
 from penstock.queue.pubsub import publish
 from penstock.queue.pubsub.publish import MOST_REQUESTS
 from penstock.queue.pubsub.requests import MOST_ROWS
+from penstock.wire.actions import FinishWrite, Summary
 from tests.kit.faults import Crash
 from tests.kit.pubsub.publishing import Publishing
 from tests.kit.wait import eventually
@@ -50,6 +53,31 @@ def test_a_put_is_published_whole(publishing: Publishing) -> None:
     assert publishing.fake.requests()["Publish"]["calls"] == 3
     assert not publishing.client.list("write/")
     assert not publishing.client.list("publish/")
+
+
+def test_small_batches_share_a_part_and_requests(publishing: Publishing) -> None:
+    """And a row that is refused is named by its place in the put, not in its batch."""
+    batches = [pa.record_batch({"data": [b"%d" % number]}) for number in range(50)]
+    with publishing.publisher():
+        receipt = publishing.client.put(publishing.path, iter(batches))
+    assert (receipt.rows, receipt.parts) == (50, 1)
+    assert publishing.fake.requests()["Publish"]["calls"] == 1
+    assert publishing.data() == [b"%d" % number for number in range(50)]
+    with pytest.raises(InvalidRequest, match="row 50 of this put"):
+        publishing.client.put(publishing.path, iter([*batches, pa.record_batch({"data": [b""]})]))
+
+
+def test_rows_that_are_noted_twice_count_once(publishing: Publishing) -> None:
+    client = publishing.client
+    opened = client.call("write.open", {"path": publishing.path})
+    with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+        writer.write(numbered(10))
+    client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
+    ledger = publishing.server.state.ledger
+    for ranges, published in (([(1, 2, 4), (1, 6, 8)], 4), ([(1, 2, 4)], 4), ([(1, 3, 7)], 6), ([(1, 0, 9)], 9)):
+        summary = ledger.change(lambda t, ranges=ranges: publications.note(t, opened["write"], ranges))  # type: ignore[misc]
+        assert summary.published == published
+    assert not publications.disagreements(ledger.database)
 
 
 def test_attributes_and_keys_are_published(publishing: Publishing) -> None:
@@ -212,6 +240,42 @@ def test_two_drivers_of_one_run_publish_it_once(publishing: Publishing) -> None:
         for finish in finishes:
             eventually(lambda finish=finish: client.call("write.finish", finish)["state"] == "finished")  # type: ignore[misc]
     assert publishing.data() == [b"driver 0"]
+
+
+def test_a_write_behind_another_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as the one before it moves."""
+    answers = iter([9, 6, 3, None])
+    clock = iter(range(0, 1_000, 5))
+
+    def finish(*arguments: Any, **options: Any) -> Summary:
+        ahead = next(answers, 0)
+        return Summary("w", "publish/p/t", "append", "finished" if ahead is None else "open", published=0, ahead=ahead)
+
+    monkeypatch.setattr(put, "LONG_RETRY_FOR", 8.0)
+    monkeypatch.setattr(put, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    connection: Any = SimpleNamespace(call=finish)
+    assert put.finish_write(connection, FinishWrite("t", ())).state == "finished"
+    with pytest.raises(TimedOut, match="the server goes on"):
+        put.finish_write(connection, FinishWrite("t", ()))
+
+
+def test_what_waits_knows_what_is_ahead(publishing: Publishing) -> None:
+    """And a driver that doesn't, as Spark aborts what it couldn't commit in time, aborts nothing."""
+    client, tickets = publishing.client, []
+    for count in (10, 5, 1):
+        opened = client.call("write.open", {"path": publishing.path})
+        with client.attempt(opened["ticket"], numbered(1).schema) as writer:
+            writer.write(numbered(count))
+        finish = {"ticket": opened["ticket"], "attempts": [writer.close().attempt]}
+        tickets.append(opened["ticket"])
+        assert client.call("write.finish", finish)["state"] == "open"
+    assert client.call("write.finish", finish)["ahead"] == 15
+    for ticket in tickets:
+        with pytest.raises(WriteEnded, match="penstock rm write/"):
+            client.call("write.abort", {"ticket": ticket})
+    with publishing.publisher():
+        eventually(lambda: not client.list("write/"))
+    assert len(publishing.data()) == 16
 
 
 def test_a_finish_goes_on_without_its_driver(publishing: Publishing) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -16,7 +16,7 @@ from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.publishers import Publishers
-from penstock.flight_server.put import keep, own_write
+from penstock.flight_server.put import Piece, keep, own_write
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
 from penstock.flight_server.upload import Admit, Upload
@@ -24,6 +24,7 @@ from penstock.ledger import publications
 from penstock.ledger.publications import UnpublishedPart
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Write
+from penstock.rows import slices
 from penstock.rows.messages import MESSAGES, check_columns, to_messages
 from penstock.wire import actions as wire
 from penstock.wire.paths import Path
@@ -104,8 +105,7 @@ class PublishKind(Kind):
         options = write.publish or PublishOptions()
         batches = (batch for part in upload.parts() for batch in part)
         messages = to_messages(batches, write.path, more_attributes=int(options.id_attribute))
-        pieces = ((None, [part]) for part in messages)
-        return keep(self.state, write, upload, pieces, schema=MESSAGES, own=False)
+        return keep(self.state, write, upload, _parts(messages), schema=MESSAGES, own=False)
 
     def finish_write(self, write: Write, attempts: Sequence[str], request: wire.FinishWrite) -> wire.Summary:
         """Name what is published, for good; then answer as soon as Pub/Sub has all of it, or how far it is.
@@ -212,6 +212,20 @@ class PublishKind(Kind):
         return wire.Description(
             "publish", str(path), sum(each.rows for each in left), published=sum(each.published for each in left)
         )
+
+
+def _parts(messages: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+    """Yield messages in parts of about 8 MiB: a small batch has no file, and no request, of its own."""
+    part: list[pa.RecordBatch] = []
+    size = 0
+    for batch in messages:
+        part.append(batch)
+        size += slices.size_of(batch)
+        if size >= slices.PART_BYTES:
+            yield None, [*slices.together(part)]
+            part, size = [], 0
+    if size:
+        yield None, [*slices.together(part)]
 
 
 def _range(text: Sequence[int]) -> tuple[int, int, int]:

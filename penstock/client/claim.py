@@ -359,6 +359,10 @@ class Claims:
         """End the loop behind the present block, from any thread or a signal's handler."""
         self._loader.stopping = True  # a bare flag: a handler must not take a lock
 
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        """Let the next claims have this bound of the queues of `to`, from any thread."""
+        self._loader.set_room(room)
+
     def __iter__(self) -> Iterator[Lease]:
         with closing(self.batches(1)) as batches:
             for [lease] in batches:
@@ -432,6 +436,10 @@ class _Loader:
             raise InvalidRequest(f"the claim of {self._queue.path} was iterated over already: claim again")
         self._batch = batch
         self._thread.start()
+
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        """Ask for no more than these queues have room for, from the next claim on."""
+        self._request = replace(self._request, room=None if room is None else QueueRoom(*room))
 
     def take(self, most: int, linger: float) -> list[Lease]:
         """Return the next leases with their payloads; none at the end."""

@@ -146,6 +146,18 @@ class Crew:
         """Return what workers wait for that have no place; None where all have one."""
         return next((each.missing for each in self.members if each.missing and not each.worker.is_placed()), None)
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether no worker has a place, and that since long."""
+        return self.missing is not None and not any(each.worker.is_placed() for each in self.members)
+
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        """Change the bound of the queues that the workers fill."""
+        if room != self.task.room:
+            self.task = replace(self.task, room=room)
+            for member in self.members:
+                member.worker.set_room(room)
+
     def _missing(self, member: Member) -> str:
         """Say that a worker waits for a place; return what for."""
         wanted = ", ".join(f"{name}={value:g}" for name, value in self.task.resources.items()) or "num_cpus=1"

@@ -376,9 +376,17 @@ class _Run:
                 next_look = now + _LOOK
             for name, crew in self._crews.items():
                 crew.tick(self._queues()[name])
+                crew.set_room(self._room(name))
             if self._cause is not None:
                 raise SystemExit(128 + signal.SIGTERM)
             time.sleep(_TICK)
+
+    def _room(self, name: str) -> tuple[int, int] | None:
+        """Return what may wait below a stage. No bound while one there has no place: this one may hold the places,
+        and would wait for room for ever, where it gives them back once it is at its end.
+        """
+        below = (crew for other, crew in self._crews.items() if name in self._stages[other][1].after)
+        return None if any(crew.is_starved for crew in below) else (_FULL_SPLITS, _FULL_BYTES)
 
     def _crew(self, stage: Stage) -> Crew:
         """Return the crew of a stage, without workers yet."""

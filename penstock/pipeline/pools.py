@@ -43,6 +43,10 @@ class Worker(Protocol):
         """Let it end behind its present split, and give back what it has claimed ahead."""
         ...
 
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        """Change the bound of the queues that it fills; None for no bound."""
+        ...
+
     def kill(self) -> None:
         """End it at once where that is possible; what it still makes of its split is refused by the lease."""
         ...
@@ -115,6 +119,9 @@ class ThreadWorker:
 
     def stop(self) -> None:
         self._control.stop()
+
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        self._control.set_room(room)
 
     def kill(self) -> None:
         self._control.stop()
@@ -205,7 +212,11 @@ class ProcessWorker:
 
     def stop(self) -> None:
         with suppress(OSError):  # it has ended
-            self._pipe.send(None)
+            self._pipe.send("stop")
+
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        with suppress(OSError):  # it has ended
+            self._pipe.send(room)
 
     def kill(self) -> None:
         self._is_killed = True
@@ -255,7 +266,8 @@ def run_process(packed: bytes, pipe: Connection) -> None:
 
 
 def _listen(pipe: Connection, control: Control) -> None:
-    """Stop the worker when the driver says so, or is gone."""
+    """Hear bounds of the driver; stop the worker when the driver says so, or is gone."""
     with suppress(EOFError, OSError):
-        pipe.recv()
+        while (told := pipe.recv()) != "stop":
+            control.set_room(told)
     control.stop()

@@ -68,6 +68,9 @@ class RayWorker:
     def stop(self) -> None:
         self._actor.stop.remote()
 
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        self._actor.set_room.remote(room)
+
     def kill(self) -> None:
         self._is_killed = True
         ray.kill(self._actor)
@@ -129,6 +132,10 @@ class WorkerActor:
 
     def be_placed(self) -> None:
         """Answer, which an actor without a place doesn't."""
+
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        """Change the bound of the queues that the worker fills."""
+        self._control.set_room(room)
 
     def stop(self) -> None:
         """End the loop behind the present split."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -82,6 +83,9 @@ class Control:
         self.tell = tell
         self.stopping = False
         self._claims: Claims | None = None
+        self._lock = threading.Lock()  # all that follows
+        self._rooms: list[tuple[int, int] | None] = []
+        """The bound that was set last, if one was."""
 
     def stop(self) -> None:
         """End the loop behind the present split; what was loaded ahead is given back. From any thread."""
@@ -89,9 +93,19 @@ class Control:
         if self._claims is not None:
             self._claims.stop()
 
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        """Change the bound of the queues that the worker fills; None for no bound. From any thread."""
+        with self._lock:
+            self._rooms = [room]
+            if self._claims is not None:
+                self._claims.set_room(room)
+
     def attach(self, claims: Claims) -> None:
         """Take the claims to be stopped."""
-        self._claims = claims
+        with self._lock:
+            self._claims = claims
+            for room in self._rooms:
+                claims.set_room(room)
         if self.stopping:
             claims.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pyarrow as pa
@@ -11,7 +12,10 @@ from penstock.client.claim import Split
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Call, FailurePolicy, Job, Stage, WriteDataset
+from penstock.pipeline import crew as crews
 from penstock.pipeline import job as jobs
+from penstock.pipeline.pools import Exit, ThreadWorker
+from penstock.pipeline.worker import Event, Task
 from tests.kit.jobs import double, numbers, values
 from tests.kit.queues import counts, numbered
 
@@ -36,6 +40,66 @@ class Watches:
     def watch(self, split: Split) -> None:
         """Look, as a sink that returns nothing."""
         self(split)
+
+
+class Placed:
+    """A pool with so many places: a worker without one waits until another one has ended, as actors of Ray do."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.waiting: list[PlacedWorker] = []
+
+    def start(self, task: Task, name: str) -> PlacedWorker:
+        self.waiting.append(worker := PlacedWorker(self, task, name))
+        self.place()
+        return worker
+
+    def place(self) -> None:
+        while self.places and self.waiting:
+            self.places -= 1
+            self.waiting.pop(0).begin()
+
+
+class PlacedWorker:
+    """A thread, once it has a place; what it is told before waits for that."""
+
+    def __init__(self, pool: Placed, task: Task, name: str) -> None:
+        self.pool, self.task, self.name = pool, task, name
+        self.thread: ThreadWorker | None = None
+        self.room: list[tuple[int, int] | None] = []
+        self.is_gone = False
+
+    def begin(self) -> None:
+        self.thread = ThreadWorker(self.task, self.name)
+        for room in self.room:
+            self.thread.set_room(room)
+
+    def is_placed(self) -> bool:
+        return self.thread is not None
+
+    def stop(self) -> None:
+        assert self.thread is not None
+        self.thread.stop()
+
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        self.room.append(room)
+        if self.thread is not None:
+            self.thread.set_room(room)
+
+    def kill(self) -> None:
+        assert self.thread is not None
+        self.thread.kill()
+
+    def events(self) -> list[Event]:
+        return [] if self.thread is None else self.thread.events()
+
+    def exit(self) -> Exit | None:
+        ended = None if self.thread is None else self.thread.exit()
+        if ended is not None and not self.is_gone:
+            self.is_gone = True
+            self.pool.places += 1
+            self.pool.place()
+        return ended
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +153,22 @@ def test_fan_out_and_union_have_room_in_the_end(server: PenstockServer, client: 
     every = list(range(2 * SPLITS))
     assert values(client, OUT) == sorted([*every, *every[:7], *every[8:]])
     assert slow.most["messages"] <= 2 * BOUND  # each split that is claimed above brings two
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_stage_that_holds_all_places_waits_for_none(
+    server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    """Those below it get the places once it is at its end: until then nobody would make room."""
+    monkeypatch.setattr(crews, "_PLACED", 0.1)
+    monkeypatch.setattr(jobs, "open_pool", lambda workers: Placed(places))
+    job = Job("j", url=server.url)
+    job.stage(Stage("in", numbered(*range(SPLITS))))
+    job.stage(Stage("first", double, workers=places), after="in")
+    job.stage(Stage("second", double), after="first")
+    job.stage(Stage("out", WriteDataset(OUT)), after="second")
+    thread = threading.Thread(target=job.run, name="run", daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert values(client, OUT) == [4 * n for n in range(SPLITS)]

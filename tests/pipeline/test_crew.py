@@ -32,6 +32,9 @@ class FakeWorker:
     def stop(self) -> None:
         self.calls.append("stop")
 
+    def set_room(self, room: tuple[int, int] | None) -> None:
+        self.calls.append(f"room {room}")
+
     def kill(self) -> None:
         self.calls.append("kill")
 

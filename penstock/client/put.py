@@ -156,7 +156,14 @@ def create_topic(connection: Connection, path: str, schema: pa.Schema, options: 
 
 
 def put(
-    connection: Connection, path: str, data: Any, *, mode: Mode, run: str | None, schema: pa.Schema | None
+    connection: Connection,
+    path: str,
+    data: Any,
+    *,
+    mode: Mode = "error",
+    run: str | None,
+    schema: pa.Schema | None = None,
+    waits_for_room: bool = False,
 ) -> Receipt:
     """Write rows to a path, all or nothing, as a write of its own.
 
@@ -178,7 +185,7 @@ def put(
                 writer.write(batch)
         return writer.close()
 
-    return connection.retry(once, safe=lambda refused: repeatable or not begun)
+    return connection.retry(once, safe=lambda refused: repeatable or not begun, waits_for_room=waits_for_room)
 
 
 def batches_to_put(

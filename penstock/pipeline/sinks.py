@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.client.claim import Lease, Split
 from penstock.client.client import Client
+from penstock.client.put import put
 from penstock.errors import InvalidRequest
 from penstock.wire.job import RECEIPTS
 from penstock.wire.message import QueueMessage
@@ -87,7 +88,8 @@ class DatasetPuts:
         for table in tables:
             by_schema.setdefault(table.schema.serialize().to_pybytes(), []).append(table)
         for some in by_schema.values():
-            receipt = self._client.connection.retry(partial(self._put, some))  # an attempt that was cut is an orphan
+            put = partial(self._put, some)
+            receipt = self._client.connection.retry(put, waits_for_room=True)  # an attempt that was cut is an orphan
             metadata = {"attempt": receipt.attempt, "rows": receipt.rows, "bytes": receipt.bytes}
             message = QueueMessage("", splits[0].message.split_id, "", metadata)
             leases[0].forward(f"{self.queue}/{RECEIPTS}", message)
@@ -120,7 +122,8 @@ class TopicPuts:
     def __call__(self, leases: Sequence[Lease], splits: Sequence[Split]) -> list[list[Any]]:
         """Append the rows."""
         for split in splits:
-            self._client.put(self.path, split.payload.data, run=f"{self.run}/{split.message.message_id}")
+            run = f"{self.run}/{split.message.message_id}"
+            put(self._client.connection, self.path, split.payload.data, run=run, waits_for_room=True)
         return [[split.payload.data] for split in splits]
 
     def close(self) -> None:

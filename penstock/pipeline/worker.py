@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import traceback
@@ -21,9 +22,12 @@ from penstock.pipeline.sources import read_split
 from penstock.rows.slices import size_of_table
 from penstock.wire.queue import LeaseKey
 
+log = logging.getLogger(__name__)
 PREFETCH = 2
 _OF_THE_SERVER = (Unavailable, TimedOut)
-"""Errors that are no split's mistake: the server was away for long."""
+"""Errors that are no split's mistake: the server was away, or its disk full, for long."""
+_PAUSE = 1.0
+"""Seconds before a split is claimed again after such an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +219,14 @@ def _settle(task: Task, splits: list[_Processed]) -> None:
 
 
 def _fail(task: Task, lease: Lease, error: Exception) -> None:
-    """Set a split aside, or raise the error, by which its block gives it back."""
+    """Set a split aside, or raise the error, by which its block gives it back; errors of the server count as no try."""
     error.add_note(f"split {lease.key.message_id} of {lease.key.queue}, operator {task.name}")
-    if task.retries or lease.lost or isinstance(error, _OF_THE_SERVER):
+    if isinstance(error, _OF_THE_SERVER) and not lease.lost:
+        log.warning("%s, so it will be tried again: %s", error.__notes__[-1], error)
+        lease.release(_PAUSE)
+    elif task.retries or lease.lost:
         raise error
-    with suppress(PenstockError):  # the lease is over, or ends by itself
+    else:
         lease.drop(failure_of(error))
 
 

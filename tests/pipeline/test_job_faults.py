@@ -13,10 +13,22 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.client.claim import Split
 from penstock.client.client import Client, connect
-from penstock.errors import AlreadyExists, JobFailed
+from penstock.errors import AlreadyExists, JobFailed, StoreFull, TimedOut, Unavailable
 from penstock.flight_server.server import PenstockServer
-from penstock.pipeline import Call, Job, JobSummary, Stage, WriteDataset, dead_letter, sources
+from penstock.pipeline import (
+    Call,
+    Job,
+    JobSummary,
+    ReadDataset,
+    Stage,
+    WriteDataset,
+    WriteTopic,
+    dead_letter,
+    sources,
+    worker,
+)
 from penstock.queue.work import messages
 from tests.kit.jobs import Dies, Sleeps, double, stage_counts, state_of, values
 from tests.kit.programs.job import slow_job
@@ -151,3 +163,46 @@ def test_a_split_that_takes_too_long_fails(server: PenstockServer, client: Clien
     job.stage(Stage("out", WriteDataset(OUT)), after="work")
     with pytest.raises(JobFailed, match="in_1_work of queue/j/work took longer than 4 s in tests"):
         job.run()
+
+
+@pytest.mark.parametrize("sink", [WriteDataset(OUT), WriteTopic("topic/out")], ids=["dataset", "topic"])
+def test_a_sink_waits_while_the_store_is_full(
+    make_server: Callable[..., PenstockServer], sink: WriteDataset | WriteTopic
+) -> None:
+    """The source is in the store already, so that the sink alone needs room; the job never fails."""
+    server = make_server(quota=1_000_000, ticket_life=0.1)
+    rows = pa.table({"x": range(20_000)})
+    with connect(server.url) as client, ThreadPoolExecutor(1) as pool:
+        client.put("store/in", rows)
+        client.put("store/other", pa.table({"x": range(90_000)}))
+        job = Job("j", url=server.url)
+        job.stage(Stage("in", ReadDataset("store/in")))
+        job.stage(Stage("out", sink), after="in")
+        running = pool.submit(job.run)
+        try:
+            eventually(lambda: 'penstock_errors_total{code="full",verb="do_put"}' in server.state.metrics.text())
+        finally:
+            client.delete("store/other")
+        summary = running.result(60)
+        assert (summary.stages[0].done, summary.stages[0].retries) == (1, 0)
+        assert values(client, sink.path) == list(range(20_000))
+
+
+def test_errors_of_the_server_count_as_no_try(
+    server: PenstockServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is away or full for longer than a worker waits may come back: no split is dead."""
+    monkeypatch.setattr(worker, "_PAUSE", 0.0)
+    errors = [StoreFull("full"), Unavailable("away"), TimedOut("late")] * 3
+
+    def fails_at_first(split: Split) -> pa.Table:
+        if errors:
+            raise errors.pop()
+        return split.payload.data
+
+    job = Job("j", url=server.url)
+    job.stage(Stage("in", numbered(1)))
+    job.stage(Stage("work", fails_at_first), after="in")
+    job.stage(Stage("out", WriteDataset(OUT)), after="work")
+    assert job.run().stages[0].retries == 9
+    assert values(client, OUT) == [1]

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypedDict
 import pyarrow as pa
 
 from penstock.client.connection import Connection
-from penstock.client.put import batches_to_put, finish_write, open_attempt
-from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
+from penstock.client.put import batches_to_put, describe_write, finish_write, open_attempt
+from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable, WriteEnded
 from penstock.rows.to_json import JsonEncoding
 from penstock.text import suggest
-from penstock.wire.actions import ABORT_WRITE, OPEN_WRITE, AbortWrite, FinishWrite, OpenWrite
+from penstock.wire.actions import ABORT_WRITE, OPEN_WRITE, AbortWrite, FinishWrite, OpenWrite, Summary
 from penstock.wire.publish import Compression, PublishOptions
 from penstock.wire.put import Mode, Receipt
 
@@ -79,17 +79,30 @@ def publish(
     name = f"put-{uuid.uuid4().hex}" if run is None else run  # so that it can be retried
     opened = connection.call(OPEN_WRITE, OpenWrite(path, mode, run=name, publish=publishing.options))
     attempts: tuple[str, ...] = ()
-    if opened.state == "open" and opened.summary.published is None:  # else this run's rows are there
-        with open_attempt(connection, opened.ticket, put_schema) as writer:
-            for batch in batches if encoding is None else encoding.batches(batches, put_schema):
-                writer.write(batch)
-        attempts = (writer.close().attempt,)
     try:
-        done = finish_write(connection, FinishWrite(opened.ticket, attempts))
+        if opened.state == "open" and opened.summary.published is None:  # else this run's rows are there
+            with open_attempt(connection, opened.ticket, put_schema) as writer:
+                for batch in batches if encoding is None else encoding.batches(batches, put_schema):
+                    writer.write(batch)
+            attempts = (writer.close().attempt,)
+        done = _finish(connection, FinishWrite(opened.ticket, attempts), opened.write, run)
     except (Unavailable, TimedOut):  # the server goes on
         raise
-    except PenstockError:
+    except WriteEnded:
+        done = describe_write(connection, opened.write)
+        if done.state != "finished":  # by another put of this run
+            raise
+    except BaseException:
         with suppress(PenstockError):  # a named run is finished by whoever puts it again
             connection.call(ABORT_WRITE, AbortWrite(opened.ticket))
         raise
     return Receipt(done.write, next(iter(attempts), ""), done.rows, done.bytes, done.parts, "")
+
+
+def _finish(connection: Connection, request: FinishWrite, write: str, run: str | None) -> Summary:
+    try:
+        return finish_write(connection, request)
+    except (Unavailable, TimedOut) as left:
+        again = "pass run= to be able to repeat a put" if run is None else f"put run {run!r} again to wait for it"
+        text = f"{left}. What the server was told to finish of write/{write} goes on by itself; {again}"
+        raise type(left)(text, request=left.request, retry_after=left.retry_after) from left

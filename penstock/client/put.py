@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,14 @@ def finish_write(connection: Connection, request: FinishWrite, *, retry_for: flo
                 f"{answer.path}: Pub/Sub has taken nothing for {patience:g} s; {now[0]:,} of {answer.rows:,} "
                 f"messages are published, and the server goes on: penstock show write/{answer.write}"
             )
+
+
+def describe_write(connection: Connection, write: str) -> Summary:
+    """Return what the server has of a write so far."""
+    from penstock.wire.actions import DESCRIBE, Summary, Target
+
+    described = connection.call(DESCRIBE, Target(f"write/{write}"))
+    return Summary(**{field.name: getattr(described, field.name) for field in fields(Summary)})
 
 
 def create_topic(connection: Connection, path: str, schema: pa.Schema, options: TopicOptions) -> None:

@@ -45,6 +45,8 @@ def put(
     descriptor: flight.FlightDescriptor,
     reader: flight.MetadataRecordBatchReader,
     send: Callable[[bytes], None],
+    *,
+    is_gone: Callable[[], bool],
 ) -> Receipt:
     """Take one stream to its receipt.
 
@@ -65,7 +67,9 @@ def put(
             with state.store.admitted(), state.watch.put(peer, command.attempt) as set_waiting:
                 if command.ready:
                     send(READY)
-                yield Upload(command.attempt, reader, state.limits, set_waiting, known=call.known, task=command.task)
+                yield Upload(
+                    command.attempt, reader, state.limits, set_waiting, is_gone, known=call.known, task=command.task
+                )
         except StoreFull as full:
             raise _with_outlook(state, full) from full
 

@@ -87,7 +87,9 @@ class PenstockServer(flight.FlightServerBase):
         call: Call = context.get_middleware(KEY)
         call.heard()
         with funnel(call):
-            receipt = put(self.state, call, context.peer(), descriptor, reader, writer.write)
+            receipt = put(
+                self.state, call, context.peer(), descriptor, reader, writer.write, is_gone=context.is_cancelled
+            )  # fmt: skip
             self.state.metrics.moved("in", receipt.rows, receipt.bytes)
             writer.write(receipt.encode())
             self.state.sweeper.soon()

@@ -30,6 +30,7 @@ class Upload:
         reader: flight.MetadataRecordBatchReader,
         limits: ServerLimits,
         set_waiting: Callable[[bool], None],
+        is_gone: Callable[[], bool],
         *,
         known: bool,
         task: SparkTask | None = None,
@@ -39,6 +40,8 @@ class Upload:
         self._reader = reader
         self._limits = limits
         self._set_waiting = set_waiting
+        self.is_gone = is_gone
+        """Whether nobody waits for the receipt any more."""
         self._trailer: Trailer | None = None
         self._batches = self._bytes = 0
         self.rows = 0

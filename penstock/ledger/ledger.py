@@ -127,7 +127,9 @@ class Ledger:
         def open_or_join(t: Transaction) -> Write:
             known = runs.write_of(t, path, run)
             if known is not None:
-                return writes.join(t, known, mode=mode, own=own, queue=queue, split_rows=split_rows, release=release)
+                return writes.join(
+                    t, known, mode=mode, own=own, queue=queue, split_rows=split_rows, release=release, publish=publish
+                )
             new = Write(
                 uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue,
                 split_rows, release, publish,

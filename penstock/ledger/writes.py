@@ -150,8 +150,12 @@ def by_id(reader: Reader, write_id: str) -> Write:
         row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
         to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
         row["queue"], row["split_rows"], row["release"],
-        None if row["publish"] is None else PublishOptions.from_json(json.loads(row["publish"])),
+        _publish_options(row),
     )  # fmt: skip
+
+
+def _publish_options(row: sqlite3.Row) -> PublishOptions | None:
+    return None if row["publish"] is None else PublishOptions.from_json(json.loads(row["publish"]))
 
 
 _SUMMARIES = (
@@ -235,6 +239,7 @@ def join(
     queue: str | None = None,
     split_rows: int | None = None,
     release: Release = "finish",
+    publish: PublishOptions | None = None,
 ) -> Write:
     """Continue the write of a run as its last opener; a finished one stays as it is."""
     if known["mode"] != mode:
@@ -247,6 +252,12 @@ def join(
         raise InvalidRequest(
             f"run {known['run']!r} of {known['path']} was opened {_splits(*before)}, now {_splits(*now)}: use the "
             "same, or another run"
+        )
+    first, wanted = _publish_options(known) or PublishOptions(), publish or PublishOptions()
+    if first != wanted:
+        raise InvalidRequest(
+            f"run {known['run']!r} of {known['path']} was opened with {first}, now with {wanted}: use the same, or "
+            "another run"
         )
     if known["state"] == "open" and bool(known["own"]) != own:
         kind = ("a write of many attempts", "one put")[known["own"]]

@@ -16,13 +16,14 @@ import pyarrow as pa
 from penstock.client import client as clients
 from penstock.client.arguments import check_path
 from penstock.client.publish import PublishArguments, Publishing
+from penstock.client.put import describe_write
 from penstock.client.views import WriteSummary
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning
 from penstock.spark_plugin.heartbeat import Heartbeat
 from penstock.spark_plugin.progress import show_progress
 from penstock.spark_plugin.spark_types import to_arrow
-from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, describe_put, finish_put, run_name
+from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, finish_put, run_name
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
 from penstock.wire.actions import OPEN_WRITE, OpenWrite, Summary
 from penstock.wire.kafka import KafkaAddress
@@ -181,7 +182,7 @@ class DoPut:
 
     def progress(self) -> Summary:
         """Return what the server has of the tasks' part so far."""
-        return self._put.tasks_part(describe_put(self._client.connection, self._put))
+        return self._put.tasks_part(describe_write(self._client.connection, self._put.write))
 
     def _rows(self, receipts: Any) -> Iterable[Any]:
         if isinstance(receipts, pa.Table):

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import penstock
 from penstock import steps
 from penstock.cli import app
 from penstock.client import put
 from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, StoreFull, TimedOut, WriteEnded
+from penstock.flight_server.kinds import publish as kind
 from penstock.ledger import publications
 from penstock.queue.pubsub import publish
 from penstock.queue.pubsub.publish import MOST_REQUESTS
 from penstock.queue.pubsub.requests import MOST_ROWS
 from penstock.wire.actions import FinishWrite, Summary
+from penstock.wire.put import PutCommand, Receipt
 from tests.kit.faults import Crash
 from tests.kit.pubsub.publishing import Publishing
 from tests.kit.wait import eventually
@@ -196,6 +200,76 @@ def test_a_put_without_a_run_is_given_up(publishing: Publishing) -> None:
     with publishing.publisher(), pytest.raises(NotFound, match="0 of 10 messages are published"):
         publishing.client.put(publishing.path, numbered(10))
     assert not publishing.client.list("write/")
+
+
+def own_put(publishing: Publishing, rows: pa.Table, *, timeout: float | None = None) -> None:
+    """Put as a client of another make does: one stream, which is a write of its own."""
+    command = PutCommand(uuid.uuid4().hex, path=publishing.path)
+    with (
+        penstock.connect(publishing.server.url) as client,
+        put.Writer(client.connection, command, rows.schema, timeout=timeout) as writer,
+    ):
+        writer.write(rows)
+        writer.close()
+
+
+def test_a_stream_ends_with_its_client(publishing: Publishing) -> None:
+    with pytest.raises(PenstockError):
+        own_put(publishing, numbered(5), timeout=3)
+    eventually(lambda: not publishing.server.state.streams.open_streams)
+
+
+def test_a_stream_ends_after_a_while(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it has put goes on."""
+    monkeypatch.setattr(kind, "_LONGEST_PUT", 0.1)
+    with pytest.raises(TimedOut, match="goes on without this put"):
+        own_put(publishing, numbered(5))
+    with publishing.publisher():
+        eventually(lambda: len(publishing.data()) == 5)
+
+
+def test_a_stream_to_no_topic_is_given_up(publishing: Publishing) -> None:
+    delete(publishing)
+    with publishing.publisher(), pytest.raises(NotFound):
+        own_put(publishing, numbered(5))
+    assert not publishing.client.list("write/")
+
+
+def test_rows_that_are_refused_leave_no_write(publishing: Publishing) -> None:
+    with pytest.raises(InvalidRequest, match="row 1"):
+        publishing.client.put(publishing.path, [{"data": b"x"}, {"data": b""}])
+    with pytest.raises(InvalidRequest, match="row 0"):
+        own_put(publishing, pa.table({"data": [b""]}))
+    assert not publishing.client.list("write/")
+
+
+def test_a_run_that_another_put_finishes_meanwhile(publishing: Publishing) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"data": [b"late"]})
+        faster.append(publishing.client.put(publishing.path, numbered(3), run="nightly"))
+
+    faster: list[Receipt] = []
+    with publishing.publisher():
+        slower = publishing.client.put(publishing.path, batches(), run="nightly")
+    assert (slower.write, slower.rows) == (faster[0].write, 3)
+    assert len(publishing.data()) == 3
+
+
+def test_a_put_that_is_left_says_that_it_goes_on(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(put, "LONG_RETRY_FOR", 0.1)
+    with penstock.connect(publishing.server.url, retry_for=0.1) as client:
+        for run, remedy in ((None, "pass run="), ("nightly", "put run 'nightly' again")):
+            with pytest.raises(TimedOut, match=rf"write/\w+ goes on by itself; .*{remedy}"):
+                client.put(publishing.path, numbered(5), run=run)
+    with publishing.publisher():
+        eventually(lambda: len(publishing.data()) == 10)
+
+
+def test_a_run_keeps_its_options(publishing: Publishing) -> None:
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(3), run="nightly")
+        with pytest.raises(InvalidRequest, match=r"opened with .*id_attribute=False.*now .*id_attribute=True"):
+            publishing.client.put(publishing.path, numbered(3), run="nightly", id_attribute=True)
 
 
 def test_permission_is_refused_at_once_with_the_cure(publishing: Publishing) -> None:

@@ -6,12 +6,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
-from penstock.errors import InvalidRequest, WriteEnded, of_code
+from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable, WriteEnded, of_code
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
@@ -35,6 +36,8 @@ from penstock.wire.read import Entry
 _TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 _ANSWER = 5.0
 """Seconds after which a finish, or a publisher without work, is answered; then it calls again."""
+_LONGEST_PUT = 600.0
+"""Seconds for which a put that is a write of its own keeps its stream; our clients ask for the finish again."""
 _MOST_PARTS = 64
 """Parts of one answer to a publisher."""
 
@@ -96,8 +99,18 @@ class PublishKind(Kind):
             receipt = self._keep(write, upload)
             summary = self.state.ledger.finish(write.id, [receipt.attempt])
         self._notify()
-        while summary.state == "open":
-            summary = self._published(summary.write)
+        give_up = time.monotonic() + _LONGEST_PUT
+        while summary.state == "open" and not upload.is_gone() and time.monotonic() < give_up:
+            try:
+                summary = self._published(write.id)
+            except Unavailable:
+                raise
+            except PenstockError:
+                with suppress(PenstockError):  # a named run is finished by whoever puts it again
+                    self.state.ledger.abort(write.id, opener=write.opener)
+                raise
+        if summary.state == "open":
+            raise TimedOut(f"{path}: write/{write.id} is being published, and goes on without this put")
         return receipt
 
     def _keep(self, write: Write, upload: Upload) -> Receipt:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.client.connection import Connection
-from penstock.client.put import finish_write
+from penstock.client.put import describe_write, finish_write
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS
@@ -119,18 +119,16 @@ def finish_put(connection: Connection, put: OpenPut, receipts: Iterable[Any], ru
         ) from late
     except WriteEnded:
         with contextlib.suppress(PenstockError):  # at Spark's commit there is no token to ask with
-            if put.named and put.summary is None and (summary := describe_put(connection, put)).state == "finished":
+            if (
+                put.named
+                and put.summary is None
+                and (summary := describe_write(connection, put.write)).state == "finished"
+            ):
                 return put.done_elsewhere(summary)
         raise
     if warning := put.left_out(receipts, answer):
         log.warning("%s", warning)
     return put.finished(answer)
-
-
-def describe_put(connection: Connection, put: OpenPut) -> Summary:
-    """Return what the server has of a write so far."""
-    write = connection.call(actions.DESCRIBE, actions.Target(f"write/{put.write}"))
-    return Summary(**{field.name: getattr(write, field.name) for field in fields(Summary)})
 
 
 def abort_put(connection: Connection, put: OpenPut, *, retry_for: float | None = None) -> None:

@@ -109,8 +109,6 @@ class ThreadWorker:
             work(task, self._control)
         except Exception as failed:  # the driver decides what follows
             error = describe(failed)
-        except SystemExit:
-            pass
         finally:
             self._exit = Exit(error)
 
@@ -198,7 +196,8 @@ class ProcessWorker:
         )
         self._process.start()
         theirs.close()
-        self._error: str | None = None
+        self._exit: Exit | None = None
+        """What it has told of its end."""
         self._is_ended = False
         self._is_killed = False
 
@@ -232,8 +231,8 @@ class ProcessWorker:
             except (EOFError, OSError):
                 self._is_ended = True
                 break
-            if isinstance(told, str):
-                self._error = told
+            if isinstance(told, Exit):
+                self._exit = told
             else:
                 taken.append(told)
         return taken
@@ -243,11 +242,11 @@ class ProcessWorker:
             return None
         code = self._process.exitcode
         self._pipe.close()
-        if self._is_killed or code in (0, _TERMINATED):
-            return Exit(self._error)
+        if self._exit is not None or self._is_killed or code == _TERMINATED:
+            return self._exit or Exit()
         if code < 0:
             return Exit(f"its process was killed by {signal.Signals(-code).name}")
-        return Exit(self._error or f"its process ended with exit code {code}")
+        return Exit(f"its process ended with exit code {code}")
 
 
 def run_process(packed: bytes, pipe: Connection) -> None:
@@ -257,11 +256,13 @@ def run_process(packed: bytes, pipe: Connection) -> None:
     threading.Thread(target=_listen, args=(pipe, control), name="penstock-control", daemon=True).start()
     try:
         work(pickle.loads(packed), control)  # noqa: S301  # by the process that started this one
+        with suppress(OSError):
+            pipe.send(Exit())
     except BrokenPipeError:  # the driver is gone: whoever continues the job claims the rest
         sys.exit(1)
     except Exception as failed:
         with suppress(OSError):
-            pipe.send(describe(failed))
+            pipe.send(Exit(describe(failed)))
         sys.exit(1)
 
 

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -124,7 +124,8 @@ def work(task: Task, control: Control) -> None:
     it counts, the queue knows.
     """
     with Client(task.settings) as client:
-        task.work.open(client)  # 1.
+        with _without_exit(task):
+            task.work.open(client)  # 1.
         try:
             claims = client.claim(
                 task.queue, prefetch=task.prefetch, to=task.to, room=task.room, worker=task.worker
@@ -189,7 +190,8 @@ def _work_on(task: Task, splits: list[_Processed]) -> None:
     if not splits:
         return
     try:
-        made = task.work([each.lease for each in splits], [each.split for each in splits if each.split is not None])
+        with _without_exit(task):
+            made = task.work([each.lease for each in splits], [each.split for each in splits if each.split is not None])
     except Exception as failed:
         is_theirs = not isinstance(failed, _OF_THE_SERVER)
         for each in splits:
@@ -201,6 +203,15 @@ def _work_on(task: Task, splits: list[_Processed]) -> None:
         return
     for each, outputs in zip(splits, made, strict=True):
         each.outputs = outputs
+
+
+@contextmanager
+def _without_exit(task: Task) -> Iterator[None]:
+    """Make an error of an operator's sys.exit(), by which its worker would end and the split come again, for ever."""
+    try:
+        yield
+    except SystemExit as ended:
+        raise RuntimeError(f"{task.name} called sys.exit({ended.code!r}): raise an error in place of it") from ended
 
 
 def _settle(task: Task, splits: list[_Processed]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -206,3 +208,51 @@ def test_errors_of_the_server_count_as_no_try(
     job.stage(Stage("out", WriteDataset(OUT)), after="work")
     assert job.run().stages[0].retries == 9
     assert values(client, OUT) == [1]
+
+
+class Exits:
+    """Ends its worker as if all were well, a few times; a folder counts them."""
+
+    def __init__(self, folder: Path, how: Callable[[int], object], where: str) -> None:
+        self.folder, self.how, self.where = folder, how, where
+
+    def _exit(self, where: str) -> None:
+        if self.where == where and len(list(self.folder.iterdir())) < 9:
+            (self.folder / str(time.monotonic_ns())).touch()
+            self.how(0)
+
+    def open(self) -> None:
+        """Exit."""
+        self._exit("open")
+
+    def process(self, split: Split) -> pa.Table:
+        """Exit."""
+        self._exit("process")
+        return split.payload.data
+
+
+@pytest.mark.parametrize(
+    ("workers", "how", "where", "text"),
+    [
+        ("threads", sys.exit, "process", r"in_0_work failed in .* with RuntimeError: .*Exits called sys.exit\(0\)"),
+        ("threads", sys.exit, "open", r"3 workers ended before they did any split: .*Exits called sys.exit\(0\)"),
+        pytest.param("processes", os._exit, "process", r"in_0_work failed in .* of its workers died, .*exit code 0",
+                     marks=pytest.mark.process),
+    ],
+)  # fmt: skip
+def test_an_operator_that_exits_ends_its_job(
+    make_server: Callable[..., PenstockServer],
+    tmp_path: Path,
+    workers: str,
+    how: Callable[[int], object],
+    where: str,
+    text: str,
+) -> None:
+    """Its worker would be started anew for ever, and nobody would know."""
+    (exits := tmp_path / "exits").mkdir()
+    job = Job("j", url=make_server().url)
+    job.stage(Stage("in", numbered(1)))
+    job.stage(Stage("work", Exits(exits, how, where)), after="in")
+    job.stage(Stage("out", WriteDataset(OUT)), after="work")
+    with pytest.raises(JobFailed, match=f"(?s){text}"):
+        job.run(workers)

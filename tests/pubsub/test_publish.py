@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pyarrow as pa
 import pytest
 
 import penstock
 from penstock import steps
 from penstock.cli import app
+from penstock.cli.publisher import ServerConnection
 from penstock.client import put
-from penstock.errors import Denied, InvalidRequest, NotFound, PenstockError, StoreFull, TimedOut, WriteEnded
+from penstock.errors import Denied, InvalidRequest, Lost, NotFound, PenstockError, StoreFull, TimedOut, WriteEnded
 from penstock.flight_server.kinds import publish as kind
 from penstock.ledger import publications
 from penstock.queue.pubsub import publish
 from penstock.queue.pubsub.publish import MOST_REQUESTS
 from penstock.queue.pubsub.requests import MOST_ROWS
+from penstock.rows.messages import MESSAGES
 from penstock.wire.actions import FinishWrite, Summary
+from penstock.wire.publish import PartsToPublish, StagedPart
 from penstock.wire.put import PutCommand, Receipt
 from tests.kit.faults import Crash
 from tests.kit.pubsub.publishing import Publishing
@@ -121,6 +128,56 @@ def test_a_keys_messages_keep_their_order(publishing: Publishing) -> None:
         of_key = [int(message.data) for message in messages if message.ordering_key == f"key {number}"]
         assert of_key == [*range(number, rows, 3)]
     assert len(messages) == rows
+
+
+def test_a_key_that_waits_holds_no_other_back() -> None:
+    """Thousands of rows behind it, and Pub/Sub doesn't take it: all the others are published and noted."""
+
+    def part_of(key: str) -> pa.RecordBatch:
+        return pa.record_batch([[b"x"] * MOST_ROWS, [[]] * MOST_ROWS, [key] * MOST_ROWS], schema=MESSAGES)
+
+    batches = [*[part_of("hot")] * (MOST_REQUESTS + 1), part_of("cold"), part_of("")]
+    staged = tuple(StagedPart(number, "", MOST_ROWS, ()) for number in range(len(batches)))
+    noted: list[tuple[int, ...]] = []
+    work = [PartsToPublish(), PartsToPublish("w", None, staged)]
+    server: Any = SimpleNamespace(
+        next_parts=lambda _: work.pop() if work else PartsToPublish(),
+        note=lambda note: noted.extend(note.published),
+        read=lambda part, _: [batches[part.number]],
+    )
+
+    def send(body: bytes, *, compressed: bool) -> Any:
+        future: Future[None] = Future()
+        if b"hot" in body:
+            future.set_exception(Away())
+        else:
+            future.set_result(None)
+        return future
+
+    topic: Any = SimpleNamespace(name="projects/p/topics/t", publish=send)
+    expected = [(number, 0, MOST_ROWS) for number in (MOST_REQUESTS + 1, MOST_REQUESTS + 2)]
+    give_up = time.monotonic() + 30
+    publish.Publisher("publish/p/t", topic, server).run(
+        lambda: len(noted) == len(expected) or time.monotonic() > give_up
+    )
+    assert sorted(noted) == expected
+
+
+class Away(grpc.RpcError):
+    """What Pub/Sub says if it is away."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "away"
+
+
+def test_a_call_that_pubsub_cancels_is_repeated(publishing: Publishing) -> None:
+    publishing.fake.fail("Publish", "CANCELLED")
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(3))
+    assert len(publishing.data()) == 3
 
 
 @pytest.mark.parametrize("step", ["publisher.sent", "publisher.answered", "publisher.noted"])
@@ -443,6 +500,24 @@ def test_an_unknown_way_to_publish_is_refused(publishing: Publishing, how: dict[
         publishing.client.put(publishing.path, numbered(1), **how)
     with pytest.raises(InvalidRequest, match=r"omit it|did you mean"):
         publishing.client.put("store/x", numbered(1), **how)
+
+
+def test_lost_rows_are_an_error_with_a_remedy(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart of a server with `--store memory:`: the run can be written again once its write is removed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(ServerConnection, "read", lost)
+        with publishing.publisher(), pytest.raises(Lost, match="then write all again") as raised:
+            publishing.client.put(publishing.path, numbered(3), run="nightly")
+    words = re.search(r"penstock (rm write/\w+)", str(raised.value))
+    assert words is not None
+    assert app.run(["--url", str(publishing.server.url), *words[1].split(), "--yes"]) == 0
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(3), run="nightly")
+    assert len(publishing.data()) == 3
+
+
+def lost(*_: Any) -> Any:
+    raise Lost("the part is gone")
 
 
 def test_a_full_disk_is_waited_for(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:

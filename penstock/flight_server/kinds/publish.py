@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
-from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable, WriteEnded, of_code
+from penstock.errors import InvalidRequest, Lost, PenstockError, TimedOut, Unavailable, WriteEnded, of_code
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
@@ -145,7 +145,10 @@ class PublishKind(Kind):
         def has_ended() -> bool:
             now = publications.find(ledger.database, write_id)
             if now is not None and now.code is not None:
-                raise of_code(now.code, f"{now.text}. {now.published:,} of {now.rows:,} messages are published")
+                text = f"{now.text}. {now.published:,} of {now.rows:,} messages are published"
+                if now.code == Lost.code:
+                    text += f": penstock rm write/{write_id}, then write all again, which publishes those once more"
+                raise of_code(now.code, text)
             return now is None
 
         if before is not None and (refused := self._publishers.refused(before.path)) is not None:

@@ -31,8 +31,11 @@ from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, Publi
 _log = logging.getLogger(__name__)
 
 MOST_REQUESTS = 32
-"""Requests that are sent, or wait for one of their key, or are not noted yet: what may be published twice."""
+"""Requests that are sent and not noted yet: what may be published twice."""
 _MOST_BYTES = 64 << 20
+"""Of these requests; and of those that wait for one of their key."""
+_REQUEST_BYTES = 500
+"""Bytes of a request's object, besides its body."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 """Seconds until a request is sent again."""
 _ENDING = 5.0
@@ -86,7 +89,8 @@ class _Sent:
 class _Publication:
     """One write's way to Pub/Sub. One thread does it all; gRPC's threads only hand over answers.
 
-    1. Its parts become requests (`_requests`), in order; some wait for a request of their key to be answered.
+    1. Its parts become requests (`_requests`), in order; some wait for a request of their key to be answered, 64 MiB at
+    most, while others overtake them.
     2. A request is sent (`_send`). One that Pub/Sub doesn't take now is sent again, while its key waits.
     3. Pub/Sub has answered: the server notes it (`_note`). A publisher that dies between 2. and 3. has its successor
        publish these rows again: at most `MOST_REQUESTS` requests, as no further one is sent before answers are noted.
@@ -102,10 +106,14 @@ class _Publication:
         self._options = work.options or PublishOptions()
         self._pending = self._requests(work)
         self._held = self._bytes = 0
-        """Requests, and their bytes, that have come out of the parts and aren't noted."""
+        """Requests, and their bytes, that were sent and aren't noted."""
         self._flying = 0
-        self._behind: dict[str, deque[_Sent]] = {}
+        self._behind: dict[str, deque[Request]] = {}
         """The keys that have a request on its way, with those that wait for it."""
+        self._next: deque[Request] = deque()
+        """Requests whose keys wait no longer."""
+        self._waiting = 0
+        """Bytes in `_behind` and `_next`."""
         self._retries: list[tuple[float, int, _Sent]] = []
         self._numbers = itertools.count()
         self._answers: queue.SimpleQueue[tuple[_Sent, Any]] = queue.SimpleQueue()
@@ -120,10 +128,10 @@ class _Publication:
             if stop_at is None and (self._error is not None or self._stopped()):
                 stop_at = time.monotonic() + _ENDING
                 self._retries.clear()
-            if stop_at is None:
-                self._fill()
             if self._unnoted:
                 self._note()
+            if stop_at is None:
+                self._fill()
             if not self._flying and (stop_at is not None or not self._held):
                 break
             if stop_at is not None and time.monotonic() > stop_at:
@@ -147,21 +155,31 @@ class _Publication:
 
     def _fill(self) -> None:
         """Send requests while there is room."""
-        while self._held < MOST_REQUESTS and self._bytes < _MOST_BYTES:
+        while self._held < MOST_REQUESTS and self._bytes < _MOST_BYTES and (request := self._take_next()) is not None:
+            self._held, self._bytes = self._held + 1, self._bytes + len(request.body)
+            self._send(_Sent(request))
+
+    def _take_next(self) -> Request | None:
+        """Return a request whose key has none on its way; None if there is none, or too many wait for such a key."""
+        if self._next:
+            waited = self._next.popleft()
+            self._waiting -= len(waited.body) + _REQUEST_BYTES
+            return waited
+        while self._waiting < _MOST_BYTES:
             try:
                 request = next(self._pending, None)
             except Lost as lost:
                 self._error = lost
-                return
+                return None
             if request is None:
-                return
-            self._held, self._bytes = self._held + 1, self._bytes + len(request.body)
-            if request.key in self._behind:
-                self._behind[request.key].append(_Sent(request))
-                continue
-            if request.key:
-                self._behind[request.key] = deque()
-            self._send(_Sent(request))
+                return None
+            if request.key not in self._behind:
+                if request.key:
+                    self._behind[request.key] = deque()
+                return request
+            self._behind[request.key].append(request)
+            self._waiting += len(request.body) + _REQUEST_BYTES
+        return None
 
     # --- 2. ---------------------------------------------------------------------------------
 
@@ -194,8 +212,8 @@ class _Publication:
         if error is None:
             steps.passed("publisher.answered")
             self._unnoted.append(sent.request)
-            self._send_next(sent.request.key)
-        elif isinstance(error, grpc.RpcError) and is_retried(error):
+            self._release(sent.request.key)
+        elif isinstance(error, grpc.RpcError) and (is_retried(error) or error.code() == grpc.StatusCode.CANCELLED):
             self._send_later(sent, error)
         elif isinstance(error, grpc.RpcError):
             request = sent.request
@@ -206,13 +224,12 @@ class _Publication:
         else:
             raise error
 
-    def _send_next(self, key: str) -> None:
-        """Send the request that waits for one of this key."""
+    def _release(self, key: str) -> None:
+        """Have the request sent that waits for one of this key."""
         if not key:
             return
         if waiting := self._behind[key]:
-            if self._error is None and not self._stopped():
-                self._send(waiting.popleft())
+            self._next.append(waiting.popleft())
         else:
             del self._behind[key]
 

@@ -188,8 +188,10 @@ class Crew:
         if exited.error is not None and not self._stopping:
             self._find_cause(member, exited.error, now, is_alone=is_alone)
         if exited.error is not None or member.is_killed:  # another one has given back what it had
+            retry_for = 0.0 if self._stopping else None  # the server may be gone, and the driver is to end
             with suppress(PenstockError):  # it comes again when its leases end
-                self.client.call(RELEASE_WORKER, ReleaseWorker(self.task.queue, member.known_as))
+                release = ReleaseWorker(self.task.queue, member.known_as)
+                self.client.connection.call(RELEASE_WORKER, release, retry_for=retry_for)
 
     def _find_cause(self, member: Member, error: str, now: float, *, is_alone: bool) -> None:
         """Blame the split that a worker has died with, or note that workers can't begin."""

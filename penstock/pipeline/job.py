@@ -52,6 +52,8 @@ _FULL_SPLITS, _FULL_BYTES = 1_000, 256 << 20
 """What may wait in a queue before what fills it waits, too: sources, and the workers above."""
 _MOST_DEAD = 100
 """Dead splits of a stage that a report shows."""
+_LAST_WORDS = 5.0
+"""Seconds for which a run that was stopped tries to tell the server so."""
 _DRIVER = f"{socket.gethostname()}:{os.getpid()}"
 _CLIENTS = "put"
 """The upstream of a queue that stands for all sources of a job."""
@@ -237,7 +239,12 @@ class _Run:
     def _look(self) -> None:
         """Tell the server what the workers do, and hear how the job does."""
         notes = tuple(map(_note, self._crews.values()))
-        self._description = self._client.call(wire.NOTE_JOB, NoteJob(self._job.path, _DRIVER, notes))
+        self._description = self._tell(wire.NOTE_JOB, NoteJob(self._job.path, _DRIVER, notes))
+
+    def _tell(self, action: wire.Action[Any, JobDescription], request: Any) -> JobDescription:
+        """Call an action of the job; a run that was stopped doesn't wait for a server that is away."""
+        retry_for = _LAST_WORDS if self._stopping.is_set() else None
+        return self._client.connection.call(action, request, retry_for=retry_for)
 
     def _queues(self) -> dict[str, QueueDescription]:
         """Return what was seen of the queues of all stages but sources."""
@@ -377,8 +384,6 @@ class _Run:
             for name, crew in self._crews.items():
                 crew.tick(self._queues()[name])
                 crew.set_room(self._room(name))
-            if self._cause is not None:
-                raise SystemExit(128 + signal.SIGTERM)
             time.sleep(_TICK)
 
     def _room(self, name: str) -> tuple[int, int] | None:
@@ -455,6 +460,8 @@ class _Run:
 
         def terminate(number: int, frame: FrameType | None) -> None:
             self._cause = "SIGTERM"
+            if not self._stopping.is_set():  # ends a wait for a server that is away, too, as Ctrl-C does
+                raise SystemExit(128 + signal.SIGTERM)
 
         signal.signal(signal.SIGTERM, terminate)
         try:
@@ -466,7 +473,7 @@ class _Run:
         self._seconds = time.monotonic() - self._began
         self._look()  # the last notes
         text = self._cause or cause
-        self._description = self._client.call(wire.END_JOB, EndJob(self._job.path, state, text))
+        self._description = self._tell(wire.END_JOB, EndJob(self._job.path, state, text))
         for name, queue in self._queues().items():
             if queue.counts.dead and name in self._crews:
                 self._crews[name].figures.dead = [*map(_dead_split, self._dead(name, _MOST_DEAD))]

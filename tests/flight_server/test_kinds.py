@@ -187,7 +187,7 @@ def test_a_server_has_every_action_of_the_wire(bare: flight.FlightClient) -> Non
     ),
 )
 def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClient) -> None:
-    """Each answer decodes as the type that clients take it for; those of Pub/Sub, Kafka and dead rows need these, too."""
+    """Each answer decodes as the type clients take it for; those of Pub/Sub, Kafka and dead rows need these, too."""
     put(bare, at("topic/x"), [trips(1, 2)])
     journal = call(bare, "describe", path="topic/x")["journal"]
     reader = {"path": "topic/x", "journal": journal, "consumer": "c", "session": "s"}

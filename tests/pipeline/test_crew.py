@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from penstock.client.client import Client, connect
 from penstock.pipeline import crew as crews
-from penstock.pipeline.crew import Crew
+from penstock.pipeline.crew import Crew, stop_all
 from penstock.pipeline.operator import Operation
 from penstock.pipeline.pools import Exit
 from penstock.pipeline.worker import Begun, Ended, Event, Task
@@ -78,8 +79,8 @@ def pool() -> FakePool:
     return FakePool()
 
 
-def make_crew(pool: FakePool, fewest: int, most: int) -> Crew:
-    client = connect("grpc://127.0.0.1:1", retry_for=0)
+def make_crew(pool: FakePool, fewest: int, most: int, retry_for: float = 0) -> Crew:
+    client = connect("grpc://127.0.0.1:1", retry_for=retry_for)
     task = Task(client.settings, "queue/j/work", Operation(double), "double")
     return Crew(client, "work", task, pool, (fewest, most))
 
@@ -173,3 +174,16 @@ def test_a_worker_without_a_place_is_spoken_of(pool: FakePool, clock: Time, capl
     missing.append(crew.missing)
     assert missing == [None, "num_gpus=1", "num_gpus=1", None]
     assert caplog.text.count("worker work-1 waits for a place with num_gpus=1") == 1
+
+
+def test_a_crew_that_stops_waits_for_no_server(pool: FakePool, clock: Time) -> None:
+    """What a killed worker had is given back when its leases end."""
+    crew = make_crew(pool, 2, 2, retry_for=600)
+    crew.tick(waiting(500))
+    crew.kill()
+    for worker in pool.workers:
+        worker.ended = Exit()
+    thread = threading.Thread(target=stop_all, args=([crew],), name="stop", daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,11 +32,12 @@ from penstock.pipeline import (
     sources,
     worker,
 )
+from penstock.pipeline import job as jobs
 from penstock.queue.work import messages
 from tests.kit.jobs import Dies, Sleeps, double, stage_counts, state_of, values
 from tests.kit.programs.job import slow_job
 from tests.kit.queues import numbered
-from tests.kit.server import RestartingServer
+from tests.kit.server import RestartingServer, served
 from tests.kit.wait import eventually
 
 pytestmark = pytest.mark.faults
@@ -256,3 +258,25 @@ def test_an_operator_that_exits_ends_its_job(
     job.stage(Stage("out", WriteDataset(OUT)), after="work")
     with pytest.raises(JobFailed, match=f"(?s){text}"):
         job.run(workers)
+
+
+def test_a_driver_without_a_server_ends_at_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the server, as it should, and neither this nor what it would say at its end holds it up."""
+    stack = ExitStack()
+    server = stack.enter_context(served(tmp_path / "data"))
+
+    def wait_for_the_server(run: jobs._Run) -> None:
+        eventually(lambda: not run._filling)
+        stack.close()
+        terminate = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        terminate.start()
+        run._look()
+
+    monkeypatch.setattr(jobs._Run, "_drive", wait_for_the_server)
+    monkeypatch.setattr(jobs, "_LAST_WORDS", 0.5)
+    job = Job("j", url=server.url)
+    job.stage(Stage("in", numbered(1)))
+    job.stage(Stage("out", WriteDataset(OUT)), after="in")
+    with stack, pytest.raises(SystemExit, match="143"):
+        job.run()

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.flight_server.pullers import Pullers, publishers_of
+from penstock.flight_server.pullers import Pullers, close_all, publishers_of
 from penstock.flight_server.state import State
 from penstock.ledger import publications
+from penstock.ledger.tables import Transaction
 
 log = logging.getLogger("penstock")
 _LOOK = 0.5
@@ -27,11 +28,11 @@ class Publishers:
 
     def __init__(self, state: State, changed: Callable[[], None]) -> None:
         self._state, self._changed = state, changed
-        self._lock = threading.Lock()  # _wanted, _refused
+        self._lock = threading.Lock()  # _wanted, _asked
         self._wanted: dict[str, float] = {}
         """Until when each topic's publisher is wanted, by the monotonic clock."""
-        self._refused: dict[str, PenstockError] = {}
-        """Why a topic's publisher can't start."""
+        self._asked: set[str] = set()
+        """The topics that were wanted since the last look."""
         self._stopped = threading.Event()
         self._soon = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="penstock-publishers", daemon=True)
@@ -47,20 +48,11 @@ class Publishers:
         self._thread.join()
 
     def want(self, path: str) -> None:
-        """Have a topic's publisher run from now on, and for a while."""
+        """Have a topic's publisher run from now on, and for a while; one that was refused is tried again."""
         with self._lock:
+            self._asked.add(path)
             self._wanted[path] = time.monotonic() + _IDLE
         self._soon.set()
-
-    def connected(self, path: str) -> None:
-        """Note that a topic's publisher runs, whatever became of one before it."""
-        with self._lock:
-            self._refused.pop(path, None)
-
-    def refused(self, path: str) -> PenstockError | None:
-        """Return why a topic's publisher can't start; None if it can, as far as is known."""
-        with self._lock:
-            return self._refused.get(path)
 
     def _look_after(self) -> None:
         running: dict[str, Pullers] = {}
@@ -71,23 +63,25 @@ class Publishers:
                 self._look(running)
             except Exception:  # the children would be killed with this thread
                 log.exception("looking after publishers failed, and is tried again")
-        for each in running.values():
-            each.close()
+        close_all([*running.values()])
 
     def _look(self, running: dict[str, Pullers]) -> None:
         """Start, watch and end what is due."""
         wanted = self._wanted_now()
+        with self._lock:
+            asked, self._asked = self._asked, set()
         for path in wanted - running.keys():
             try:
                 running[path] = publishers_of(path, self._state.config, self._state.port)
             except InvalidRequest as refused:
-                self._refuse(path, refused)
+                self._fail(path, refused)
         for path in running.keys() - wanted:
             running.pop(path).close()
         for path, each in running.items():
+            if path in asked:
+                each.try_again()
             if (code := each.watch(time.monotonic(), 1)) is not None:
-                text = f"{path}: its publisher was refused (exit code {code}), the server's log has the cause"
-                self._refuse(path, InvalidRequest(text))
+                self._fail(path, InvalidRequest(f"{path}: its publisher was refused: {each.said or code}"))
 
     def _wanted_now(self) -> set[str]:
         """Return the topics that need a publisher, those with messages to publish before others."""
@@ -100,7 +94,13 @@ class Publishers:
             self._wanted = {path: until for path, until in self._wanted.items() if until > now}
             return {*[*under_way, *(path for path in self._wanted if path not in under_way)][:_MOST]}
 
-    def _refuse(self, path: str, error: PenstockError) -> None:
-        with self._lock:
-            self._refused[path] = error
+    def _fail(self, path: str, error: PenstockError) -> None:
+        """Fail what is under way to a topic whose publisher can't start."""
+
+        def fail(t: Transaction) -> None:
+            for each in publications.unfinished(t):
+                if each.path == path and each.code is None:
+                    publications.fail(t, each.write, error.code, str(error))
+
+        self._state.ledger.change(fail)
         self._changed()

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _CALM = 60.0
 """Seconds after which an end is the first one again."""
 _ENDING = 10.0
+_LAST_LINE = 1.0
+"""Seconds for the last line of a process that has ended."""
 _LINE = re.compile(r"\d{4}-\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: (.*)")
 """A line of a puller's log, as `penstock pull` sets its format."""
 _LONGEST_LINE = 4_000
@@ -39,6 +42,11 @@ class _Slot:
     began: float = 0.0
     ends: int = 0
     start_at: float = 0.0
+    is_refused: bool = False
+    """Whether its last process was refused, and no other was started since."""
+    said: str = ""
+    """The last line of its last process; `listener` has it."""
+    listener: threading.Thread | None = None
     is_mended: bool = False
     """Whether what its process may be refused for has been mended since: such an end says nothing."""
 
@@ -52,12 +60,14 @@ class Pullers:
     environment: dict[str, str] = field(repr=False)
     word: str = "puller"
     """What the log calls one of them."""
-    _slots: list[_Slot] = field(default_factory=list)
+    said: str = ""
+    """The last line of one that was refused."""
+    slots: list[_Slot] = field(default_factory=list)
 
     def watch(self, now: float, wanted: int) -> int | None:
         """Start what is missing, end what is too much; return the exit code of one that was refused, if one was."""
         refused = None
-        for slot in self._slots:
+        for slot in self.slots:
             code = None if slot.process is None else slot.process.poll()
             if code is None:
                 continue
@@ -67,50 +77,74 @@ class Pullers:
             pause = _LONGEST_PAUSE if is_refused else min(_PAUSE * 2 ** (slot.ends - 1), _LONGEST_PAUSE)
             slot.start_at = now + pause
             log.warning("%s: a %s has ended (%d), it starts again in %g s", self.path, self.word, code, pause)
-            refused = code if is_refused else refused
-        while len(self._slots) < wanted:
-            self._slots.append(_Slot())
-        for slot in self._slots[wanted:]:
+            slot.is_refused = is_refused
+            if is_refused:
+                refused = code
+                if slot.listener is not None:
+                    slot.listener.join(_LAST_LINE)
+                self.said = slot.said
+        while len(self.slots) < wanted:
+            self.slots.append(_Slot())
+        for slot in self.slots[wanted:]:
             _end(slot)
-        del self._slots[wanted:]
-        for slot in self._slots:
+        del self.slots[wanted:]
+        for slot in self.slots:
             if slot.process is None and now >= slot.start_at:
-                slot.process = self._start()
-                slot.began = now
+                self._start(slot)
+                slot.began, slot.is_refused = now, False
         return refused
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, slot: _Slot) -> None:
         process = subprocess.Popen(self.command, env=self.environment, stderr=subprocess.PIPE)  # noqa: S603  # our own words
+
+        def listen() -> None:
+            slot.said = log_lines(self.path, process, self.word)
+
         name = f"penstock-{self.word}-{process.pid}"
-        threading.Thread(target=log_lines, args=(self.path, process, self.word), name=name, daemon=True).start()
-        return process
+        slot.process, slot.listener = process, threading.Thread(target=listen, name=name, daemon=True)
+        slot.listener.start()
+
+    def try_again(self) -> None:
+        """Start those that were refused, at the next look."""
+        for slot in self.slots:
+            if slot.is_refused:
+                slot.start_at = 0.0
 
     def start_again(self) -> None:
         """Start those that wait, at the next look."""
-        for slot in self._slots:
+        for slot in self.slots:
             slot.ends, slot.start_at, slot.is_mended = 0, 0.0, slot.process is not None
 
     def processes(self) -> tuple[int, ...]:
         """Return the ids of the processes that run."""
-        return tuple(slot.process.pid for slot in self._slots if slot.process is not None)
+        return tuple(slot.process.pid for slot in self.slots if slot.process is not None)
 
     def close(self) -> None:
         """End them: each nacks what it holds and nobody has seen."""
-        running = [slot.process for slot in self._slots if slot.process is not None]
-        for process in running:
-            process.terminate()
-        for process in running:
-            try:
-                process.wait(_ENDING)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._slots.clear()
+        close_all([self])
 
 
-def log_lines(path: str, process: subprocess.Popen[bytes], word: str = "puller") -> None:
-    """Log what a puller writes to its stderr, under the path of its subscription, until it ends."""
+def close_all(pullers: Sequence[Pullers]) -> None:
+    """End the processes of all of these at once, as the end of a server doesn't wait for one after the other."""
+    slots = [slot for each in pullers for slot in each.slots]
+    running = [slot.process for slot in slots if slot.process is not None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + _ENDING
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for each in pullers:
+        each.slots.clear()
+
+
+def log_lines(path: str, process: subprocess.Popen[bytes], word: str = "puller") -> str:
+    """Log what a puller writes to its stderr, under the path of its subscription, until it ends; return the last."""
     assert process.stderr is not None
+    last = ""
     level = logging.WARNING  # of a line that isn't a log's: that of the line before
     with process.stderr as lines:
         while line := lines.readline(_LONGEST_LINE):
@@ -121,7 +155,9 @@ def log_lines(path: str, process: subprocess.Popen[bytes], word: str = "puller")
             elif text.startswith("penstock: "):  # why a command has failed
                 level = logging.ERROR
             if text:
-                log.log(level, "%s: %s %d: %s", path, word, process.pid, printable(text))
+                last = printable(text)
+                log.log(level, "%s: %s %d: %s", path, word, process.pid, last)
+    return last.removeprefix("penstock: ")
 
 
 def pullers_of(path: str, config: ServerConfig, port: int) -> Pullers:

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,9 @@ from penstock.cli import app
 from penstock.cli.publisher import ServerConnection
 from penstock.client import put
 from penstock.errors import Denied, InvalidRequest, Lost, NotFound, PenstockError, StoreFull, TimedOut, WriteEnded
+from penstock.flight_server import publishers
 from penstock.flight_server.kinds import publish as kind
+from penstock.flight_server.pullers import Pullers
 from penstock.ledger import publications
 from penstock.queue.pubsub import publish
 from penstock.queue.pubsub.publish import MOST_REQUESTS
@@ -35,6 +38,7 @@ from tests.kit.faults import Crash
 from tests.kit.pubsub.publishing import Publishing
 from tests.kit.wait import eventually
 
+WANTED_NOW = publishers.Publishers._wanted_now  # which `publishing` replaces
 MAPS = pa.map_(pa.string(), pa.string())
 
 
@@ -257,6 +261,25 @@ def test_a_put_without_a_run_is_given_up(publishing: Publishing) -> None:
     with publishing.publisher(), pytest.raises(NotFound, match="0 of 10 messages are published"):
         publishing.client.put(publishing.path, numbered(10))
     assert not publishing.client.list("write/")
+
+
+@pytest.mark.process
+def test_a_publisher_that_was_refused_is_tried_again(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the next put; the error says why."""
+    mended = tmp_path / "mended"
+    command = ["sh", "-c", f"[ -e {mended} ] && exec sleep 60; echo 'penstock: no key' >&2; exit 2"]
+    monkeypatch.setattr(publishers, "publishers_of", lambda path, *_: Pullers(path, command, {}, "publisher"))
+    monkeypatch.setattr(publishers.Publishers, "_wanted_now", WANTED_NOW)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="its publisher was refused: no key"):
+            publishing.client.put(publishing.path, numbered(3))
+    assert not publishing.client.list("write/")
+    mended.touch()
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(3))
+    assert len(publishing.data()) == 3
 
 
 def own_put(publishing: Publishing, rows: pa.Table, *, timeout: float | None = None) -> None:

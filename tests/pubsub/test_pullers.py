@@ -11,7 +11,7 @@ from penstock.errors import Denied
 from penstock.flight_server import pulled_subscription
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.pulled_subscription import PulledSubscription
-from penstock.flight_server.pullers import Pullers
+from penstock.flight_server.pullers import Pullers, close_all
 from tests.kit.clock import Clock
 from tests.kit.pubsub.owner import Owned
 from tests.kit.wait import eventually
@@ -86,3 +86,18 @@ def test_refused_pullers_start_when_others_bring_messages(
         pulled.look(now)
     assert pullers.processes()
     owned.close()
+
+
+def test_all_are_ended_at_once(tmp_path: Path) -> None:
+    """Each of these two ends once the other was told to, too."""
+    several = []
+    for own, other in (("a", "b"), ("b", "a")):
+        told = f"touch {own}; until [ -e {other} ]; do sleep 0.02; done; touch {own}-ended; exit"
+        script = f"cd {tmp_path}; trap '{told}' TERM; touch {own}-runs; while :; do sleep 0.02; done"
+        command = ["sh", "-c", script]
+        several.append(Pullers("publish/p/t", command, {}))
+        several[-1].watch(0.0, 1)
+    eventually(lambda: (tmp_path / "a-runs").exists() and (tmp_path / "b-runs").exists())
+    close_all(several)
+    assert (tmp_path / "a-ended").exists()
+    assert (tmp_path / "b-ended").exists()

@@ -140,7 +140,6 @@ class PublishKind(Kind):
     def _published(self, write_id: str) -> wire.Summary:
         """Return a write once it is published, or after some seconds; raise why it can't be."""
         ledger = self.state.ledger
-        before = publications.find(ledger.database, write_id)
 
         def has_ended() -> bool:
             now = publications.find(ledger.database, write_id)
@@ -151,8 +150,6 @@ class PublishKind(Kind):
                 raise of_code(now.code, text)
             return now is None
 
-        if before is not None and (refused := self._publishers.refused(before.path)) is not None:
-            raise refused
         self._wait(has_ended)
         if not has_ended() and self._is_draining:
             raise not_serving()
@@ -166,7 +163,6 @@ class PublishKind(Kind):
     def next_parts(self, call: Call, request: AskParts) -> PartsToPublish:
         """Return parts of the oldest write to a topic that isn't published, once there is one."""
         reader = self.state.ledger.database
-        self._publishers.connected(request.path)
 
         def oldest() -> str | None:
             under_way = (each for each in publications.unfinished(reader) if each.code is None)

@@ -451,7 +451,9 @@ class _Loader:
                 while not (self._has_ready() or self._has_ended()):
                     self._changed.wait(_STOP_CHECK)
                 if linger:
-                    self._changed.wait_for(lambda: len(self._ready) >= most or self._has_ended(), linger)
+                    self._changed.wait_for(
+                        lambda: len(self._ready) >= most or self._loaded() >= _BATCH_BYTES or self._has_ended(), linger
+                    )
             finally:
                 self._waits = False
             self._check_settled()
@@ -464,6 +466,10 @@ class _Loader:
             if self._error is not None and not self.stopping:
                 raise self._error
             return []
+
+    def _loaded(self) -> int:
+        """Return the bytes of what is loaded and not taken."""
+        return sum(lease.bytes for lease in self._ready)
 
     def _has_ended(self) -> bool:
         """Whether no further lease will be loaded."""
@@ -555,6 +561,7 @@ class _Loader:
         for lease, _ in claimed:
             self._queue.heartbeats.watch(lease, answer.lease_seconds)
         for number, (lease, each) in enumerate(claimed):
+            self._wait_for_bytes()
             if self.stopping:
                 _release(rest for rest, _ in claimed[number:])
                 return
@@ -575,6 +582,12 @@ class _Loader:
                     ),
                     answer.retry_after,
                 )
+
+    def _wait_for_bytes(self) -> None:
+        """Wait while more is loaded than two takes of the worker: payloads may be far larger than those before them."""
+        with self._changed:
+            while len(self._ready) >= self._prefetch + 1 and self._loaded() > 2 * _BATCH_BYTES and not self.stopping:
+                self._changed.wait(_STOP_CHECK)
 
     def _wait_for_queue(self, missing: NotFound) -> None:
         """Wait for a queue that nobody has made yet; raise the error once that is too long, or if it was there."""

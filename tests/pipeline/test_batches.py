@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Split
+from penstock.client import claim
+from penstock.client.claim import Split, _Loader
 from penstock.client.client import Client, connect
 from penstock.errors import InvalidRequest, JobFailed
 from penstock.flight_server.server import PenstockServer
@@ -170,3 +172,48 @@ def test_a_stop_ends_a_wait_for_more(client: Client) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert taken == []
+
+
+def test_a_wait_for_more_ends_once_the_bytes_are_there(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further split would fit, so that the worker would wait for nothing."""
+    monkeypatch.setattr(claim, "_BATCH_BYTES", 1_000)
+    client.push("queue/j/in", [pa.table({"x": range(200)})])
+    claims = client.claim("queue/j/in")
+    taken: list[int] = []
+
+    def take() -> None:
+        for leases in claims.batches(64, linger=600.0):
+            taken.extend(split.payload.data.num_rows for lease in leases for split in [lease.split])
+            claims.stop()
+
+    thread = threading.Thread(target=take, name="take", daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert taken == [200]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_is_loaded_ahead_has_a_bound_of_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits are claimed by the size of those before them, and then are a thousand times larger."""
+    most = 0
+    loaded = _Loader._load
+
+    def load(loader: _Loader, *arguments: Any) -> None:
+        nonlocal most
+        loaded(loader, *arguments)
+        most = max(most, loader._loaded())
+
+    monkeypatch.setattr(_Loader, "_load", load)
+    monkeypatch.setattr(claim, "_BATCH_BYTES", 100_000)
+    large = [pa.table({"x": [n] * 1_250}) for n in range(100)]
+    client.push("queue/j/in", numbered(*range(100)))
+    client.push("queue/j/in", large, finish=True)
+    taken = 0
+    for leases in client.claim("queue/j/in").batches(16):
+        time.sleep(0.01)  # so that the loader is ahead
+        for lease in leases:
+            with lease:
+                taken += 1
+    assert taken == 200
+    assert most <= 210_000  # the one above which it waits, and the one that brought it there

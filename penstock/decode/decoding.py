@@ -30,6 +30,8 @@ METADATA = frozenset(
     ("message_id", "publish_time", "ordering_key", "attributes", "delivery_attempt", "_shard", "_offset", "_time")
 )
 """Columns that are filled from the message, and never from its payload."""
+_PLACE = ("_shard", "_offset")
+"""Columns that say which row it is; FAILFAST reads them always."""
 PAYLOAD = "data"
 _PAYLOADS = (pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string(), pa.string_view())
 _ROWS = 8_192
@@ -63,7 +65,8 @@ class Decoding:
     @property
     def columns(self) -> tuple[str, ...]:
         """The topic's columns to read."""
-        return (self.payload, *(name for name in self.schema.names if name in METADATA))
+        named = _PLACE if self.mode == "FAILFAST" else ()
+        return tuple(dict.fromkeys((self.payload, *(name for name in self.schema.names if name in METADATA), *named)))
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -90,7 +93,7 @@ class Decoding:
             raise InvalidRequest(f"{self.path}: decode reads column {self.payload!r}, which is {kind}: expected binary")
         fields = [source.field(name) for name in self.columns]
         for field in fields[1:]:
-            wanted = self.schema.field(field.name).type
+            wanted = self.schema.field(field.name).type if field.name in self.schema.names else field.type
             if not same_layout(field.type, wanted):
                 raise SchemaMismatch(
                     f"{self.path}: the message's {field.name} is {field.type}, the schema has {wanted}: name it so"
@@ -111,7 +114,9 @@ class Decoding:
         columns, errors = self.decoder.decode(batch.column(self.payload))
         if self.mode == "FAILFAST" and errors.null_count < len(errors):
             row = pc.index(errors.is_valid(), True).as_py()
-            raise InvalidRequest(f"{self.path}: a payload doesn't decode: {errors[row]}. {_where(batch, row)}")
+            raise InvalidRequest(
+                f"{self.path}: a payload doesn't decode: {errors[row]}. It is the row with {_where(batch, row)}"
+            )
         decoded: dict[str, Any] = dict(zip(self.decoder.schema.names, columns, strict=True)) | {ERROR: errors}
         arrays = [batch.column(name) if name in METADATA else decoded[name] for name in self.schema.names]
         [rows] = fit_batches([pa.RecordBatch.from_arrays(arrays, self.schema.names)], self.schema, reading=True)
@@ -121,9 +126,8 @@ class Decoding:
 
 
 def _where(batch: pa.RecordBatch, row: int) -> str:
-    names = [name for name in ("_shard", "_offset", "message_id") if name in batch.schema.names]
-    found = ", ".join(f"{name}={batch.column(name)[row]}" for name in names)
-    return f"It is the row with {found}" if found else "With mode PERMISSIVE or DROPMALFORMED it is kept as a dead row"
+    names = [name for name in (*_PLACE, "message_id") if name in batch.schema.names]
+    return ", ".join(f"{name}={batch.column(name)[row]}" for name in names)
 
 
 def plan(

@@ -17,8 +17,8 @@ from penstock.rows import slices
 
 _KEPT = ("attributes", "ordering_key")
 """Columns that are the message's own."""
-_GIVEN = ("message_id", "publish_time", "delivery_attempt", "_shard", "_offset", "_time")
-"""Columns that a reader fills from the message, so that they can't be read back from its payload."""
+_GIVEN = ("message_id", "publish_time", "delivery_attempt", "_shard", "_offset", "_time", "_error", "_rest")
+"""Columns that a reader fills by itself, so that they can't be read back from a payload."""
 _ESCAPED = {"\\": "\\\\", '"': '\\"', **{chr(code): json.dumps(chr(code))[1:-1] for code in range(32)}}
 
 
@@ -34,9 +34,11 @@ class JsonEncoding:
         for field in schema:
             if field.name in _GIVEN:
                 raise SchemaMismatch(
-                    f"{self.path}: the column {field.name!r} names what each message has of its own, and can't be a "
-                    "part of its payload: rename it, or drop it"
+                    f"{self.path}: a reader fills the column {field.name!r} by itself, so it can't be a part of the "
+                    "payload: rename it, or drop it"
                 )
+            if schema.names.count(field.name) > 1:
+                raise SchemaMismatch(f"{self.path}: two columns are called {field.name!r}: rename one of them")
             if field.name not in _KEPT:
                 _check(field.type, field.name, self.path)
         if {*schema.names} <= {*_KEPT}:

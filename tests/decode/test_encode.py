@@ -118,12 +118,14 @@ def test_attributes_and_key_stay_beside_the_payload() -> None:
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        (pa.table({"message_id": ["1"]}), "'message_id' names what each message has of its own"),
+        (pa.table({"message_id": ["1"]}), "a reader fills the column 'message_id' by itself"),
+        (pa.table({"id": [1], "_error": ["1"]}), "a reader fills the column '_error' by itself"),
+        (pa.table([[1], [2]], ["id", "id"]), "two columns are called 'id'"),
         (pa.table({"ordering_key": ["1"]}), "no column that could be encoded"),
         (pa.table({"age": pa.array([1], pa.duration("us"))}), "'age' is duration.us., which JSON has no value for"),
         (pa.table({"m": pa.array([[(1, 2)]], pa.map_(pa.int64(), pa.int64()))}), "keys of int64: expected text"),
     ],
-    ids=["own", "none", "duration", "keys"],
+    ids=["own", "error", "twice", "none", "duration", "keys"],
 )
 def test_a_column_without_json_is_refused(table: pa.Table, reason: str) -> None:
     with pytest.raises(SchemaMismatch, match=reason):

@@ -22,7 +22,17 @@ from penstock import steps
 from penstock.cli import app
 from penstock.cli.publisher import ServerConnection
 from penstock.client import put
-from penstock.errors import Denied, InvalidRequest, Lost, NotFound, PenstockError, StoreFull, TimedOut, WriteEnded
+from penstock.errors import (
+    Denied,
+    Expired,
+    InvalidRequest,
+    Lost,
+    NotFound,
+    PenstockError,
+    StoreFull,
+    TimedOut,
+    WriteEnded,
+)
 from penstock.flight_server import publishers
 from penstock.flight_server.kinds import publish as kind
 from penstock.flight_server.pullers import Pullers
@@ -523,6 +533,26 @@ def test_an_unknown_way_to_publish_is_refused(publishing: Publishing, how: dict[
         publishing.client.put(publishing.path, numbered(1), **how)
     with pytest.raises(InvalidRequest, match=r"omit it|did you mean"):
         publishing.client.put("store/x", numbered(1), **how)
+
+
+def test_a_part_whose_ticket_has_expired_is_asked_for_again(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one, as the first one took so long."""
+    read, calls = ServerConnection.read, list[int]()
+
+    def read_or_expire(server: ServerConnection, part: StagedPart, local: str | None) -> Any:
+        calls.append(part.number)
+        if len(calls) == 2:
+            raise Expired("the ticket is past its time")
+        return read(server, part, local)
+
+    monkeypatch.setattr(ServerConnection, "read", read_or_expire)
+    batches = [pa.record_batch({"data": [bytes(9_000_000)]})] * 2
+    with publishing.publisher():
+        publishing.client.put(publishing.path, iter(batches))
+    assert calls == [1, 2, 2]
+    assert len(publishing.data()) == 2
 
 
 def test_lost_rows_are_an_error_with_a_remedy(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import grpc
 import pyarrow as pa
 
 from penstock import steps
-from penstock.errors import Lost, NotFound, PenstockError, WriteEnded
+from penstock.errors import Expired, Lost, NotFound, PenstockError, WriteEnded
 from penstock.queue.pubsub.requests import Request, requests_of
 from penstock.queue.pubsub.transport import Topic, is_retried, translate_publish
 from penstock.rows.messages import MESSAGES
@@ -145,13 +145,18 @@ class _Publication:
     def _requests(self, work: PartsToPublish) -> Iterator[Request]:
         ids = self._write if self._options.id_attribute else None
         while work.parts:
+            after = work.parts[0].number - 1
             for part in work.parts:
-                batches = list(self._server.read(part, work.local))
+                try:
+                    batches = list(self._server.read(part, work.local))
+                except Expired:  # its ticket: so much was published before it
+                    break
+                after = part.number
                 rows = pa.Table.from_batches(batches, MESSAGES).combine_chunks().to_batches()
                 published = [(first, end) for first, end in part.published]
                 for each in rows:
                     yield from requests_of(self._topic.name, part.number, each, published, id_prefix=ids)
-            work = self._server.next_parts(AskParts(self._path, self._write, work.parts[-1].number))
+            work = self._server.next_parts(AskParts(self._path, self._write, after))
 
     def _fill(self) -> None:
         """Send requests while there is room."""

@@ -16,7 +16,7 @@ import pytest
 
 from penstock import steps
 from penstock.client.client import connect
-from penstock.errors import AlreadyExists, InvalidRequest
+from penstock.errors import AlreadyExists, InvalidRequest, LimitExceeded
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Job, Stage, WriteDataset
 from penstock.queue.kafka.broker import Broker
@@ -128,6 +128,51 @@ def test_a_message_with_a_timestamp_of_its_own_stays_whole(queue: QueuesOnTopics
     queue.push([NewMessage(IN, message)])
     queue.settle()
     assert QueueMessage.decode(queue.broker.records(queue.topic_of(IN))[0].value) == message
+
+
+def test_a_message_too_large_for_kafka_is_refused(queue: QueuesOnTopics) -> None:
+    large = QueueMessage("big", "s", "", {"plan": "x" * 1_000_000})
+    queue.push(new(IN, "a"))
+    with pytest.raises(LimitExceeded, match=r"message big .* put what is large into its payload"):
+        queue.push([NewMessage(IN, large)])
+    leases = claimed(queue, IN, to=[OUT])
+    [outcome] = queue.forward([Forward(tuple(leases), (NewMessage(OUT, large),))])
+    assert (outcome.code, queue.counts(IN).claimed) == ("limit", 1)
+
+
+@pytest.mark.parametrize("producer_takes", [1 << 20, 2_000])
+def test_a_record_that_the_topic_refuses_holds_up_no_other(
+    producer_takes: int, queue: QueuesOnTopics, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The broker says so, or the producer does."""
+    kafka.make_topic(queue.topic_of(IN), {"max.message.bytes": "3000"})
+    queue.push(new(OUT, "b"))
+    queue.settle()
+    assert queue.link._broker is not None
+    queue.link._broker._producer.config["max_request_size"] = producer_takes
+    large = NewMessage(IN, QueueMessage("big", "s", "", {"plan": "x" * 4_000}))
+    queue.push([*new(IN, "a"), large, *new(IN, "c"), *new(OUT, "d")])
+    queue.settle()
+    assert (kafka.ids(queue.topic_of(IN)), kafka.ids(queue.topic_of(OUT))) == (["a", "c"], ["b", "d"])
+    [dead] = queue.peek(IN, dead=True)
+    assert dead.message.message_id == "big"
+    assert "raise the topic's max.message.bytes and redrive it" in str(dead.failure)
+    assert "is away" not in caplog.text
+
+
+def test_a_refused_message_is_sent_when_it_is_redriven(queue: QueuesOnTopics, kafka: KafkaBroker) -> None:
+    kafka.make_topic(queue.topic_of(IN), {"max.message.bytes": "3000"})
+    queue.push([NewMessage(IN, QueueMessage("big", "s", "", {"plan": "x" * 4_000}))])
+    lease = claimed(queue, IN)
+    eventually(lambda: queue.counts(IN).dead == 1)
+    assert [outcome.code for outcome in queue.ack(lease)] == ["lease-lost"]
+    kafka.set_topic(queue.topic_of(IN), {"max.message.bytes": "9000"})
+    assert queue.redrive(IN) == 1
+    queue.settle()
+    assert kafka.ids(queue.topic_of(IN)) == ["big"]
+    queue.ack(claimed(queue, IN))
+    queue.check()
 
 
 # --- restarts ------------------------------------------------------------------------------

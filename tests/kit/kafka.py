@@ -113,6 +113,22 @@ class KafkaBroker:
         producer.flush()
         producer.close()
 
+    def make_topic(self, topic: str, configs: dict[str, str]) -> None:
+        from kafka import KafkaAdminClient
+        from kafka.admin import NewTopic
+
+        admin = KafkaAdminClient(bootstrap_servers=self.address)
+        admin.create_topics([NewTopic(topic, 1, -1, topic_configs=configs)])
+        admin.close()
+
+    def set_topic(self, topic: str, configs: dict[str, str]) -> None:
+        from kafka import KafkaAdminClient
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        admin = KafkaAdminClient(bootstrap_servers=self.address)
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
+        admin.close()
+
     def add_partition(self, topic: str) -> None:
         """Give a topic of one partition a second one."""
         from kafka import KafkaAdminClient

@@ -15,7 +15,7 @@ from penstock.errors import InvalidRequest, Unavailable
 try:
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.admin import NewTopic
-    from kafka.errors import KafkaError
+    from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, UnknownError
     from kafka.protocol.api_key import ApiKey
     from kafka.structs import OffsetAndMetadata
 except ImportError as missing:
@@ -35,6 +35,8 @@ _CONFIGS = {"message.timestamp.type": "LogAppendTime"}
 """Of topics that are made here: records whose time is an hour ahead of the broker's clock are refused by others."""
 _MOST_READ = 2_000  # records of one poll
 _NEW = 10.0  # seconds until the partitions of a new topic have leaders
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+_SENT = 30.0  # seconds until records are sent
 _BATCH = 512 << 10
 """Bytes of one batch of records: kafka-python's 16 KiB are 60 messages, and each batch is a request."""
 _LINGER = 1_000  # ms; a flush sends what there is, and until then its thread needn't wake up for the first record
@@ -62,6 +64,15 @@ class Record:
 
     offset: int
     value: bytes
+
+
+class RecordsRefused(Exception):
+    """Records are larger than the broker, or the topic, takes; the broker's clients are of no use any more."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__("records are too large for the broker")
+        self.reasons = reasons
+        """By the index of their outputs. None where a transaction failed, which says so of all that it has."""
 
 
 class Broker:
@@ -181,15 +192,13 @@ class Broker:
     ) -> list[tuple[Partition, int]]:
         """Send records, and commit the group's offsets: one transaction, or without such the records first.
 
-        Returns where each record lies.
+        Returns where each record lies. RecordsRefused if some are too large: nothing is committed then.
         """
         commits = {TopicPartition(*each): OffsetAndMetadata(*commit, -1) for each, commit in offsets.items()}
         with self._translated():
             if self.has_transactions:
                 self._producer.begin_transaction()
-            sent = [self._producer.send(each.topic, each.value, key=each.key) for each in outputs]
-            self._producer.flush(timeout=30)
-            records = [future.get(timeout=0) for future in sent]
+            records = self._send(outputs)
             steps.passed("kafka.sent")
             if self.has_transactions:
                 if commits:
@@ -198,3 +207,31 @@ class Broker:
             elif commits:
                 self._consumer.commit(commits)
         return [(Partition(record.topic, record.partition), record.offset) for record in records]
+
+    def _send(self, outputs: Sequence[Output]) -> list[Any]:
+        """Send records, and return what Kafka says of them."""
+        futures, reasons = [], {}
+        for number, each in enumerate(outputs):
+            try:
+                futures.append((number, self._producer.send(each.topic, each.value, key=each.key)))
+            except _TOO_LARGE as error:  # for the producer itself
+                reasons[number] = str(error)
+        self._flush()
+        failures = {number: future.exception for number, future in futures if future.failed()}
+        refused = {number: error for number, error in failures.items() if isinstance(error, _TOO_LARGE)}
+        if not self.has_transactions or len(outputs) == 1:
+            reasons |= {number: str(error) for number, error in refused.items()}
+        if reasons or refused:
+            raise RecordsRefused(reasons)
+        return [future.get(timeout=0) for _, future in futures]
+
+    def _flush(self) -> None:
+        """Wait until all is sent."""
+        give_up = time.monotonic() + _SENT
+        while True:
+            try:
+                self._producer.flush(timeout=_SENT)
+                return
+            except UnknownError:  # kafka-python's, where it splits a batch that was too large, and sends both halves
+                if time.monotonic() > give_up:
+                    raise

@@ -17,7 +17,7 @@ from penstock import steps
 from penstock.errors import PenstockError, Unavailable
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
-from penstock.queue.kafka.broker import Broker, Output, Partition
+from penstock.queue.kafka.broker import Broker, Output, Partition, RecordsRefused
 from penstock.queue.kafka.window import Window, done_beyond
 from penstock.queue.work import records
 from penstock.queue.work.messages import FullPartitions
@@ -54,6 +54,9 @@ class KafkaLink:
         self._asked: list[tuple[str, threading.Event]] = []
         """Who waits until a queue's topic is read to its end."""
         self._look_again = 0.0
+        self._is_away = False
+        self._refused = 0
+        """Records of the last transaction that failed as one of them is too large: halves of it find that one."""
         self._full: dict[str, dict[tuple[int, int, int], int | None]] = {}
         """Path of a queue with full windows -> the first of each (queue, partition, offset) -> its row."""
 
@@ -86,28 +89,29 @@ class KafkaLink:
             )
 
     def _run(self) -> None:
-        is_away = False
+        is_known = False
         while not self._stop.is_set():
             try:
                 self._broker = broker = Broker(self.address.broker, self._name)
                 try:
-                    self._log_start(broker, was_away=is_away)
-                    is_away = False
+                    if not is_known:
+                        self._log_start(broker)
+                        is_known = True
                     self._tend(broker)
                 finally:
                     broker.close()
+            except RecordsRefused:
+                continue  # what was sent beside them is read, or wasn't committed
             except PenstockError as error:
-                if not is_away and not self._stop.is_set():
+                if not self._is_away and not self._stop.is_set():
                     log.warning("%s is away, its queues' messages wait in the ledger: %s", self.address, error)
-                is_away = True
+                self._is_away = True
             except Exception:
                 log.exception("the link to %s failed, it starts again", self.address)
             self._stop.wait(_AGAIN)
 
-    def _log_start(self, broker: Broker, *, was_away: bool) -> None:
-        if was_away:
-            log.info("%s is back", self.address)
-        elif broker.has_transactions:
+    def _log_start(self, broker: Broker) -> None:
+        if broker.has_transactions:
             log.info("queues on %s: outputs and acks in one transaction, group %s", self.address, self._name)
         else:
             log.warning(
@@ -127,6 +131,9 @@ class KafkaLink:
             self._follow(broker)
             has_sent = self._send(broker)
             self._read(broker, 0.0 if has_sent else _LOOK)
+            if self._is_away:
+                self._is_away = False
+                log.info("%s is back", self.address)
             if not has_sent:
                 self._note_positions()
             asked, self._asked = self._asked, []
@@ -220,24 +227,34 @@ class KafkaLink:
         So a record isn't committed as done before the outputs that were made of it are records, too: what is done
         waits while there is more to send than one transaction takes.
         """
+        most = self._refused // 2 or _MOST_SENT
         with self._ledger.reading() as reader:
             ids = [queue.id for queue in self._queues.values()]
             unsent = [
                 each
                 for queue in ids
-                for each in records.unsent(reader, queue, _MOST_SENT + 1 + len(self._sent))
+                for each in records.unsent(reader, queue, most + 1 + len(self._sent))
                 if each.id not in self._sent
             ]
             due = [each for queue in ids for each in records.due(reader, queue, _MOST_SENT)]
-        if len(unsent) > _MOST_SENT:
+        if len(unsent) > most:
             due = []
-        unsent = unsent[:_MOST_SENT]
+        else:
+            self._refused = 0
+        unsent = unsent[:most]
         if not (unsent or due):
             return False
         topics = {queue.id: topic for topic, queue in self._queues.items()}
         offsets = self._offsets(due, topics)
         outputs = [Output(topics[each.queue], each.key, each.value) for each in unsent]
-        places = broker.commit(outputs, offsets)
+        try:
+            places = broker.commit(outputs, offsets)
+        except RecordsRefused as refused:
+            reasons = [(unsent[number], reason) for number, reason in refused.reasons.items()]
+            self._refused = 0 if reasons else len(unsent)
+            for text in self._ledger.change(partial(records.refuse, reasons=reasons)):
+                log.warning("%s", text)
+            raise
         steps.passed("kafka.committed")
         placed = self._placed(unsent, places)
 

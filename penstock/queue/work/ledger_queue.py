@@ -71,6 +71,7 @@ class LedgerQueue:
         def push(t: Transaction) -> int:
             bind(0, t)
             settling = Settling(t)
+            settling.check_sizes(rows)
             number = settling.push(rows, queues.CLIENTS)
             settling.finish()
             steps.passed("push.pushed")

@@ -10,9 +10,10 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from json.encoder import encode_basestring_ascii
 
 from penstock import steps
-from penstock.errors import AlreadyExists, InvalidRequest, LeaseLost, PenstockError
+from penstock.errors import AlreadyExists, InvalidRequest, LeaseLost, LimitExceeded, PenstockError
 from penstock.ledger import jobs, parts, payloads
 from penstock.ledger.tables import Transaction
 from penstock.queue.work import queues
@@ -44,6 +45,8 @@ lease that ended it. `part`: has the payload's bytes, where the payload is a par
 
 GRACE = 3600.0
 """Seconds for which a done message is known: so long a repeated ack gets its answer, and a repeated push adds none."""
+MOST_RECORD = 1_000_000
+"""Bytes of a message on a topic: Kafka's brokers and producers take 1 MiB for a record, unless told otherwise."""
 _SOME = 10_000  # messages of one transaction
 _as_json = json.JSONEncoder(allow_nan=False).encode
 
@@ -71,6 +74,8 @@ class Row:
     queue: str
     message_id: str
     columns: tuple[object, ...]
+    text: int
+    """Characters of its ids and metadata, as JSON has them."""
     metadata: str
     """As JSON; one of `columns`, too."""
     payload_key: str
@@ -89,7 +94,9 @@ class Row:
                 f"message {message.message_id} has metadata that JSON can't hold: {broken}"
             ) from broken
         columns = (message.message_id, message.split_id, message.payload_key, metadata, message.timestamp, new.bytes)
-        return cls(new.queue, message.message_id, columns, metadata, message.payload_key, new.bytes)
+        ids = message.message_id, message.split_id, message.payload_key
+        text = len(metadata) + sum(map(len, map(encode_basestring_ascii, ids)))
+        return cls(new.queue, message.message_id, columns, text, metadata, message.payload_key, new.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,17 @@ class Settling:
         self._count(queue, pushed=number, bytes=size)
         return number
 
+    def check_sizes(self, rows: Iterable[Row]) -> None:
+        """Refuse messages that are too large to be records, where their queue has a topic."""
+        for row in rows:
+            if row.text > MOST_RECORD and self._t.row(
+                "SELECT 1 FROM queues WHERE path = ? AND topic IS NOT NULL", row.queue
+            ):
+                raise LimitExceeded(
+                    f"{row.queue}: message {row.message_id[:80]} has {row.text:,} bytes of ids and metadata, and a "
+                    f"queue on Kafka takes {MOST_RECORD:,}: put what is large into its payload"
+                )
+
     def _fill(self, path: str, upstream: str) -> tuple[int, bool, bool]:
         """Return a queue's id, made if it is new, whether this upstream's clients have finished it, and whether it has
         a topic.
@@ -275,6 +293,10 @@ class Settling:
                 return self._forwarded_before(forward, held) or lost(key, row)
         if taken := self._of_another_queue(rows):
             return taken
+        try:
+            self.check_sizes(rows)
+        except LimitExceeded as too_large:
+            return refused(too_large)
         bind(self._t)
         for path in dict.fromkeys(key.queue for key in forward.leases):
             if rows:
@@ -463,11 +485,12 @@ def is_named(reader: Reader, key: str) -> bool:
 
 
 def redrive(t: Transaction, path: str, message_ids: Sequence[str], most: int) -> int:
-    """Make dead messages pending with no tries; without ids all, so many at most."""
+    """Make dead messages pending with no tries; without ids all, so many at most. One that is no record is sent."""
     queue = queues.by_path(t, path)["id"]
     change = (
         "UPDATE messages SET state = 'pending', tries = 0, token = NULL, failure = NULL, ended = NULL,"
-        " acked = CASE WHEN offset IS NOT NULL AND acked = 0 THEN 2 ELSE acked END"
+        " acked = CASE WHEN offset IS NOT NULL AND acked = 0 THEN 2 ELSE acked END,"
+        " unsent = offset IS NULL AND (SELECT topic FROM queues WHERE id = queue) IS NOT NULL"
     )
     if message_ids:
         number = sum(

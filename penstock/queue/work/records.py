@@ -140,6 +140,28 @@ def note_sent(t: Transaction, records: Sequence[Placed]) -> None:
     )
 
 
+def refuse(t: Transaction, reasons: Sequence[tuple[Unsent, str]]) -> list[str]:
+    """Note messages that are too large for their topics as dead, unless they are done; return why, for each of them."""
+    texts = []
+    for each, reason in reasons:
+        row = t.row(
+            "UPDATE messages SET unsent = 0 WHERE id = ? AND queue = ? AND unsent"
+            " RETURNING message_id, state, (SELECT topic FROM queues WHERE id = queue) AS topic",
+            each.id, each.queue,
+        )  # fmt: skip
+        if row is None:
+            continue
+        text = (
+            f"message {row['message_id']} is no record of {row['topic']}, as its {len(each.value):,} bytes are refused "
+            f"there ({reason}): raise the topic's max.message.bytes and redrive it, or put what is large into a payload"
+        )
+        texts.append(text)
+        if row["state"] in ("pending", "delayed", "claimed"):
+            failure = Failure("RecordTooLarge", text).cut()
+            _set_aside(t, each.queue, each.id, failure, claimed=int(row["state"] == "claimed"))
+    return texts
+
+
 def note_acked(t: Transaction, records: Sequence[Placed]) -> None:
     """Note that the group has committed these records as done."""
     t.sql.executemany("UPDATE messages SET acked = 1 WHERE id = ?", [(record.id,) for record in records])
@@ -240,12 +262,12 @@ def _to_message(topic: str, partition: int, offset: int, value: bytes) -> tuple[
         return QueueMessage(name, name, "", metadata), Failure(type(error).__name__, str(error)).cut()
 
 
-def _set_aside(t: Transaction, queue: int, message: int, failure: Failure) -> None:
+def _set_aside(t: Transaction, queue: int, message: int, failure: Failure, *, claimed: int = 0) -> None:
     t.execute(
         "UPDATE messages SET state = 'dead', failure = ?, ended = ? WHERE id = ?",
         json.dumps(failure.to_json()), t.now, message,
     )  # fmt: skip
-    queues.count(t, queue, dead=1)
+    queues.count(t, queue, claimed=-claimed, dead=1)
     queues.settle(t, [queue])
 
 

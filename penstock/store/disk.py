@@ -37,8 +37,10 @@ class FolderSyncs:
         self._changed = threading.Condition()  # all that follows
         self._running: set[Path] = set()
         self._begun = Counter[Path]()
-        self._ended: dict[Path, tuple[int, OSError | None]] = {}
-        """The number of a folder's last fsync that has ended, and how it failed."""
+        self._ended = Counter[Path]()
+        """The number of a folder's last fsync that has ended."""
+        self._failed: dict[Path, tuple[int, OSError]] = {}
+        """The number of a folder's last fsync that failed, and how."""
 
     def sync(self, folder: Path) -> None:
         """Make the names durable that a folder has by now; OSError for all of them if their fsync fails."""
@@ -46,24 +48,26 @@ class FolderSyncs:
             needed = self._begun[folder] + 1
             while folder in self._running:
                 self._changed.wait()
-                number, error = self._ended.get(folder, (0, None))
-                if number >= needed:
-                    if error is not None:
-                        raise error  # a second fsync might succeed, and not say what the first one has lost
+                if self._ended[folder] >= needed:
+                    failed = self._failed.get(folder)
+                    if failed is not None and failed[0] >= needed:
+                        raise failed[1]  # a later fsync might succeed, and not say what this one has lost
                     return
             self._running.add(folder)
             self._begun[folder] = number = self._begun[folder] + 1
-        failed: OSError | None = OSError(errno.EIO, "the fsync was broken off")
+        failure: OSError | None = OSError(errno.EIO, "the fsync was broken off")
         try:
             _fsync_folder(folder)
-            failed = None
+            failure = None
         except OSError as error:
-            failed = error
+            failure = error
             raise
         finally:
             with self._changed:
                 self._running.discard(folder)
-                self._ended[folder] = number, failed
+                self._ended[folder] = number
+                if failure is not None:
+                    self._failed[folder] = number, failure
                 self._changed.notify_all()
 
 
@@ -79,6 +83,8 @@ class DiskMedium:
         for name in ("parts", "tmp", "quarantine", "orphans"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._syncs = FolderSyncs()
+        self._durable: set[Path] = set()
+        """The folders of parts/ whose names this process knows to be durable; a second fsync of one does no harm."""
         self._lock = threading.Lock()  # _open
         self._open: OrderedDict[str, MappedPart] = OrderedDict()
 
@@ -91,7 +97,7 @@ class DiskMedium:
         """Keep a part: whole and durable under its name, or not there.
 
         1. A temporary file is written and fsynced. An error of fsync loses the file: it is never tried again on it.
-        2. It gets its name.
+        2. It gets its name, in a folder whose own name is durable.
         3. The folder is fsynced, and with it the name.
         """
         temporary, final = self.folder / "tmp" / name, self._path_of(name)
@@ -235,11 +241,11 @@ class DiskMedium:
         return self.folder / "parts" / name[:2] / name
 
     def _make_folder(self, folder: Path) -> None:
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            return
-        _fsync_folder(folder.parent)
+        """Make a folder of parts; its name is durable, whoever has made it."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder not in self._durable:
+            self._syncs.sync(folder.parent)
+            self._durable.add(folder)
 
     def _quarantine(self, name: str) -> str:
         """Set a corrupt file aside, where it is never served and never deleted; return where it is."""

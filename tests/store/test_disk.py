@@ -361,3 +361,49 @@ def test_names_that_come_during_an_fsync_share_the_next(tmp_path: Path, monkeypa
     assert len(calls) == 2
     assert [type(each) for each in in_turn(2)] == [OSError] * 2  # nobody tries again what has failed
     assert len(calls) == 4
+
+
+def test_an_fsync_that_failed_is_told_after_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter may wake up late, as others are faster."""
+    syncs, answers = FolderSyncs(), iter([OSError(errno.EIO, "lost"), None])
+
+    def fsync(folder: Path) -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    monkeypatch.setattr(disk, "_fsync_folder", fsync)
+    syncs._begun[tmp_path] = 1
+    syncs._running.add(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(syncs.sync, tmp_path)
+        eventually(lambda: len(syncs._changed._waiters) == 1)  # type: ignore[attr-defined]
+        with syncs._changed:
+            syncs._running.clear()
+            with pytest.raises(OSError, match="lost"):
+                syncs.sync(tmp_path)
+            syncs.sync(tmp_path)
+        assert isinstance(waiter.exception(30), OSError)
+
+
+def test_a_part_waits_for_the_name_of_its_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another part has made the folder, and its fsync runs."""
+    medium, fsync = DiskMedium(tmp_path), disk._fsync_folder
+    began, go = threading.Event(), threading.Event()
+
+    def fsync_late(folder: Path) -> None:
+        if folder.name == "parts":
+            began.set()
+            assert go.wait(30)
+        fsync(folder)
+
+    monkeypatch.setattr(disk, "_fsync_folder", fsync_late)
+    with ThreadPoolExecutor(2) as pool:
+        writes = [pool.submit(medium.write, "aa-1", numbers(1).schema, numbers(1).to_batches())]
+        assert began.wait(30)
+        writes.append(pool.submit(medium.write, "aa-2", numbers(1).schema, numbers(1).to_batches()))
+        waiters = medium._syncs._changed._waiters  # type: ignore[attr-defined]
+        eventually(lambda: waiters or writes[1].done())
+        is_early = writes[1].done()
+        go.set()
+        assert [write.result(30).rows for write in writes] == [1, 1]
+    assert not is_early

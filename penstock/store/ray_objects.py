@@ -83,9 +83,10 @@ class RayMedium(NotOnDisk):
         """
         action = f"storing part {name}"
         try:
-            with tempfile.NamedTemporaryFile(prefix="penstock-ray-", dir=_SHARED) as file:
+            with tempfile.TemporaryFile(dir=_SHARED) as file:  # without a name, so nothing stays if this is killed
                 written = records.write(file.fileno(), schema, batches, label)
-                self._used = self._ask(self._actor.keep.remote(name, file.name), action)
+                path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+                self._used = self._ask(self._actor.keep.remote(name, path), action)
             if written.bytes > _INLINE:
                 self._actor.put.remote(name)
         except OSError as error:
@@ -138,6 +139,8 @@ class RayMedium(NotOnDisk):
         except ObjectLostError:
             raise
         except RayError as error:  # such as the end of the actor's owner
+            if isinstance(cause := getattr(error, "cause", None), InvalidRequest):
+                raise cause from error
             raise Unavailable(f"Ray failed while {action}: {type(error).__name__}", retry_after=1) from error
 
 
@@ -153,9 +156,15 @@ class PartsActor:
         self._used = 0
 
     def keep(self, name: str, file: str) -> int:
-        """Take the part that a file of this host has, which may be deleted then; return the bytes of all."""
-        with open(file, "rb") as shared:
-            part = pa.py_buffer(mmap.mmap(shared.fileno(), 0, access=mmap.ACCESS_READ))
+        """Take the part that an open file of a process of this host has; return the bytes of all."""
+        try:
+            with open(file, "rb") as shared:
+                part = pa.py_buffer(mmap.mmap(shared.fileno(), 0, access=mmap.ACCESS_READ))
+        except (PermissionError, FileNotFoundError) as hidden:
+            raise InvalidRequest(
+                f"Ray runs as user {os.getuid()}, who can't open {file} of the process that stores part {name}: start "
+                "Ray and what uses the store ray: as one user, in one container"
+            ) from hidden
         if part.size <= _INLINE:
             part = pa.py_buffer(part.to_pybytes())
         self.drop(name)

@@ -292,6 +292,39 @@ def test_a_payload_outlives_the_process_that_stored_it(opened: Store) -> None:
     assert payload.data.equals(numbered(LARGE))
 
 
+def test_a_part_on_its_way_has_no_file_that_a_kill_would_leave(
+    objects: RayMedium, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray_objects, "_SHARED", str(tmp_path))
+    names: list[list[str]] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from numbered(LARGE).to_batches()
+        names.append(os.listdir(tmp_path))
+
+    objects.write("a" * 32, numbered(1).schema, batches())
+    objects.delete("a" * 32)
+    assert names == [[]]
+
+
+def test_a_ray_of_another_user_is_named(objects: RayMedium) -> None:
+    def forbid(actor: PartsActor) -> None:
+        def deny(*_: object) -> None:
+            raise PermissionError
+
+        ray_objects.__dict__["open"] = deny
+
+    def allow(actor: PartsActor) -> None:
+        del ray_objects.__dict__["open"]
+
+    ray.get(objects._actor.__ray_call__.remote(forbid))
+    try:
+        with pytest.raises(InvalidRequest, match=r"^Ray runs as user \d+, who can't open .* as one user"):
+            objects.write("b" * 32, numbered(1).schema, numbered(1).to_batches())
+    finally:
+        ray.get(objects._actor.__ray_call__.remote(allow))
+
+
 def test_a_payload_that_was_handed_out_outlives_its_store(ray: Any) -> None:
     with SplitPayloadStore("ray:") as store:
         store.store("k", numbered(LARGE))

@@ -88,6 +88,9 @@ class Decoding:
 
     def reading(self, source: pa.Schema) -> Decoding:
         """Return the same for rows whose columns have these types."""
+        for name in self.columns:
+            if name not in source.names:
+                raise InvalidRequest(f"{self.path} has no column {name!r}: it has {', '.join(source.names)[:200]}")
         kind = source.field(self.payload).type
         if kind not in _PAYLOADS:
             raise InvalidRequest(f"{self.path}: decode reads column {self.payload!r}, which is {kind}: expected binary")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pyarrow as pa
+
 from penstock.decode.decoding import of_wire
 from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
@@ -11,6 +13,7 @@ from penstock.flight_server.kinds.journal import JournalKind, check_journal
 from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.state import State
 from penstock.queue.topics.dead import check_writable
+from penstock.queue.topics.journal import ADDED
 from penstock.queue.topics.topic import Topic
 from penstock.wire import actions as wire
 from penstock.wire.paths import Path, of_dead
@@ -95,7 +98,7 @@ class ConsumerActions:
         """Return how the consumer decodes, if that is something; its dead rows are kept unless it reads such."""
         if request.decoding is None:
             return None
-        of_wire(topic.path, request.decoding).reading(topic.schema)
+        of_wire(topic.path, request.decoding).reading(pa.schema([*topic.schema, *ADDED]))
         return None if request.decoding.mode == "FAILFAST" or of_dead(path) is not None else request.decoding
 
     def _find(self, request: _Request) -> tuple[JournalKind, Path, Topic]:

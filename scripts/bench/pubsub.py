@@ -28,7 +28,7 @@ _SUBSCRIBER = "/google.pubsub.v1.Subscriber/"
 _CONTROL = "/penstock.tests.FakePubSub/Call"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _LONGEST = 300.0
-"""Seconds that a peer may take: one of them has once not ended."""
+"""Seconds that a peer may take."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -57,12 +57,18 @@ def subscribe(address: str, count: int, subscription: str) -> None:
 
 
 def bare_stream(address: str, count: int, subscription: str) -> None:
-    """Build columns of so many messages of a StreamingPull, without acks or any thought of leases."""
+    """Build columns of so many messages of a StreamingPull, without acks or any thought of leases.
+
+    What it has been sent beyond these stays leased to it: without a limit that may be all, and the next one waits.
+    """
     import grpc
     from google.pubsub_v1 import types
 
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    requests.put(types.StreamingPullRequest.pb()(subscription=subscription, stream_ack_deadline_seconds=600))
+    first = types.StreamingPullRequest.pb()(
+        subscription=subscription, stream_ack_deadline_seconds=600, max_outstanding_messages=count + BATCH
+    )
+    requests.put(first)
     with grpc.insecure_channel(address, _UNLIMITED) as channel:
         call = channel.stream_stream(
             f"{_SUBSCRIBER}StreamingPull",

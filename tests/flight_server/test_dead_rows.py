@@ -166,6 +166,13 @@ def test_a_look_that_fails_in_its_transaction_leaves_nothing(
     assert ([row["_dead_offset"] for row in rows(client)], consumer.dead()) == ([1, 2], 2)
 
 
+def test_a_schema_may_name_the_columns_that_the_server_adds(client: Client) -> None:
+    put(client, *PAYLOADS)
+    Consumer(client, schema="id long, _offset long, _shard int")
+    with pytest.raises(InvalidRequest, match="topic/orders has no column 'message_id': it has data, key"):
+        Consumer(client, "d", schema="id long, message_id string")
+
+
 def test_retention_leaves_rows_until_they_are_looked_at(
     server: PenstockServer, client: Client, unlooked: pytest.MonkeyPatch
 ) -> None:

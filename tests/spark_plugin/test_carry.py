@@ -235,7 +235,7 @@ def test_another_drivers_modules_replace_those_before(
 def test_planning_adds_modules_to_those_of_a_task(bare_python: Path, packed: Path, tmp_path: Path) -> None:
     """And what it packs again is the same as the driver's."""
     file, again = tmp_path / "planning", tmp_path / "again"
-    value = carry.PickledCall(carry.PickledCall, print, 7)
+    value = carry.PickledCall(carry.PickledCall, abs, 7)
     file.write_bytes(pickle.dumps(Packed(value)))
     worker = look(bare_python, packed, file, cwd=tmp_path)
     assert (worker["drivers"], set(worker["texts"])) == (1, {*texts(TASKS), *texts(DECODING), *texts(PLANNING)})

@@ -25,6 +25,8 @@ from penstock.wire.position import Position
 
 _ErrorT = TypeVar("_ErrorT", bound=BaseException)
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+_CANCELLED = 5.0
+"""Seconds for a thread of a stream that was cut: one inside pyarrow at the end of Python aborts the process."""
 
 
 class Listener:
@@ -74,7 +76,8 @@ class Exchange:
             self._connection.close()
             raise
         self._sent = self._heard = time.monotonic()
-        threading.Thread(target=self._watch, name="penstock-exchange-watch", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="penstock-exchange-watch", daemon=True)
+        self._watcher.start()
         try:
             with translate_errors():
                 self._writer.write_metadata(pa.py_buffer(wire.Hello(producer, acked).encode()))
@@ -84,7 +87,8 @@ class Exchange:
             raise self._explained(error) from None
         self._silence = self.welcome.silence
         self._next = self.welcome.last + 1
-        threading.Thread(target=self._beat, name="penstock-exchange-beat", daemon=True).start()
+        self._beats = threading.Thread(target=self._beat, name="penstock-exchange-beat", daemon=True)
+        self._beats.start()
         self._thread = threading.Thread(target=self._read, name="penstock-exchange", daemon=True)
         self._thread.start()
 
@@ -127,9 +131,13 @@ class Exchange:
     def close(self, timeout: float = 30.0) -> None:
         """Say bye, and wait until everything is answered; the producer is forgotten."""
         self._ask_to_end(wire.Bye())
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+        if threading.current_thread() is self._thread:
+            self.abandon()
+            return
+        self._thread.join(timeout)
         self.abandon()
+        for thread in (self._thread, self._beats, self._watcher):
+            thread.join(_CANCELLED)
 
     def abandon(self) -> None:
         """End the stream at once."""

@@ -99,6 +99,14 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin" / "python"
 
 
+def _without_fork(command: list[str], *, preexec_fn: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Start Spark's JVM as PySpark does, without a function of ours in a forked child.
+
+    That one ended before it became a JVM, without a word, where gRPC ran in this process: a test of Pub/Sub came first.
+    """
+    return subprocess.Popen(command, process_group=0, **options)
+
+
 @pytest.fixture(scope="session")
 def spark(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark in this process, `local[2]` with task retries, its workers bare."""
@@ -109,7 +117,9 @@ def spark(bare_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with spark_environment(tmp_path_factory.mktemp("spark"), bare_python):
         for key, value in CONFS.items():
             builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("pyspark.java_gateway.Popen", _without_fork)
+            session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

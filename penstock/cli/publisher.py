@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command
-from penstock.cli.pull import LOG_FORMAT, access_options, lift_limits
+from penstock.cli.pull import access_options, begin, until_told
 from penstock.errors import InvalidRequest
-from penstock.flight_server.supervisor import end_with
 from penstock.wire.paths import parse
 
 if TYPE_CHECKING:
@@ -39,10 +33,7 @@ def publisher(
     The server starts one for each topic that is written to. It has nothing to lose: what Pub/Sub has answered is noted
     at the server, and another publisher goes on from there.
     """
-    if parent is not None:
-        end_with(parent)
-        lift_limits()
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+    begin(log_level, parent)
     try:
         from penstock.queue.pubsub.publish import Publisher
         from penstock.queue.pubsub.transport import Access, Topic
@@ -57,11 +48,9 @@ def publisher(
     with invocation.connect() as client:
         settings = replace(client.settings, server_name=server_name)
     connection = Connection(settings)
-    stops: list[bool] = []  # no event: a signal's handler must not take a lock
-    with terminal.on_signal(lambda: stops.append(True), signal.SIGTERM, signal.SIGINT):
-        Publisher(
-            path, Topic(Access(**access), f"projects/{project}/topics/{topic}"), ServerConnection(connection)
-        ).run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
+    published = Topic(Access(**access), f"projects/{project}/topics/{topic}")
+    with until_told(parent) as is_told:
+        Publisher(path, published, ServerConnection(connection)).run(is_told)
 
 
 _NOTED_WITHIN = 24 * 3600.0

@@ -8,7 +8,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from penstock.wire.paths import parse
 _GARBAGE = 100_000
 """New objects that start a look for cycles of garbage: messages come by thousands and are never part of one, and looks
 at them took half of the processor's time."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LEVELS = ("debug", "info", "warning", "error")
 _LEASE = "How long Pub/Sub waits for a puller that has died, before it sends its messages again."
 _CREDENTIALS = "A service account's key, file or JSON (better: PENSTOCK_PUBSUB_CREDENTIALS).  [default: ADC]"
@@ -72,10 +73,7 @@ def pull(
     Errors that another try may mend are retried. Exit codes 2, 3 and 6 are refusals (options, subscription,
     permission), 5 is a server that was away for ten minutes.
     """
-    if parent is not None:
-        end_with(parent)
-        lift_limits()
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
+    begin(log_level, parent)
     from penstock.client.exchange import Exchange, Listener  # and pyarrow, which --help doesn't need
 
     try:
@@ -100,12 +98,25 @@ def pull(
     )
     gc.freeze()
     gc.set_threshold(_GARBAGE)
+    with until_told(parent) as is_told:
+        puller.run(is_told)
+
+
+def begin(log_level: str, parent: int | None) -> None:
+    """Log to stderr; if a server has started this process, end with it, and without its --memory-limit.
+
+    That one bounds what its callers make it hold.
+    """
+    if parent is not None:
+        end_with(parent)
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
+
+
+@contextmanager
+def until_told(parent: int | None) -> Iterator[Callable[[], bool]]:
+    """Yield whether this process is to end: after SIGTERM or Ctrl-C, and once the server that started it is gone."""
     stops: list[bool] = []  # no event: a signal's handler must not take a lock
     with terminal.on_signal(lambda: stops.append(True), signal.SIGTERM, signal.SIGINT):
-        puller.run(lambda: bool(stops) or (parent is not None and os.getppid() != parent))
-
-
-def lift_limits() -> None:
-    """Take the server's --memory-limit off: that one bounds what its callers make it hold."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        yield lambda: bool(stops) or (parent is not None and os.getppid() != parent)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from typing import Literal
 
 from penstock.errors import InvalidRequest
+from penstock.wire.actions import AFTER_ALL
 from penstock.wire.position import Position
 
-Start = Mapping[int, int] | datetime
-"""Where to start in a topic: the first offset of each shard, or a time at which rows were appended."""
+Start = Mapping[int, int] | datetime | Literal["earliest", "latest"]
+"""Where to start in a topic: the first offset of each shard, a time at which rows were appended, or a word."""
 
 
 def check_path(path: object) -> None:
@@ -38,7 +40,11 @@ def check_undecoded(columns: object) -> None:
 
 def to_start(start: Start | None) -> tuple[Position | None, float | None]:
     """Return a start as a position or as a time."""
-    return (None, start.timestamp()) if isinstance(start, datetime) else (to_position(start, "start"), None)
+    if isinstance(start, datetime):
+        return None, start.timestamp()
+    if start == "latest":
+        return None, AFTER_ALL
+    return to_position({} if start == "earliest" else start, "start"), None
 
 
 def to_position(offsets: object, argument: str) -> Position | None:
@@ -46,7 +52,7 @@ def to_position(offsets: object, argument: str) -> Position | None:
     if offsets is None:
         return None
     if not isinstance(offsets, Mapping):
-        or_time = ", or a time (datetime.datetime)" if argument == "start" else ""
+        or_time = ", a time (datetime.datetime), 'earliest' or 'latest'" if argument == "start" else ""
         raise InvalidRequest(f"{argument}={offsets!r:.80}: expected offsets by shard, such as {{0: 500}}{or_time}")
     try:
         life = offsets.life if isinstance(offsets, Position) else None

@@ -251,9 +251,9 @@ class Client:
     ) -> Follower:
         """Return the rows of a topic as they come: `for batch in c.follow("topic/orders"): …` never ends by itself.
 
-        From now on, or from `start`: offsets, a time, `{}` for the oldest row. Each row comes once and those of a shard
-        in order, over ten minutes without the server (`retry_for`); rows that are purged before they were read raise
-        `Lost`.
+        From now on, or from `start`: offsets, a time, "earliest" for the oldest row. Each row comes once and those of a
+        shard in order, over ten minutes without the server (`retry_for`); rows that are purged before they were read
+        raise `Lost`.
         Other readers miss nothing. Pass `.position` as `start` to continue later; `.stop()` ends the loop. A loop of
         `get` would have to keep the offsets itself, and to notice a topic that was deleted and created again.
         """

@@ -17,7 +17,7 @@ from penstock.client.typed import Decoded, plan_decoding
 from penstock.decode.decoding import Decoding
 from penstock.errors import InvalidRequest
 from penstock.text import parse_seconds, suggest
-from penstock.wire.actions import AskOffsets
+from penstock.wire.actions import AFTER_ALL, AskOffsets
 from penstock.wire.position import Position
 
 Use = Literal["read", "write", "stream", "sink"]
@@ -195,7 +195,7 @@ def start_request(path: str, text: str, option: str = "startingOffsets") -> AskO
     if text == "earliest":
         return AskOffsets(path)
     if text == "latest":
-        return AskOffsets(path, since=1e12)
+        return AskOffsets(path, since=AFTER_ALL)
     try:
         if not text.startswith("{"):
             return AskOffsets(path, since=datetime.fromisoformat(text).timestamp())

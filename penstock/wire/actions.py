@@ -127,6 +127,10 @@ class AbortWrite(Body):
 # --- topics and their consumers ------------------------------------------------------------
 
 
+AFTER_ALL = 1e12
+"""A time behind every row: a start there begins with what comes next."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskOffsets(Body):
     """consumer.offsets: the first and next offsets of a topic, and the end of a batch from `start` on."""

@@ -106,11 +106,11 @@ class TestRanges:
             assert ids(client.get("topic/x", start=moment.replace(tzinfo=None))) == expected
             assert ids(client.get("topic/x", start=moment.astimezone(UTC))) == expected
 
-    @pytest.mark.parametrize("wrong", [5, "earliest", "2026-11-18", 1.5, date(2026, 11, 18), [5]])
+    @pytest.mark.parametrize("wrong", [5, "oldest", "2026-11-18", 1.5, date(2026, 11, 18), [5]])
     def test_what_is_no_place_is_refused_by_the_arguments_name(self, client: Client, wrong: Any) -> None:
         client.put("topic/x", rows(1))
         for call in (client.get, client.info, client.follow):
-            with pytest.raises(InvalidRequest, match=r"^start=.*\{0: 500\}, or a time \(datetime"):
+            with pytest.raises(InvalidRequest, match=r"^start=.*\{0: 500\}, a time .*'earliest' or 'latest'$"):
                 call("topic/x", start=wrong)
         with pytest.raises(InvalidRequest, match=r"^end=.*\{0: 500\}$"):
             client.get("topic/x", end=wrong)

@@ -420,6 +420,14 @@ def test_a_read_may_start_at_a_time(client: Client, bare: flight.FlightClient, t
         info(bare, TOPIC, start={"0": 1}, since=5)
 
 
+def test_a_read_may_start_at_either_end_by_its_name(client: Client) -> None:
+    client.put(TOPIC, trips(1, 2))
+    assert client.get(TOPIC, start="earliest").read_all()["id"].to_pylist() == [1, 2]
+    assert client.get(TOPIC, start="latest").read_all().num_rows == 0
+    assert client.follow(TOPIC, start="earliest").position == {0: 0}
+    assert client.follow(TOPIC, start="latest").position == {0: 2}
+
+
 def test_offsets_past_the_end_are_refused_with_those_left(bare: flight.FlightClient) -> None:
     put(bare, at(TOPIC), [trips(1, 2)])
     for start, end in [(0, 3), (2, 1), (3, 3), (5, None)]:

@@ -12,7 +12,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-jobs bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-connect bench-jobs bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -66,6 +66,9 @@ check: $(STAMP)  ## lint, format, types and the quick tests: in under a minute
 
 bench: $(STAMP)  ## measure puts and gets beside plain pyarrow (ARGS="--against REV": beside another revision)
 	@$(BIN)/python -m scripts.bench flight $(ARGS)
+
+bench-connect: $(STAMP) $(JAVA)  ## measure results of Spark Connect beside pyspark's own client
+	@$(BIN)/python -m scripts.bench connect $(ARGS)
 
 bench-jobs: $(STAMP)  ## measure jobs beside a pool and Ray Data, queues on Kafka, stores of Ray
 	@$(BIN)/python -m scripts.bench jobs $(ARGS)

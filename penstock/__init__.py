@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.job import Job as Job
     from penstock.pipeline.stage import Stage as Stage
     from penstock.rows.payload import SplitPayload as SplitPayload
+    from penstock.spark.session import spark_connect as spark_connect
     from penstock.spark_plugin.read import do_get as do_get
     from penstock.spark_plugin.read import read as read
     from penstock.spark_plugin.source import DataSource as DataSource
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "DataSource", "Job", "SplitPayload", "SplitPayloadStore", "Stage", "connect", "do_get", "do_put", "errors",
-    "foreach_batch", "read", "write",
+    "foreach_batch", "read", "spark_connect", "write",
 ]  # fmt: skip
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "errors": ("penstock.errors", None),
     "foreach_batch": ("penstock.spark_plugin.write", "foreach_batch"),
     "read": ("penstock.spark_plugin.read", "read"),
+    "spark_connect": ("penstock.spark.session", "spark_connect"),
     "write": ("penstock.spark_plugin.write", "write"),
 }
 

@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.kit.topics",
     "tests.kit.cli",
     "tests.kit.spark",
+    "tests.kit.spark_server",
     "tests.kit.streams",
     "tests.kit.kafka",
     "tests.kit.pubsub.emulator",

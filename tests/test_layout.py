@@ -39,9 +39,10 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
     "flight_server": ("penstock", *BELOW, "store", "ledger", "queue", "decode"),
     "client": (*BELOW, "decode"),
     "spark_plugin": ("penstock", *BELOW, "client", "decode"),
+    "spark": (*BELOW, "client"),
     "pipeline": ("penstock", *BELOW, "client", "spark_plugin"),
     "cli": ("penstock", *BELOW, "client"),
-    "penstock": (*GROUND, "rows", "client", "spark_plugin", "pipeline"),  # __init__ itself: lazy names
+    "penstock": (*GROUND, "rows", "client", "spark_plugin", "spark", "pipeline"),  # __init__ itself: lazy names
 }
 ALSO = {
     "client/payload_store.py": ("store",),
@@ -147,7 +148,7 @@ def importable() -> list[str]:
     of_pubsub = {Path("queue", "pubsub", name) for name in of_grpc}
     of_extras = of_spark | of_pubsub | {Path("store", "ray_objects.py")}
     of_extras |= {Path("pipeline", name) for name in ("ray_data.py", "ray_pool.py")}
-    files = [file for file in python_files() if file.parts[0] != "cli" and file not in of_extras]
+    files = [file for file in python_files() if file.parts[0] not in ("cli", "spark") and file not in of_extras]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]
 
@@ -249,7 +250,7 @@ def test_public_names_are_these() -> None:
     """`__all__`, dir() and the attributes agree."""
     assert penstock.__all__ == [
         "DataSource", "Job", "SplitPayload", "SplitPayloadStore", "Stage", "connect", "do_get", "do_put", "errors",
-        "foreach_batch", "read", "write",
+        "foreach_batch", "read", "spark_connect", "write",
     ]  # fmt: skip
     assert set(penstock.__all__) <= set(dir(penstock))
     assert all(getattr(penstock, name) is not None for name in penstock.__all__ if name != "DataSource")
@@ -282,6 +283,12 @@ def test_connect_pulls_in_pyarrow_and_nothing_else() -> None:
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
 
 
+def test_spark_connect_needs_no_pyspark() -> None:
+    loaded = run("import penstock, sys; penstock.spark_connect; print(*sys.modules)", ROOT).split()
+    assert {"penstock.spark.session", "grpc", "pyarrow"} <= set(loaded)
+    assert not {"pandas", "pyspark"} & {name.split(".")[0] for name in loaded}
+
+
 def test_a_pipeline_pulls_in_neither_spark_nor_ray() -> None:
     loaded = run("import penstock.pipeline, sys; print(*sys.modules)", ROOT).split()
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
@@ -302,7 +309,8 @@ def test_the_wheel_and_the_sdist_hold_the_package(tmp_path: Path) -> None:
     done = subprocess.run(build, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
-    package = {f"penstock/{file}" for file in python_files()} | {"penstock/py.typed"}
+    package = {f"penstock/{file}" for file in python_files()} | {"penstock/py.typed", "penstock/spark/NOTICE"}
+    package |= {str(file.relative_to(ROOT)) for file in (ROOT / "penstock/spark").glob("*.binpb")}
 
     with tarfile.open(sdist) as tar:
         in_sdist = {name.partition("/")[2] for name in tar.getnames()}

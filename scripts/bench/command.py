@@ -24,9 +24,10 @@ from scripts.bench.against import ROOT, ROUNDS, compare, take_turns
 from scripts.bench.bench import Bench, Page
 from scripts.bench.figures import Result, Work, nothing
 from scripts.bench.page import check_headings, filled, machine
-from scripts.bench.pages import flight, jobs, pubsub, queue, spark, topics
+from scripts.bench.pages import connect, flight, jobs, pubsub, queue, spark, topics
 
 PAGES = {
+    "connect": connect.PAGE,
     "flight": flight.PAGE,
     "jobs": jobs.PAGE,
     "pubsub": pubsub.PAGE,

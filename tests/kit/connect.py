@@ -6,7 +6,7 @@ import importlib.util
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +38,10 @@ def needs_connect() -> None:
 class ConnectServer:
     """A Spark Connect server, `local[2]` with task retries; it is killed, and started again on its port."""
 
-    def __init__(self, folder: Path, python: Path) -> None:
+    def __init__(self, folder: Path, python: Path, confs: Mapping[str, str] | None = None) -> None:
         """`python` is that of its workers."""
         self.folder, self.port = folder, free_port()
-        self._python = python
+        self._python, self._confs = python, confs or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: list[Any] = []
 
@@ -53,6 +53,7 @@ class ConnectServer:
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
+            **self._confs,
         }
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
         environment |= {"PYSPARK_PYTHON": str(self._python), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -113,9 +114,9 @@ class ConnectServer:
 
 
 @contextmanager
-def connect_server(folder: Path, python: Path) -> Iterator[ConnectServer]:
+def connect_server(folder: Path, python: Path, confs: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
     """Run a Connect server in a folder of its own."""
-    server = ConnectServer(folder, python)
+    server = ConnectServer(folder, python, confs)
     try:
         server.start()
         yield server

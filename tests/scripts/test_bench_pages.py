@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "page",
     [
+        pytest.param("connect", marks=pytest.mark.spark),
         "flight",
         "jobs",
         "pubsub",
@@ -33,7 +34,7 @@ def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path:
     needed = {"pubsub": emulator.missing, "jobs": kafka_broker.missing}
     if page in needed and (lack := needed[page]()):
         pytest.skip(lack)
-    if page in ("queue", "spark", "topics"):
+    if page in ("connect", "queue", "spark", "topics"):
         needs_spark()
         needs_limits()
     output, data = tmp_path / "out" / "page.md", tmp_path / "data"

@@ -1,0 +1,251 @@
+"""The calls of one session: their headers, deadlines, retries and errors."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import queue
+import threading
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+try:
+    import grpc
+except ModuleNotFoundError as missing:
+    raise ImportError("Spark Connect needs grpcio: pip install 'penstock-flight[connect]'") from missing
+
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.spark import protos
+from penstock.spark.errors import CorruptResponse, Remote, SessionLost
+from penstock.spark.failures import translate
+from penstock.spark.retries import Retries, RetryPolicy, is_transient, server_delay
+from penstock.spark.uri import ConnectUri
+
+log = logging.getLogger("penstock")
+CALL_TIMEOUT = 600.0
+"""Seconds for a call that isn't a stream: to analyse a plan Spark may list the files of a lake."""
+FIRST_RETRY_FOR = 30.0
+"""Seconds for which a server that has never answered is tried again: its address may be wrong."""
+_SERVICE = "/spark.connect.SparkConnectService/"
+_OBSERVED = "client_observed_server_side_session_id"
+_OPTIONS = [
+    # A message is a batch, or a piece of 4 MiB of one; before Spark 4.1 one row may be larger than that.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Without these gRPC takes more than 10 MB off a slow consumer's connection, and of what it has sent the server
+    # keeps only 10 MB to send again: 7 of 8 cut connections ended a query.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose calls these are: the server finds a session by both."""
+
+    session_id: str
+    user_id: str
+
+
+class Client:
+    """The calls of one session. Safe to share between threads; must not cross a fork, as gRPC's channels don't."""
+
+    def __init__(
+        self, uri: ConnectUri, *, ca: str | None = None, retry_for: float | None = None, timeout: float = CALL_TIMEOUT
+    ) -> None:
+        self.uri = uri
+        self.identity = Identity(
+            uri.session_id or str(uuid.uuid4()), "penstock" if uri.user_id is None else uri.user_id
+        )
+        self.settings: dict[str, str] = {}
+        """What was set in the session, as it is lost with it."""
+        self.closed = False
+        self._ca, self._retry_for, self._timeout = ca, retry_for, timeout
+        self._channel = _open_channel(uri, ca)
+        self._server_session = ""  # the server's own id of the session; written by the first answer
+        self._metadata = [*uri.headers, *([("authorization", f"Bearer {uri.token}")] if uri.token else [])]
+        agent = f"{uri.user_agent} penstock" if uri.user_agent else "penstock"
+        self._agent = f"{agent} spark/{protos.SPARK} python/{platform.python_version()}"
+        self._calls = {
+            name: self._channel.unary_unary(
+                f"{_SERVICE}{name}", request_serializer=_serialize, response_deserializer=response.FromString
+            )
+            for name, response in _unary_calls().items()
+        }
+        self._streams = {
+            name: self._channel.unary_stream(f"{_SERVICE}{name}", request_serializer=_serialize)
+            for name in ("ExecutePlan", "ReattachExecute")
+        }
+        self._tasks = _Tasks(self._attempt)
+
+    def derived(self, identity: Identity) -> Client:
+        """Return a client of another session of the same server."""
+        uri = replace(self.uri, session_id=identity.session_id, user_id=identity.user_id)
+        return Client(uri, ca=self._ca, retry_for=self._retry_for, timeout=self._timeout)
+
+    def close(self) -> None:
+        """End the calls that are under way, and the connection."""
+        self._tasks.close()
+        self.closed = True
+        self._channel.close()
+
+    def retries(self) -> Retries:
+        """Return the waits of a call that begins now."""
+        default = RetryPolicy().retry_for if self._server_session else FIRST_RETRY_FOR
+        return Retries(RetryPolicy(retry_for=default if self._retry_for is None else self._retry_for))
+
+    def call(self, name: str, request: Any) -> Any:
+        """Make a call, again while its failure passes by itself, and return the checked answer."""
+        retries = self.retries()
+        while True:
+            try:
+                return self._attempt(name, self.prepared(request), self._timeout)
+            except grpc.RpcError as error:
+                if not (is_transient(error) and retries.wait(server_delay(error))):
+                    raise self.failure(error) from error
+
+    def call_once(self, name: str, request: Any, *, timeout: float) -> None:
+        """Make a call whose failure changes nothing for the caller."""
+        try:
+            self._attempt(name, self.prepared(request), timeout)
+        except (grpc.RpcError, PenstockError, ValueError) as error:
+            log.debug("%s: %s failed: %s", self.uri, name, error)
+
+    def call_later(self, name: str, request: Any) -> None:
+        """Let the session's own thread make such a call. Safe while Python collects garbage."""
+        self._tasks.add(name, self.prepared(request))
+
+    def stream(self, name: str, request: Any, timeout: float) -> Any:
+        """Begin a stream of raw responses."""
+        self._check_open()
+        return self._streams[name](self.prepared(request), timeout=timeout, metadata=self._metadata)
+
+    def prepared(self, request: Any) -> Any:
+        """Fill in whose call it is, and which of the server's sessions it means."""
+        request.session_id = self.identity.session_id
+        request.user_context.user_id = self.identity.user_id
+        request.client_type = self._agent
+        if self._server_session and _OBSERVED in request.DESCRIPTOR.fields_by_name:
+            setattr(request, _OBSERVED, self._server_session)
+        return request
+
+    def check(self, response: Any) -> None:
+        """Reject an answer to another session, or of a session that began anew at the server."""
+        if response.session_id not in ("", self.identity.session_id):  # FetchErrorDetails leaves it out
+            raise CorruptResponse(f"{self.uri} answered for another session, {response.session_id!r:.60}")
+        theirs = response.server_side_session_id
+        if theirs and self._server_session and theirs != self._server_session:
+            raise self._explained(SessionLost(f"{self.uri} has begun the session anew"))
+        self._server_session = self._server_session or theirs
+
+    def failure(self, error: grpc.RpcError, operation_id: str | None = None) -> PenstockError:
+        """Return the typed error for a call that failed."""
+        failed = translate(error, str(self.uri), operation_id=operation_id, details=self._error_details)
+        return self._explained(failed) if isinstance(failed, SessionLost) else failed
+
+    def _explained(self, lost: SessionLost) -> SessionLost:
+        """Say what was lost with the session."""
+        names = f" ({', '.join(self.settings)})" if self.settings else ""
+        return SessionLost(
+            f"{lost}; session {self.identity.session_id} is lost with its temporary views, cached tables and "
+            f"settings{names}: connect again, and set up what you need of them",
+            error_class=lost.error_class, sql_state=lost.sql_state, parameters=lost.parameters,
+            operation_id=lost.operation_id,
+        )  # fmt: skip
+
+    def _attempt(self, name: str, request: Any, timeout: float) -> Any:
+        self._check_open()
+        response = self._calls[name](request, timeout=timeout, metadata=self._metadata)
+        self.check(response)
+        return response
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise SessionLost(
+                f"session {self.identity.session_id} was released: connect again",
+                error_class="INVALID_HANDLE.SESSION_CLOSED",
+            )
+
+    def _error_details(self, error_id: str) -> Any:
+        try:
+            return self._attempt(
+                "FetchErrorDetails", self.prepared(protos.FetchErrorDetailsRequest(error_id=error_id)), 10.0
+            )
+        except (grpc.RpcError, Remote, CorruptResponse, ValueError) as error:
+            log.debug("%s: no details of an error: %s", self.uri, error)
+            return None
+
+
+class _Tasks:
+    """A thread that makes calls nobody waits for: the release of responses, the interrupt of an abandoned query."""
+
+    def __init__(self, attempt: Any) -> None:
+        self._attempt = attempt
+        self._waiting: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()  # safe in a destructor
+        self._lock = threading.Lock()  # _thread
+        self._thread: threading.Thread | None = None
+
+    def add(self, name: str, request: Any) -> None:
+        self._waiting.put((name, request))
+        if self._thread is None and self._lock.acquire(blocking=False):
+            try:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="penstock-connect-tasks", daemon=True)
+                    self._thread.start()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Make the calls that wait, then end the thread."""
+        self._waiting.put(None)
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        while (task := self._waiting.get()) is not None:
+            try:
+                self._attempt(*task, 5.0)
+            except (grpc.RpcError, PenstockError, ValueError) as error:
+                log.debug("%s failed: %s", task[0], error)
+
+
+def _open_channel(uri: ConnectUri, ca: str | None) -> grpc.Channel:
+    options: list[tuple[str, Any]] = [*_OPTIONS]
+    if uri.keepalive is not None:
+        options += [
+            ("grpc.keepalive_time_ms", uri.keepalive[0]),
+            ("grpc.keepalive_timeout_ms", uri.keepalive[1]),
+            ("grpc.keepalive_permit_without_calls", int(uri.keepalive_idle)),
+        ]
+    if not uri.tls:
+        if ca is not None:
+            raise InvalidRequest(f"ca={ca!r:.80} without TLS: add use_ssl=true to the URI")
+        return grpc.insecure_channel(uri.target, options=options)
+    try:
+        roots = None if ca is None else Path(ca).read_bytes()
+    except OSError as wrong:
+        raise InvalidRequest(f"ca={ca!r:.80}: {wrong}; expected a file of certificates (PEM)") from wrong
+    return grpc.secure_channel(uri.target, grpc.ssl_channel_credentials(roots), options=options)
+
+
+def _serialize(request: Any) -> bytes:
+    serialized: bytes = request.SerializeToString()
+    return serialized
+
+
+def _unary_calls() -> dict[str, Any]:
+    """Return the responses of the calls that are used."""
+    return {
+        "AnalyzePlan": protos.AnalyzePlanResponse,
+        "Config": protos.ConfigResponse,
+        "Interrupt": protos.InterruptResponse,
+        "ReleaseExecute": protos.ReleaseExecuteResponse,
+        "ReleaseSession": protos.ReleaseSessionResponse,
+        "FetchErrorDetails": protos.FetchErrorDetailsResponse,
+        "CloneSession": protos.CloneSessionResponse,
+    }

@@ -1,0 +1,396 @@
+"""One operation over several connections: what is sent again, what isn't, what is released, how it ends."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import Denied, InvalidRequest, LimitExceeded, PenstockError, TimedOut
+from penstock.spark import execution
+from penstock.spark.errors import CorruptResponse, InvalidPlan, Remote, SessionLost, Transport, Unsupported
+from penstock.spark.retries import Retries, RetryPolicy
+from penstock.spark.session import Session
+from tests.kit.certificates import Certificates
+from tests.kit.fake_connect import Cut, Failure, FakeConnect, fake_connect, spark_failure
+from tests.kit.wait import eventually
+
+AWAY = Failure(grpc.StatusCode.UNAVAILABLE)
+ALL = list(range(50))
+
+
+def ids(result: Any) -> list[int]:
+    return [number for batch in result for number in batch["id"].to_pylist()]
+
+
+# --- connections that break ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [Cut(0, AWAY)],
+        [Cut(3, AWAY)],
+        [Cut(3)],
+        [Cut(2, AWAY), Cut(0, AWAY), Cut(0), Cut(1, AWAY), Cut(3, AWAY)],
+        [Cut(4, spark_failure("INVALID_CURSOR.DISCONNECTED"))],
+        [Cut(1, Failure(grpc.StatusCode.DEADLINE_EXCEEDED))],
+    ],
+)
+def test_a_broken_stream_goes_on(fake: FakeConnect, session: Session, cuts: list[Cut]) -> None:
+    fake.cuts = [*cuts]
+    with session.sql("select 1").stream() as result:
+        assert ids(result) == ALL
+    assert result.reattaches == len(cuts)
+    assert len(fake.named("ExecutePlan")) == 1
+
+
+def test_a_query_that_never_arrived_is_sent_again(fake: FakeConnect, session: Session) -> None:
+    fake.failures["ExecutePlan"] = [AWAY]
+    with session.sql("select 1").stream() as result:
+        assert ids(result) == ALL
+    first, second = fake.named("ExecutePlan")
+    assert first.operation_id == second.operation_id == result.operation_id
+
+
+def test_an_operation_that_is_gone_is_not_begun_anew(fake: FakeConnect, session: Session) -> None:
+    """Its first rows were read: the same query may have others, and other work may be done twice."""
+    fake.cuts = [Cut(2, AWAY)]
+    fake.failures["ReattachExecute"] = [spark_failure("INVALID_HANDLE.OPERATION_NOT_FOUND")]
+    with session.sql("select 1").stream() as result, pytest.raises(Remote) as refused:
+        ids(result)
+    assert refused.value.error_class == "INVALID_HANDLE.OPERATION_NOT_FOUND"
+    assert len(fake.named("ExecutePlan")) == 1
+
+
+def test_what_spark_says_is_not_sent_again(fake: FakeConnect, session: Session) -> None:
+    """A semantic error stays one."""
+    fake.cuts = [Cut(0, spark_failure("DIVIDE_BY_ZERO", sqlState="22012"))]
+    with pytest.raises(Remote) as failed:
+        session.sql("select 1 / 0").stream()
+    assert (failed.value.error_class, failed.value.sql_state) == ("DIVIDE_BY_ZERO", "22012")
+    assert not fake.named("ReattachExecute")
+    fake.failures["AnalyzePlan"] = [spark_failure("PARSE_SYNTAX_ERROR")]
+    with pytest.raises(Remote):
+        session.analyze(spark_version={})
+    assert len(fake.named("AnalyzePlan")) == 1
+
+
+def test_a_server_that_stays_away_is_given_up(fake: FakeConnect) -> None:
+    with penstock.spark_connect(fake.uri, retry_for=0.3) as session:
+        fake.cuts = [Cut(1, AWAY)] + 100 * [Cut(0, AWAY)]
+        with session.sql("select 1").stream() as result, pytest.raises(Transport, match="could not reach sc://"):
+            ids(result)
+        fake.cuts = [Cut(1)] + 100 * [Cut(0)]
+        with session.sql("select 1").stream() as result, pytest.raises(Transport, match="ends each stream"):
+            ids(result)
+
+
+def test_the_servers_delay_is_kept_and_capped() -> None:
+    waits: list[float] = []
+    retries = Retries(RetryPolicy(retry_for=100, longest_server_wait=7.0), sleep=waits.append)
+    assert all(retries.wait(delay) for delay in (2.0, 3600.0, None))
+    assert waits[0] == 2.0
+    assert waits[1] == 7.0
+    assert waits[2] < 1.0
+    assert not Retries(RetryPolicy(retry_for=1.0)).wait(30.0)
+
+
+def test_a_call_waits_as_long_as_the_server_wants(fake: FakeConnect, session: Session) -> None:
+    busy = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay=0.4)
+    fake.failures["AnalyzePlan"] = [busy]
+    began = time.monotonic()
+    assert session.version == "4.3.0"
+    assert time.monotonic() - began >= 0.4
+    fake.cuts = [Cut(1, busy)]
+    assert session.sql("select 1").to_arrow()["id"].to_pylist() == ALL
+
+
+def test_rows_that_come_twice_are_refused(fake: FakeConnect, session: Session) -> None:
+    """A server that repeats, or leaves out, a response: an error, never other rows."""
+    with session.sql("select 1").stream() as result:
+        again = fake.responses(fake.named("ExecutePlan")[0])[2]
+        fake.change = lambda number, raw: again if number == 3 else raw
+        with pytest.raises(CorruptResponse):
+            ids(result)
+    fake.change = lambda number, raw: raw.replace(b"r3", b"rx") if number == 3 else raw
+    fake.cuts = [Cut(4, AWAY)]
+    with session.sql("select 1").stream() as result, pytest.raises(PenstockError):
+        ids(result)
+
+
+# --- releases -----------------------------------------------------------------------------
+
+
+def test_responses_are_released_once_used(fake: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch that the caller has is at the server still; the ones before it needn't be."""
+    monkeypatch.setattr(execution, "RELEASE_EVERY", 1)
+
+    def released() -> list[str]:
+        return [
+            request.release_until.response_id
+            for request in fake.named("ReleaseExecute")
+            if not request.HasField("release_all")
+        ]
+
+    with session.sql("select 1").stream() as result:
+        for number in range(1, 6):
+            result.read_next_batch()
+            eventually(lambda number=number: released() == [f"r{each}" for each in range(1, number)])  # type: ignore[misc]
+        assert ids(result) == []
+    eventually(lambda: fake.named("ReleaseExecute")[-1].HasField("release_all"))
+
+
+def test_releases_are_made_by_bytes(fake: FakeConnect, session: Session) -> None:
+    """None for a small result but the one at its end."""
+    assert session.sql("select 1").to_arrow().num_rows == 50
+    eventually(lambda: fake.named("ReleaseExecute"))
+    (request,) = fake.named("ReleaseExecute")
+    assert request.HasField("release_all")
+
+
+def test_a_result_goes_on_from_its_checkpoint(
+    fake: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another process, whatever the first one read after it."""
+    monkeypatch.setattr(execution, "RELEASE_EVERY", 1)
+    result = session.sql("select 1").stream()
+    first = [result.read_next_batch()["id"].to_pylist() for _ in range(2)]
+    token = result.checkpoint()
+    result.read_next_batch()
+    result.read_next_batch()
+    eventually(lambda: fake.named("ReleaseExecute"))
+    with penstock.spark_connect(fake.uri) as other, other.resume(token) as rest:
+        assert rest.rows == 20
+        assert [*first[0], *first[1], *ids(rest)] == ALL
+        assert rest.rows == 50
+    result.close()
+
+
+def test_a_checkpoint_before_any_batch_is_the_start(fake: FakeConnect, session: Session) -> None:
+    with session.sql("select 1").stream() as result:
+        token = result.checkpoint()
+        assert ids(session.resume(token)) == ALL
+    assert fake.named("ReattachExecute")
+
+
+@pytest.mark.parametrize("token", ["", "e30=", "nonsense", "eyJ2IjogMn0="])
+def test_what_is_no_checkpoint_is_refused(session: Session, token: str) -> None:
+    with pytest.raises(InvalidRequest, match="checkpoint"):
+        session.resume(token)
+
+
+# --- ends ---------------------------------------------------------------------------------
+
+
+def interrupted(fake: FakeConnect) -> list[str]:
+    return [request.operation_id for request in fake.named("Interrupt")]
+
+
+def test_a_result_that_is_left_is_interrupted(fake: FakeConnect, session: Session) -> None:
+    with session.sql("select 1").stream() as left:
+        left.read_next_batch()
+    assert interrupted(fake) == [left.operation_id]
+    for _ in session.sql("select 1").stream():
+        break
+    assert len(interrupted(fake)) == 2
+    with pytest.raises(ZeroDivisionError), session.sql("select 1").stream():
+        raise ZeroDivisionError
+    assert len(interrupted(fake)) == 3
+
+
+def test_a_result_that_is_forgotten_is_interrupted(fake: FakeConnect, session: Session) -> None:
+    result = session.sql("select 1").stream()
+    operation = result.operation_id
+    del result
+    gc.collect()
+    eventually(lambda: interrupted(fake) == [operation])
+
+
+def test_a_whole_result_is_not_interrupted(fake: FakeConnect, session: Session) -> None:
+    with session.sql("select 1").stream() as result:
+        assert ids(result) == ALL
+    del result
+    reader = pa.RecordBatchReader.from_stream(session.sql("select 1"))
+    assert reader.read_all()["id"].to_pylist() == ALL
+    del reader
+    gc.collect()
+    session.close()
+    assert interrupted(fake) == []
+
+
+def test_a_query_has_a_deadline(fake: FakeConnect, session: Session) -> None:
+    fake.cuts = [Cut(1)] + 1000 * [Cut(0)]
+    with session.sql("select 1").stream(timeout=0.5) as result, pytest.raises(TimedOut, match=r"0\.5 s"):
+        ids(result)
+    assert interrupted(fake) == [result.operation_id]
+
+
+def test_interrupts_name_what_they_mean(fake: FakeConnect, session: Session) -> None:
+    session.sql("select 1").stream(tag="nightly").close()
+    assert list(fake.named("ExecutePlan")[0].tags) == ["nightly"]
+    assert session.interrupt() == ["all"]
+    session.interrupt(tag="nightly")
+    session.interrupt(operation="op")
+    requests = fake.named("Interrupt")[1:]
+    assert [request.interrupt_type for request in requests] == [1, 2, 3]
+    assert (requests[1].operation_tag, requests[2].operation_id) == ("nightly", "op")
+    with pytest.raises(InvalidRequest, match="one of them"):
+        session.interrupt(tag="a", operation="b")
+    with pytest.raises(InvalidRequest, match="commas"):
+        session.sql("select 1").stream(tag="a,b")
+
+
+# --- sessions -----------------------------------------------------------------------------
+
+
+def test_requests_say_whose_they_are(fake: FakeConnect) -> None:
+    uri = f"{fake.uri}/;token=t0;user_id=ana;x-team=blue;user_agent=notebook"
+    with penstock.spark_connect(uri, session_id="6f1c3f6e-3f6b-4c8e-9d8a-2b7f0a1c2d3e") as session:
+        assert session.version == "4.3.0"
+        assert session.conf.get("a") == "value"
+    requests = [request for _, request in fake.calls]
+    assert {request.session_id for request in requests} == {session.session_id}
+    assert {request.user_context.user_id for request in requests} == {"ana"}
+    assert requests[0].client_type.startswith("notebook penstock spark/")
+    assert [request.client_observed_server_side_session_id for request in requests[:2]] == ["", fake.server_session]
+    assert {headers["authorization"] for headers in fake.headers} == {"Bearer t0"}
+    assert {headers["x-team"] for headers in fake.headers} == {"blue"}
+    assert fake.calls[-1][0] == "ReleaseSession"
+
+
+def test_a_released_session_says_so(fake: FakeConnect, session: Session) -> None:
+    session.close()
+    session.close()
+    for call in (session.sql("select 1").stream, session.interrupt, lambda: session.version):
+        with pytest.raises(SessionLost, match="was released: connect again") as lost:
+            call()
+        assert lost.value.error_class == "INVALID_HANDLE.SESSION_CLOSED"
+    assert not fake.named("ExecutePlan")
+
+
+@pytest.mark.parametrize("name", ["SESSION_CLOSED", "SESSION_CHANGED", "SESSION_NOT_FOUND"])
+def test_a_lost_session_says_what_was_lost(fake: FakeConnect, session: Session, name: str) -> None:
+    session.conf.set("spark.sql.shuffle.partitions", 7)
+    session.conf.set("spark.sql.ansi.enabled", False)
+    assert fake.named("Config")[1].operation.set.pairs[0].value == "false"
+    session.conf.unset("spark.sql.ansi.enabled")
+    fake.cuts = [Cut(0, spark_failure(f"INVALID_HANDLE.{name}"))]
+    with pytest.raises(SessionLost, match=r"temporary views.*\(spark.sql.shuffle.partitions\)") as lost:
+        session.sql("select 1").stream()
+    assert lost.value.error_class == f"INVALID_HANDLE.{name}"
+
+
+def test_a_session_begun_anew_is_a_lost_one(fake: FakeConnect, session: Session) -> None:
+    assert session.version
+    fake.server_session = "00000000-0000-4000-8000-000000000002"
+    with pytest.raises(SessionLost, match="anew"):
+        _ = session.version
+
+
+def test_a_clone_is_a_session_of_its_own(fake: FakeConnect, session: Session) -> None:
+    session.conf.set("a", "b")
+    with session.clone() as clone:
+        assert clone.session_id != session.session_id
+        assert clone.client.settings == {"a": "b"}
+        assert clone.version == "4.3.0"
+    assert session.version == "4.3.0"
+    assert fake.named("CloneSession")[0].new_session_id == clone.session_id
+
+
+# --- errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "message"),
+    [
+        (Failure(grpc.StatusCode.UNAUTHENTICATED), Denied, "token"),
+        (Failure(grpc.StatusCode.PERMISSION_DENIED), Denied, "denied"),
+        (Failure(grpc.StatusCode.UNIMPLEMENTED), Unsupported, "doesn't know this call"),
+        (Failure(grpc.StatusCode.RESOURCE_EXHAUSTED), LimitExceeded, "planted"),
+        (Failure(grpc.StatusCode.DEADLINE_EXCEEDED), TimedOut, "in time"),
+        (Failure(grpc.StatusCode.INTERNAL, "[SOME_CLASS] oh"), Remote, "oh"),
+    ],
+)
+def test_a_failed_call_is_a_typed_error(
+    fake: FakeConnect, session: Session, failure: Failure, expected: type[PenstockError], message: str
+) -> None:
+    fake.failures["AnalyzePlan"] = [failure]
+    with pytest.raises(expected, match=message):
+        _ = session.version
+
+
+def test_a_remote_error_has_sparks_details(fake: FakeConnect, session: Session) -> None:
+    from penstock.spark import protos
+
+    details = protos.FetchErrorDetailsResponse(root_error_idx=0)
+    error = details.errors.add(message="[UNRESOLVED_COLUMN] no nope", cause_idx=1)
+    error.spark_throwable.error_class = "UNRESOLVED_COLUMN.WITH_SUGGESTION"
+    error.spark_throwable.sql_state = "42703"
+    error.spark_throwable.message_parameters["objectName"] = "`nope`"
+    error.spark_throwable.query_contexts.add(fragment="nope", start_index=7, stop_index=10, summary="== SQL ==")
+    details.errors.add(message="the cause", cause_idx=0)  # a circle
+    fake.details = details
+    fake.cuts = [Cut(0, spark_failure("UNRESOLVED_COLUMN", "cut off…", errorId="e1", messageParameters="{broken"))]
+    with pytest.raises(Remote) as failed:
+        session.sql("select nope").stream()
+    raised = failed.value
+    assert str(raised) == "[UNRESOLVED_COLUMN] no nope"
+    assert (raised.error_class, raised.sql_state) == ("UNRESOLVED_COLUMN.WITH_SUGGESTION", "42703")
+    assert raised.parameters == {"objectName": "`nope`"}
+    assert (raised.query_contexts[0].fragment, raised.query_contexts[0].start) == ("nope", 7)
+    assert raised.causes == ("the cause",)
+    assert raised.operation_id == fake.named("ExecutePlan")[0].operation_id
+    assert fake.named("FetchErrorDetails")[0].error_id == "e1"
+
+
+def test_errors_pickle() -> None:
+    import pickle
+
+    error = Remote("text", error_class="A.B", sql_state="1", parameters={"a": "b"}, causes=("c",), operation_id="o")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is Remote
+    assert vars(copy) == vars(error)
+    assert str(copy) == "text"
+
+
+def test_a_wrong_host_is_named() -> None:
+    for uri in ("sc://127.0.0.1:1", "sc://no-such-host.invalid"):
+        with (
+            penstock.spark_connect(uri, retry_for=0.2) as session,
+            pytest.raises(Transport, match=f"could not reach {uri.removesuffix(':1')}"),
+        ):
+            _ = session.version
+
+
+def test_tls_is_checked(certificates: Certificates, tmp_path: Path) -> None:
+    key, cert = certificates.server_key.read_bytes(), certificates.server_cert.read_bytes()
+    with fake_connect(credentials=grpc.ssl_server_credentials([(key, cert)])) as fake:
+        uri = fake.uri.replace("127.0.0.1", "localhost")
+        with penstock.spark_connect(f"{uri}/;use_ssl=true;token=t", ca=str(certificates.ca)) as session:
+            assert session.version == "4.3.0"
+        for wrong in (f"{uri}/;use_ssl=true", uri):
+            with penstock.spark_connect(wrong, retry_for=0.2) as session, pytest.raises(Transport, match="TLS"):
+                _ = session.version
+    with (
+        fake_connect() as plain,
+        penstock.spark_connect(f"{plain.uri}/;use_ssl=true", retry_for=0.2) as session,
+        pytest.raises(Transport, match="use_ssl"),
+    ):
+        _ = session.version
+    for uri, ca in (("sc://localhost", "a.pem"), ("sc://localhost/;use_ssl=true", str(tmp_path / "none.pem"))):
+        with pytest.raises(InvalidRequest, match="ca="):
+            penstock.spark_connect(uri, ca=ca)
+
+
+def test_a_session_id_is_a_uuid() -> None:
+    with pytest.raises(InvalidRequest, match="UUID"):
+        penstock.spark_connect("sc://localhost", session_id="mine")
+    with pytest.raises(InvalidPlan, match="sc://"):
+        penstock.spark_connect("localhost")

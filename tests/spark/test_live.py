@@ -1,0 +1,212 @@
+"""A real Spark Connect server: queries, errors, interrupts, checkpoints, cuts."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark
+import pytest
+
+import penstock
+from penstock.client.client import Client
+from penstock.errors import LimitExceeded, TimedOut
+from penstock.spark import protos
+from penstock.spark.errors import Remote, SessionLost, Transport
+from penstock.spark.results import Progress, Result
+from penstock.spark.session import Session
+from tests.kit.connect import ConnectServer, connect_server
+from tests.kit.proxy import open_proxy
+from tests.kit.wait import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.process]
+
+ROWS = 1_000_000
+QUERY = f"select id, id * 2 as twice, cast(id as string) as text from range(0, {ROWS}, 1, 4)"
+ENDLESS = "select count(*) from range(0, 1000000, 1, 2) a cross join range(0, 1000000) b where a.id * b.id % 7 = 3"
+
+
+def check_rows(result: Result, rows: int = ROWS) -> None:
+    """Read all rows, and check that each came once and whole."""
+    count = total = 0
+    for batch in result:
+        count += batch.num_rows
+        total += pc.sum(batch["id"]).as_py()
+        assert pc.sum(batch["twice"]).as_py() == 2 * pc.sum(batch["id"]).as_py()
+        assert batch["text"][0].as_py() == str(batch["id"][0].as_py())
+    assert (count, total) == (rows, rows * (rows - 1) // 2)
+
+
+def run(session: Session, command: str) -> None:
+    """Run a command of Spark's SQL."""
+    relation = protos.Relation(sql=protos.SQL(query=command))
+    with session.execute(protos.Command(sql_command=protos.SqlCommand(input=relation))) as result:
+        assert list(result) == []
+
+
+def test_a_session_asks_for_the_version(remote: Session) -> None:
+    assert remote.version == pyspark.__version__
+
+
+def test_a_query_streams(remote: Session) -> None:
+    assert remote.sql("select 1 as one").to_arrow().to_pylist() == [{"one": 1}]
+    told: list[Progress] = []
+    with remote.sql(QUERY).stream(tag="nightly", on_progress=told.append) as result:
+        assert result.schema.names == ["id", "twice", "text"]
+        check_rows(result)
+    assert result.rows == ROWS
+    assert result.bytes > 20_000_000
+    empty = remote.sql("select id from range(0)").to_arrow()
+    assert (empty.num_rows, empty.schema.field("id").type) == (0, pa.int64())
+
+
+def test_settings_are_the_sessions(remote: Session) -> None:
+    remote.conf.set("spark.sql.shuffle.partitions", 3)
+    assert remote.conf.get("spark.sql.shuffle.partitions") == "3"
+    assert remote.conf.all("spark.sql.shuffle.")["spark.sql.shuffle.partitions"] == "3"
+    remote.conf.unset("spark.sql.shuffle.partitions")
+    assert remote.conf.get("spark.sql.shuffle.partitions") != "3"
+    assert remote.conf.get("spark.no.such", "mine") == "mine"
+    with pytest.raises(Remote) as unknown:
+        remote.conf.get("spark.no.such")
+    assert unknown.value.error_class == "SQL_CONF_NOT_FOUND"
+
+
+def test_a_clone_begins_with_the_settings(remote: Session) -> None:
+    remote.conf.set("spark.sql.shuffle.partitions", 3)
+    run(remote, "create temp view cloned as select 7 as seven")
+    with remote.clone() as clone:
+        assert clone.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert clone.sql("select * from cloned").to_arrow().to_pylist() == [{"seven": 7}]
+        clone.conf.set("spark.sql.shuffle.partitions", 4)
+    assert remote.conf.get("spark.sql.shuffle.partitions") == "3"
+
+
+@pytest.mark.parametrize(
+    ("query", "error_class", "sql_state", "fragment"),
+    [
+        ("select nope from range(3)", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "42703", "nope"),
+        ("select 1 frm range(3)", "PARSE_SYNTAX_ERROR", "42601", ""),
+        ("select 1 / 0", "DIVIDE_BY_ZERO", "22012", "1 / 0"),
+        ("select cast('a' as int)", "CAST_INVALID_INPUT", "22018", "cast('a' as int)"),
+        ("select raise_error('mine')", "USER_RAISED_EXCEPTION", "P0001", ""),
+    ],
+)
+def test_sparks_errors_are_typed(remote: Session, query: str, error_class: str, sql_state: str, fragment: str) -> None:
+    with pytest.raises(Remote) as failed:
+        remote.sql(query).to_arrow()
+    assert (failed.value.error_class, failed.value.sql_state) == (error_class, sql_state)
+    assert failed.value.operation_id is not None
+    if fragment:
+        (context,) = failed.value.query_contexts
+        assert context.fragment == fragment
+        assert query[context.start : context.stop + 1] == fragment
+
+
+def test_a_query_is_interrupted(remote: Session) -> None:
+    """By its tag, its id, or with all; the reader learns it."""
+    for how in ("tag", "operation", "all"):
+        result = remote.sql(ENDLESS).stream(tag="nightly")
+        with ThreadPoolExecutor(1, thread_name_prefix="reader") as pool:
+            rows = pool.submit(list, result)
+            names = {"tag": {"tag": "nightly"}, "operation": {"operation": result.operation_id}, "all": {}}[how]
+            assert remote.interrupt(**names) == [result.operation_id]
+            with pytest.raises(Remote) as ended:
+                rows.result(60)
+        assert (ended.value.error_class, ended.value.sql_state) == ("OPERATION_CANCELED", "HY008")
+
+
+def test_a_query_that_is_left_ends_at_the_server(remote: Session) -> None:
+    result = remote.sql(ENDLESS).stream()
+    result.close()
+    eventually(lambda: result.operation_id not in remote.interrupt())
+
+
+def test_a_query_has_a_deadline(remote: Session) -> None:
+    with pytest.raises(TimedOut, match="timeout=1 s"):
+        list(remote.sql(ENDLESS).stream(timeout=1))
+
+
+def test_too_large_a_result_is_refused(remote: Session) -> None:
+    with pytest.raises(LimitExceeded, match="max_rows=10,000"):
+        remote.sql(QUERY).to_arrow(max_rows=10_000)
+
+
+def test_a_result_goes_on_in_another_session(spark_server: ConnectServer, remote: Session) -> None:
+    """As in another process: by its token alone."""
+    result = remote.sql(QUERY).stream()
+    read = [result.read_next_batch() for _ in range(3)]
+    token = result.checkpoint()
+    result.read_next_batch()
+    with penstock.spark_connect(f"sc://127.0.0.1:{spark_server.port}") as other, other.resume(token) as rest:
+        table = pa.Table.from_batches([*read, *rest])
+    result.close()
+    assert rest.rows == table.num_rows == ROWS
+    assert pc.sum(table["id"]).as_py() == ROWS * (ROWS - 1) // 2
+
+
+def test_a_large_cell_comes_in_chunks(remote: Session) -> None:
+    table = remote.sql("select repeat('penstock', 2000000) as cell, 7 as seven").to_arrow()
+    assert table["cell"][0].as_py() == "penstock" * 2_000_000
+    assert table["seven"].to_pylist() == [7]
+
+
+def test_a_result_is_put_into_penstock(remote: Session, client: Client, url_variable: None) -> None:
+    assert remote.sql(QUERY).put("store/numbers").rows == ROWS
+    assert client.get("store/numbers", columns=["id"]).read_all().num_rows == ROWS
+
+
+def test_a_released_session_is_refused(spark_server: ConnectServer, remote: Session) -> None:
+    """Also by the server, to whoever has its id."""
+    uri = f"sc://127.0.0.1:{spark_server.port}/;session_id={remote.session_id}"
+    assert remote.version
+    with penstock.spark_connect(uri, user_id=remote.client.identity.user_id) as twin:
+        remote.close()
+        with pytest.raises(SessionLost) as lost:
+            twin.sql("select 1").stream()
+        assert lost.value.error_class == "INVALID_HANDLE.SESSION_CLOSED"
+    with pytest.raises(SessionLost, match="was released"):
+        remote.sql("select 1").stream()
+
+
+@pytest.mark.faults
+def test_cuts_cost_no_rows(spark_server: ConnectServer) -> None:
+    """Connections end within a frame, while the reader is slower than the server: each row comes once."""
+    with open_proxy() as proxy:
+        proxy.target = spark_server.port
+        with penstock.spark_connect(proxy.url.replace("grpc", "sc"), retry_for=60) as session:
+            with session.sql(QUERY).stream() as result:
+                batches = []
+                for number, batch in enumerate(result):
+                    if number in (3, 20, 40, 60):
+                        proxy.cut_after(700_000)
+                    batches.append(batch)
+                    time.sleep(0.004)
+            table = pa.Table.from_batches(batches)
+            assert result.reattaches >= 3
+    assert table.num_rows == ROWS
+    assert pc.count_distinct(table["id"]).as_py() == ROWS
+    assert pc.sum(table["id"]).as_py() == ROWS * (ROWS - 1) // 2
+
+
+@pytest.mark.soak
+@pytest.mark.faults
+def test_a_server_that_dies_takes_the_session_along(quick_spark: None, tmp_path: Path, bare_python: Path) -> None:
+    """A query ends with an error, and the session after the restart says what was lost."""
+    with connect_server(tmp_path, bare_python) as server:
+        session = penstock.spark_connect(f"sc://127.0.0.1:{server.port}", retry_for=2)
+        session.conf.set("spark.sql.shuffle.partitions", 3)
+        with session.sql(QUERY).stream() as result:
+            result.read_next_batch()
+            server.kill()
+            with pytest.raises(Transport, match="could not reach"):
+                list(result)
+        server.start()
+        with pytest.raises(SessionLost, match=r"spark\.sql\.shuffle\.partitions.*connect again"):
+            eventually(lambda: session.sql("select 1").to_arrow())
+        session.close()
+        with penstock.spark_connect(f"sc://127.0.0.1:{server.port}") as again:
+            assert again.sql("select 1 as one").to_arrow().num_rows == 1

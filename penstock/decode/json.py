@@ -10,7 +10,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from decimal import Context, Decimal, InvalidOperation
 from itertools import pairwise
@@ -23,15 +24,18 @@ import pyarrow.types as types
 
 from penstock.errors import InvalidRequest
 from penstock.rows.casting import reinterpret
-from penstock.rows.exact import Misfit, column_of
+from penstock.rows.exact import Misfit, cast_text, explain
 from penstock.text import cut, printable
 
 _DEEPEST = 200
 """Levels of nesting that are read row by row: Python's own parser ends at about 1,000, wherever its caller is."""
 _WINDOW = 256
 """Rows that are searched for one that Arrow's reader rejects: a failed attempt costs as much as its rows' bytes."""
+_UNLIKELY = 8
+"""One payload in so many may look as if Arrow's reader had rejected it: else that is a false guess, mostly."""
 _FEW = 16
-"""Rows that are no longer halved in search of one: to decode these one by one costs no more."""
+"""Rows that are no longer halved in search of one, and how many are found in a window before all others count as such:
+to decode these one by one costs no more."""
 _ERROR = 200
 """Characters of a row's error."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -48,6 +52,7 @@ _LONG_NUMBER = "[0-9]{39}|[0-9.][eE][+-]?[0-9]"
 """Not for decimals: a number that leaves Arrow's 128 bits, or its 256, when it gets its scale becomes another one,
 without an error (12345678901234567890 with a scale of 20). With 38 digits and a scale of 38 it stays within 256."""
 _BELOW_MICROSECONDS = r"(\.[0-9]{6})[0-9]+"
+_LENGTH_BELOW_MICROSECONDS = len("1970-01-01T000000.0000000")
 _WHITESPACE = " \t\n\r"
 
 
@@ -61,6 +66,9 @@ class JsonDecoder:
         self._known = frozenset(schema.names)
         self.schema = schema if rest is None else schema.append(pa.field(rest, pa.map_(pa.string(), pa.string())))
         self._rows = [(field.name, field.type, _converter(field.type, field.name)) for field in schema]
+        self._misfit = _misfit_pattern(schema)
+        self._is_wary = False
+        """Whether the last payloads had some that look as if Arrow's reader rejects them: then so have the next."""
         read_as = [] if rest is not None else [_read_as(field.type) for field in schema]
         self._has_decimals = any(map(_has_decimal, schema.types))
         self._options: pyarrow.json.ParseOptions | None = None
@@ -72,64 +80,72 @@ class JsonDecoder:
         """Return the columns of the schema, and each row's error, null where it has none. A null payload is all null.
 
         1. Rows that Arrow's reader might decode in another way, or that might become no row or two, are set aside.
-        2. The others are read at once. If that fails, the rows that it fails for are searched, and set aside.
+        2. The others are read at once. If that fails, those are set aside that look as if it had failed for them; if it
+           fails again, those that it fails for are searched.
         3. What is set aside is decoded row by row, and put back in its place.
         """
         count = len(payloads)
-        readable = self._readable(payloads) if self._options is not None and count else None  # 1.
-        columns = aside = None
-        if readable is not None:
-            columns, rejected = self._read_most(readable.payloads, readable.text)  # 2.
-            aside = readable.aside(rejected)
-        if columns is None or aside is None:
-            columns, aside = [pa.nulls(0, kind) for kind in self.schema.types], list(range(count))
-        first = count - len(aside)
-        if first == count:
+        columns, rows = [pa.nulls(0, kind) for kind in self.schema.types], _numbers(0)
+        if self._options is not None and count:
+            readable = self._readable(payloads)  # 1.
+            columns, rows = self._read_most(readable.lines, readable.rows)  # 2.
+        if len(rows) == count:
             return columns, pa.nulls(count, pa.string())
-        converted, errors = self._decode_rows(payloads.take(pa.array(aside, pa.int64())).to_pylist())  # 3.
-        order = _merged(aside, count)
+        aside = _without(_numbers(count), rows)
+        converted, texts = self._decode_rows(payloads.take(aside).to_pylist())  # 3.
+        order = pc.sort_indices(pa.concat_arrays([rows, aside]))
         columns = [pa.concat_arrays(both).take(order) for both in zip(columns, converted, strict=True)]
-        return columns, pa.concat_arrays([pa.nulls(first, pa.string()), pa.array(errors, pa.string())]).take(order)
+        return columns, pa.concat_arrays([pa.nulls(len(rows), pa.string()), pa.array(texts, pa.string())]).take(order)
 
     # --- by Arrow's reader ------------------------------------------------------------------
 
     def _readable(self, payloads: pa.Array) -> _Readable:
         return _Readable(payloads, long_numbers=not self._has_decimals)
 
-    def _read_most(self, payloads: pa.Array, text: bytes) -> tuple[list[pa.Array] | None, list[int]]:
-        """Return the columns of all payloads but some, and the places of those."""
-        try:
-            return self._read(payloads, text), []
-        except _Rejected:
-            rejected: list[int] = []
-            for begin, end in pairwise([*range(0, len(payloads), _WINDOW), len(payloads)]):
-                self._search(payloads, begin, end, rejected)
-        try:
-            return self._read(payloads.take(pa.array(_others(rejected, len(payloads)), pa.int64()))), rejected
-        except _Rejected:
-            return None, []
+    def _read_most(self, lines: pa.Array, rows: pa.Array) -> tuple[list[pa.Array], pa.Array]:
+        """Return the columns of these lines but some, and those of the rows' numbers that they have."""
+        is_wary, self._is_wary = self._is_wary, False
+        for set_aside in (self._unlikely, self._unread) if is_wary else (None, self._unlikely, self._unread):
+            if set_aside is not None:
+                kept = _without(_numbers(len(rows)), set_aside(lines))
+                self._is_wary |= len(kept) < len(rows)
+                lines, rows = lines.take(kept), rows.take(kept)
+            with suppress(_Rejected):
+                return self._read(lines), rows
+        return self._read(lines[:0]), rows[:0]
 
-    def _read(self, payloads: pa.Array, text: bytes | None = None) -> list[pa.Array]:
-        """Return the columns of payloads that each begin with `{` and end with `}`; _Rejected if any is no object.
+    def _unlikely(self, lines: pa.Array) -> pa.Array:
+        """Return the places of lines that look as if Arrow's reader rejects them; of none, if they are many."""
+        places = pc.indices_nonzero(pc.match_substring_regex(lines, self._misfit))
+        return places.cast(pa.int64()) if len(places) <= len(lines) / _UNLIKELY else _numbers(0)
+
+    def _unread(self, lines: pa.Array) -> pa.Array:
+        """Return the places of the lines that keep the others from being read."""
+        rejected: list[int] = []
+        for begin, end in pairwise([*range(0, len(lines), _WINDOW), len(lines)]):
+            rejected += self._search(lines, begin, end, [])
+        return pa.array(rejected, pa.int64())
+
+    def _read(self, lines: pa.Array) -> list[pa.Array]:
+        """Return the columns of lines that each begin with `{` and end with `}`; _Rejected if any is no object.
 
         Nothing but a whole object lies between two newlines then: behind an end within an object or a list, another
-        `{` is an error, and so is a newline within a string. So each payload is a row at least, and where there are as
-        many rows as payloads, each is its own row.
+        `{` is an error, and so is a newline within a string. So each line is a row at least, and where there are as
+        many rows as lines, each is its own row.
         """
-        count = len(payloads)
-        if count == 0:
+        if len(lines) == 0:
             return [pa.nulls(0, field.type) for field in self.schema]
-        text = text or _join(payloads)
+        text = _text_of(lines)
         try:
             table = pyarrow.json.read_json(
                 pa.BufferReader(text),
-                read_options=pyarrow.json.ReadOptions(block_size=len(text) + 1, use_threads=False),
+                read_options=pyarrow.json.ReadOptions(block_size=text.size + 1, use_threads=False),
                 parse_options=self._options,
             )
         except pa.ArrowException as error:
             row = re.search(r"in row ([0-9]+)$", str(error))
             raise _Rejected(None if row is None else int(row[1])) from error
-        if table.num_rows != count:
+        if table.num_rows != len(lines):
             raise _Rejected
         try:
             [batch] = table.select(self.schema.names).combine_chunks().to_batches()
@@ -138,24 +154,26 @@ class JsonDecoder:
             raise _Rejected from error
         return columns
 
-    def _search(self, payloads: pa.Array, begin: int, end: int, rejected: list[int]) -> None:
-        """Add the payloads in a range that keep the others from being read."""
+    def _search(self, lines: pa.Array, begin: int, end: int, rejected: list[int]) -> list[int]:
+        """Add the lines in a range that keep the others from being read; all, behind some that do."""
         while begin < end:
             try:
-                self._read(payloads.slice(begin, end - begin))
+                self._read(lines.slice(begin, end - begin))
             except _Rejected as rejection:
-                if rejection.row is not None and begin + rejection.row < end:
+                is_known = rejection.row is not None and begin + rejection.row < end
+                if len(rejected) >= _FEW or (end - begin <= _FEW and not is_known):
+                    rejected.extend(range(begin, end))
+                    break
+                if rejection.row is not None and is_known:
                     begin += rejection.row + 1
                     rejected.append(begin - 1)
-                elif end - begin <= _FEW:
-                    rejected.extend(range(begin, end))
-                    return
                 else:
                     middle = (begin + end) // 2
-                    self._search(payloads, begin, middle, rejected)
+                    self._search(lines, begin, middle, rejected)
                     begin = middle
             else:
-                return
+                break
+        return rejected
 
     # --- row by row -------------------------------------------------------------------------
 
@@ -187,10 +205,10 @@ class JsonDecoder:
     def _decode_deep(self, payload: bytes, error: str) -> tuple[Sequence[Any], str | None]:
         """Decode a payload that is nested too deep for Python, as Arrow's reader decodes it among others."""
         one = pa.array([payload], pa.binary())
-        readable = self._readable(one).payloads if self._options is not None else ()
-        if len(readable):
+        readable = self._readable(one) if self._options is not None else None
+        if readable is not None and len(readable.rows):
             with suppress(_Rejected):
-                return [column[0] for column in self._read(readable)], None
+                return [column[0] for column in self._read(readable.lines)], None
         return [None] * len(self.schema), error
 
 
@@ -262,6 +280,46 @@ def _read_as(kind: pa.DataType) -> pa.DataType | None:
     return pa.string() if kind in _TIMES or kind == pa.binary() else kind
 
 
+def _misfit_pattern(schema: pa.Schema) -> str:
+    """Return a pattern of payloads that Arrow's reader rejects, by how the values of named fields begin.
+
+    It is a guess: a name may be that of another field, too, one that the schema lacks. A wrong one costs time.
+    """
+    by_name: dict[str, set[str]] = defaultdict(set)
+    _note_beginnings(schema, by_name)
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, beginnings in by_name.items():
+        if len(beginnings) == 1:
+            names[beginnings.pop()].append(re.escape(json.dumps(name, ensure_ascii=False)))
+    return "|".join(rf"(?:{'|'.join(some)})\s*:\s*(?:{beginning})" for beginning, some in names.items()) or "^[^{]"
+
+
+def _note_beginnings(fields: Iterable[pa.Field], by_name: dict[str, set[str]]) -> None:
+    for field in fields:
+        by_name[field.name].add(_beginning_of_misfits(field.type))
+        inner = field.type
+        while types.is_list(inner):
+            inner = inner.value_type
+        if types.is_struct(inner):
+            _note_beginnings(inner, by_name)
+
+
+def _beginning_of_misfits(kind: pa.DataType) -> str:
+    if types.is_struct(kind):
+        return r"[^{n\s]"
+    if types.is_list(kind):
+        return r"[^\[n\s]"
+    if kind in _BOUNDS:
+        return rf"[^-0-9n\s]|-?[0-9]+[.eE]|-?[0-9]{{{len(str(_BOUNDS[kind])) + 1}}}"
+    if types.is_floating(kind):
+        return r"[^-0-9n\s]"
+    if types.is_decimal(kind):
+        return r'[^-0-9"n\s]'
+    if types.is_boolean(kind):
+        return r"[^tfn\s]"
+    return r'[^"n\s]|"[^0-9\s]' if kind in _TIMES else r'[^"n\s]'
+
+
 def _has_decimal(kind: pa.DataType) -> bool:
     return types.is_decimal(kind) or any(_has_decimal(kind.field(at).type) for at in range(kind.num_fields))
 
@@ -289,9 +347,15 @@ def _of_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert text to times or bytes; Misfit for what isn't. Fractions of microseconds are cut off, as Spark does."""
     if kind == pa.binary():
         return pa.array([None if text is None else _base64(text) for text in texts.to_pylist()], kind)
-    if types.is_timestamp(kind):
-        texts = pc.replace_substring_regex(texts, _BELOW_MICROSECONDS, r"\1")
-    return column_of(texts, kind)
+    try:
+        if types.is_timestamp(kind):
+            with suppress(pa.ArrowInvalid):
+                return texts.cast(kind)  # most have six digits at most, and no space around them
+            if pc.max(pc.binary_length(texts)).as_py() >= _LENGTH_BELOW_MICROSECONDS:
+                texts = pc.replace_substring_regex(texts, _BELOW_MICROSECONDS, r"\1")
+        return cast_text(texts, kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise Misfit(0, None, explain(error, kind)) from error
 
 
 def _base64(text: str) -> bytes:
@@ -305,38 +369,28 @@ def _base64(text: str) -> bytes:
 
 
 class _Readable:
-    """The payloads, trimmed, for which Arrow's reader is right if it takes them."""
+    """The payloads for which Arrow's reader is right if it takes them: trimmed, and each with a newline behind it."""
 
     def __init__(self, payloads: pa.Array, *, long_numbers: bool) -> None:
         mask = _braced(payloads)
         if mask is not None:
             payloads = pc.ascii_trim(payloads.view(pa.string()), _WHITESPACE).view(pa.binary())
             mask = _braced(payloads)
-        text = _join(payloads)
+        lines = pc.binary_join_element_wise(payloads, b"\n", b"")
+        text = _text_of(lines).to_pybytes()
         if b"\0" in text:
-            mask = _and(mask, pc.invert(pc.match_substring(payloads, "\0")))
-        if b"NaN" in text or b"Inf" in text:
-            mask = _and(mask, pc.invert(pc.match_substring_regex(payloads, _NOT_JSON)))
+            mask = _and(mask, pc.invert(pc.match_substring(lines, "\0")))
+        if any(letter in text and word in text for letter, word in ((b"N", b"NaN"), (b"I", b"Inf"))):
+            mask = _and(mask, pc.invert(pc.match_substring_regex(lines, _NOT_JSON)))
         if not long_numbers:
-            plain = pc.invert(pc.match_substring_regex(payloads, _LONG_NUMBER))
+            plain = pc.invert(pc.match_substring_regex(lines, _LONG_NUMBER))
             mask = mask if pc.all(plain).as_py() else _and(mask, plain)
         if not _is_utf8(text):
-            mask = _and(mask, pa.array([each is not None and _is_utf8(each) for each in payloads.to_pylist()]))
-        self._rows: pa.Array | None = None
-        """The places of the payloads; None where they are all."""
-        self._count = len(payloads)
+            mask = _and(mask, pa.array([each is not None and _is_utf8(each) for each in lines.to_pylist()]))
+        rows = _numbers(len(lines))
         if mask is not None:
-            self._rows = pc.indices_nonzero(mask)
-            payloads = payloads.take(self._rows)
-            text = _join(payloads)
-        self.payloads, self.text = payloads, text
-
-    def aside(self, rejected: list[int]) -> list[int]:
-        """Return the places of all other rows, and of those among these that the reader has rejected."""
-        if self._rows is None:
-            return rejected
-        kept = pa.array(_others(rejected, len(self._rows)), pa.int64())
-        return _others(self._rows.take(kept).to_pylist(), self._count)
+            rows, lines = rows.filter(mask), lines.filter(mask)
+        self.lines, self.rows = lines, rows
 
 
 def _braced(payloads: pa.Array) -> pa.Array | None:
@@ -349,43 +403,31 @@ def _and(mask: pa.Array | None, other: pa.Array) -> pa.Array:
     return other if mask is None else pc.and_(mask, other)
 
 
-def _join(payloads: pa.Array) -> bytes:
-    """Return the payloads that aren't null, each with a newline behind it: the reader cuts at the last newline."""
-    some = payloads.drop_null()
-    whole = pa.ListArray.from_arrays(pa.array([0, len(some)], pa.int32()), some)
-    return memoryview(pc.binary_join(whole, b"\n")[0].as_buffer()).tobytes() + b"\n"
+def _text_of(lines: pa.Array) -> pa.Buffer:
+    """Return the bytes of all lines."""
+    _, offsets, text = lines.buffers()
+    places = memoryview(offsets).cast("i")
+    begin, end = places[lines.offset], places[lines.offset + len(lines)]
+    return text.slice(begin, end - begin)
 
 
 def _is_utf8(text: bytes) -> bool:
     try:
-        text.decode()
+        if not text.isascii():
+            text.decode()
     except UnicodeDecodeError:
         return False
     return True
 
 
-def _others(rows: Sequence[int], count: int) -> list[int]:
-    """Return the numbers below `count` that aren't among `rows`, which are sorted."""
-    others: list[int] = []
-    begin = 0
-    for row in rows if len(rows) < count else ():
-        others.extend(range(begin, row))
-        begin = row + 1
-    if len(rows) < count:
-        others.extend(range(begin, count))
-    return others
+def _numbers(count: int) -> pa.Array:
+    """Return the numbers from 0."""
+    return pa.arange(0, count)  # type: ignore[attr-defined]  # which pyarrow-stubs lack
 
 
-def _merged(aside: Sequence[int], count: int) -> pa.Array:
-    """Return, for each of `count` rows, its place among the rows that aren't set aside, followed by those that are."""
-    order: list[int] = []
-    begin = 0
-    for at, row in enumerate(aside):
-        order.extend(range(begin - at, row - at))
-        order.append(count - len(aside) + at)
-        begin = row + 1
-    order.extend(range(begin - len(aside), count - len(aside)))
-    return pa.array(order, pa.int64())
+def _without(numbers: pa.Array, some: pa.Array) -> pa.Array:
+    """Return the numbers that aren't among some of them."""
+    return numbers.filter(pc.invert(pc.is_in(numbers, some)))
 
 
 # --- values, row by row --------------------------------------------------------------------

@@ -40,7 +40,9 @@ def column_of(values: Any, kind: pa.DataType) -> pa.Array:
         return values.cast(kind)
     try:
         if not is_nested:
-            return _cast(values if is_text else pa.array([_text(value, kind) for value in values], pa.string()), kind)
+            return cast_text(
+                values if is_text else pa.array([_text(value, kind) for value in values], pa.string()), kind
+            )
     except _ERRORS:  # one by one they tell which
         pass
     converted = []
@@ -49,7 +51,7 @@ def column_of(values: Any, kind: pa.DataType) -> pa.Array:
             parsed = json.loads(value, parse_float=Decimal) if is_text and is_nested and value is not None else value
             converted.append(_convert(parsed, kind))
         except _ERRORS as error:
-            raise Misfit(row, value, _explain(error, kind)) from error
+            raise Misfit(row, value, explain(error, kind)) from error
     column = pa.array(converted, kind)
     if not column.type.equals(kind):  # Arrow gives a dictionary longer indices where it has no room for all values
         raise Misfit(len(converted) - 1, converted[-1], "")
@@ -75,7 +77,8 @@ def time_type(column: pa.Array) -> pa.DataType:
     return kind
 
 
-def _explain(error: Exception, kind: pa.DataType) -> str:
+def explain(error: Exception, kind: pa.DataType) -> str:
+    """Return why a value isn't one of a type, if that isn't plain."""
     if "expected a zone offset" in str(error):
         return "a time with its zone is needed, such as 2026-11-18T20:00:00Z"
     if "expected no zone offset" in str(error):
@@ -100,7 +103,7 @@ def _convert(value: Any, kind: pa.DataType) -> Any:
         if not isinstance(value, list):
             raise TypeError(value)
         return [_child(child, kind.value_field) for child in value]
-    scalar = _cast(pa.array([_text(value, kind)], pa.string()), kind)[0]
+    scalar = cast_text(pa.array([_text(value, kind)], pa.string()), kind)[0]
     return scalar.value if types.is_temporal(kind) else scalar.as_py()  # Python's times would be rounded
 
 
@@ -111,7 +114,7 @@ def _child(value: Any, field: pa.Field) -> Any:
 
 
 def _text(value: Any, kind: pa.DataType) -> str | None:
-    """Return a value of JSON as text for `_cast`, if it can mean this type."""
+    """Return a value of JSON as text for `cast_text`, if it can mean this type."""
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if value is None or isinstance(value, str):
         return value
@@ -126,12 +129,12 @@ def _text(value: Any, kind: pa.DataType) -> str | None:
     return str(int(value) if types.is_integer(kind) else value)
 
 
-def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_text(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast text. Arrow's cast refuses what would lose digits; what it lacks, or does badly, is done here."""
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), kind)  # of any type
     if types.is_dictionary(kind):
-        return _cast(texts, kind.value_type).dictionary_encode().cast(kind)
+        return cast_text(texts, kind.value_type).dictionary_encode().cast(kind)
     if kind in _TEXT:
         return texts.cast(kind)
     if _is_binary(kind):

@@ -28,8 +28,8 @@ from scripts.demo_spark import ROWS, TRIPS, code, missing, session, started
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.client.claim import Split
     from penstock.client.client import Client
+    from penstock.client.lease import Split
 
 JOB, QUEUE, SOURCE, SCORED = "job/demo", "queue/demo/score", "store/demo/in", "store/demo/scored"
 REPORT = Path("job.html")

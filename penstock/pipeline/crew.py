@@ -11,8 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from penstock.client.claim import failure_of
 from penstock.client.client import Client
+from penstock.client.lease import failure_of
 from penstock.errors import PenstockError, TimedOut, Unavailable
 from penstock.pipeline.failure import FailurePolicy
 from penstock.pipeline.figures import Span, StageFigures

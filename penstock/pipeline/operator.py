@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.client.claim import Lease, Split
 from penstock.client.client import Client
+from penstock.client.lease import Lease, Split
 from penstock.errors import InvalidRequest
 
 

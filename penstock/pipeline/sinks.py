@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.client.claim import Lease, Split
 from penstock.client.client import Client
+from penstock.client.lease import Lease, Split
 from penstock.client.put import put
 from penstock.errors import InvalidRequest
 from penstock.wire.job import RECEIPTS

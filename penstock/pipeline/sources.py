@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 from penstock.client.push import Output, push, to_outputs
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.pipeline.spark_frame import SparkFrameConfig

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from penstock.client.claim import Claims, Lease, Split, failure_of
+from penstock.client.claim import Claims
 from penstock.client.client import Client
+from penstock.client.lease import Lease, Split, failure_of
 from penstock.client.settings import ConnectSettings
 from penstock.errors import LeaseLost, PenstockError, TimedOut, Unavailable
 from penstock.pipeline.operator import Work

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import penstock
 from penstock import Job, Stage
-from penstock.client.claim import Split
+from penstock.client.lease import Split
 from penstock.errors import NotFound
 from penstock.pipeline import Call, WriteDataset
 from scripts.bench.bench import Bench, Case, Side

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 from penstock.pipeline.sinks import DatasetPuts
 from tests.chaos.worker import COLUMNS, Worker, scored
 

@@ -21,10 +21,11 @@ from typing import Any
 import pyarrow as pa
 
 import penstock
-from penstock.client import claim, settling
-from penstock.client.claim import Lease
+from penstock.client import lease as leases
+from penstock.client import settling
 from penstock.client.client import Client
 from penstock.client.connection import Connection
+from penstock.client.lease import Lease
 from penstock.client.push import Output, settle
 from penstock.wire import actions
 from penstock.wire.queue import ExtendLeases, LeaseKey, LeaseOutcome
@@ -59,7 +60,7 @@ class Worker:
     def __init__(self, hooks: Path, log: Path, stage: str) -> None:
         self.hooks, self.log, self.stage = hooks, Log(log), stage
         threading.Thread(target=self._tick, daemon=True).start()
-        claim._SHORTEST_BACKOFF = BACKOFF
+        leases._SHORTEST_BACKOFF = BACKOFF
         call = Connection.call
         Connection.call = lambda connection, *args, **options: self._call(  # type: ignore[method-assign]
             partial(call, connection), *args, **options

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 
 
 def double(split: Split) -> pa.Table:

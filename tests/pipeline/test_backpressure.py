@@ -8,8 +8,8 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Call, FailurePolicy, Job, Stage, WriteDataset
 from penstock.pipeline import crew as crews

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import claim
-from penstock.client.claim import Split, _Loader
+from penstock.client.claim import _Loader
 from penstock.client.client import Client, connect
+from penstock.client.lease import Split
 from penstock.errors import InvalidRequest, JobFailed
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Job, Stage, WriteDataset, dead_letter

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 from penstock.errors import AlreadyExists, InvalidRequest, JobFailed, LimitExceeded, NotFound, WriteEnded
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import runs
@@ -274,7 +274,7 @@ def test_an_overwritten_dataset_is_no_source_of_a_resume(
 @pytest.fixture
 def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let splits that failed be claimed again at once."""
-    monkeypatch.setattr("penstock.client.claim.backoff", lambda tries: 0.0)
+    monkeypatch.setattr("penstock.client.lease.backoff", lambda tries: 0.0)
 
 
 @pytest.mark.usefixtures("no_delays")

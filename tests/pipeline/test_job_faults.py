@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Split
 from penstock.client.client import Client, connect
+from penstock.client.lease import Split
 from penstock.errors import AlreadyExists, JobFailed, StoreFull, TimedOut, Unavailable
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import (

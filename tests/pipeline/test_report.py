@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 from penstock.flight_server.server import PenstockServer
 from penstock.pipeline import Job, Stage, WriteDataset, WriteTopic, dead_letter
 from penstock.pipeline.figures import JobSummary, Span, StageFigures, StageSummary
@@ -40,7 +40,7 @@ class Moody:
 @pytest.fixture
 def report(server: PenstockServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The report of a job with a retry, a dead split and two stages after one."""
-    monkeypatch.setattr("penstock.client.claim._SHORTEST_BACKOFF", 0.01)
+    monkeypatch.setattr("penstock.client.lease._SHORTEST_BACKOFF", 0.01)
     job = Job("j", url=server.url)
     job.stage(Stage("in", numbered(*range(20))))
     job.stage(Stage("work", Moody(), workers=2, failure=dead_letter(most=1)), after="in")

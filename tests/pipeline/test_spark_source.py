@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Split
 from penstock.client.client import Client
+from penstock.client.lease import Split
 from penstock.errors import InvalidRequest, JobFailed
 from penstock.pipeline import (
     Call,

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.client.claim import Lease
 from penstock.client.client import Client, connect
+from penstock.client.lease import Lease
 from penstock.client.push import push, to_outputs
 from penstock.client.put import Writer
 from penstock.client.settings import LONG_RETRY_FOR
@@ -284,7 +284,7 @@ def first(client: Client, path: str = IN, number: int = 1) -> list[Lease]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let failed messages be pending again at once."""
-    monkeypatch.setattr("penstock.client.claim.backoff", lambda tries: 0.0)
+    monkeypatch.setattr("penstock.client.lease.backoff", lambda tries: 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import settling
-from penstock.client.claim import Lease
 from penstock.client.client import Client, connect
+from penstock.client.lease import Lease
 from penstock.client.push import settle
 from penstock.errors import Denied, LeaseLost, Unavailable
 from penstock.flight_server.server import PenstockServer

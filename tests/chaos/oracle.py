@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -102,6 +103,23 @@ class SentRows:
 
     def close(self) -> None:
         self._file.close()
+
+
+def ten_rows(run: int, *, key: int | None = None) -> list[Row]:
+    """Return the rows of one of a checker's runs, perhaps of one key."""
+    some = rows(7, 0, run * 10, 10)
+    return some if key is None else [row._replace(key=key) for row in some]
+
+
+@contextmanager
+def sent_runs(folder: Path, *runs: list[Row], answered: int) -> Iterator[SentRows]:
+    """Yield runs that were sent, the first ones answered for."""
+    with closing(SentRows(folder / "sent.jsonl")) as sent:
+        for number, some in enumerate(runs):
+            run = sent.send(f"run-{number}", some)
+            if number < answered:
+                sent.answer(run)
+        yield sent
 
 
 class Arrived(Protocol):

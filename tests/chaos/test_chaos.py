@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from tests.chaos import faults, oracle, topic_stream
-from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows
+from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows, sent_runs, ten_rows
 from tests.chaos.run import ROWS, check_survival
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample, StreamOutcome
@@ -125,26 +126,19 @@ def at(row: Row, shard: int, offset: int) -> Landed:
     return Landed(shard, offset, row.seq, row.key, row.crc)
 
 
+RUNS = [ten_rows(number, key=1) for number in range(4)]
+
+
 @pytest.fixture
 def sent(tmp_path: Path) -> Iterator[SentRows]:
     """Return two runs that were answered for, one that wasn't and is there, one that wasn't and isn't."""
-    sent = SentRows(tmp_path / "sent.jsonl")
-    for number in range(4):
-        run = sent.send(f"run-{number}", some(number))
-        if number < 2:
-            sent.answer(run)
-    yield sent
-    sent.close()
-
-
-def some(number: int) -> list[Row]:
-    """Return the rows of a run, of one key."""
-    return [row._replace(key=1) for row in rows(SEED, 0, number * 10, 10)]
+    with sent_runs(tmp_path, *RUNS, answered=2) as sent:
+        yield sent
 
 
 def good() -> StreamOutcome:
     """Return what three of the four runs left: all of them in the sink, and all but 5 in a shard."""
-    landed = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(1), *some(2)])]
+    landed = [at(row, 2, offset) for offset, row in enumerate(chain(*RUNS[:3]))]
     usage, places = Usage(20, 40, 100 << 20), {"journal": landed[5:], "sink": landed}
     samples = [Sample({"c": {2: offset}}, offset + 5) for offset in (0, 10, 10, 25)]
     return StreamOutcome(places, places, [usage], usage, usage, [], {2: 30}, samples, is_ordered=True)
@@ -227,7 +221,7 @@ def test_each_law_is_broken_by_a_test() -> None:
 
 def test_rows_of_unknown_outcome_may_be_out_of_order(sent: SentRows) -> None:
     """Their sender went on before they came."""
-    late = [at(row, 2, offset) for offset, row in enumerate([*some(0), *some(2), *some(1)])]
+    late = [at(row, 2, offset) for offset, row in enumerate([*RUNS[0], *RUNS[2], *RUNS[1]])]
     outcome = replace(good(), places={"journal": late[5:], "sink": late})
     assert check(sent, outcome, TopicStream.laws)["disordered"] == []
 

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos import faults, queue_chain
 from tests.chaos.chain import QueueOutcome, Stored
 from tests.chaos.deliveries import Deliveries, Fault, Lease
-from tests.chaos.oracle import LAWS, Row, SentRows, Usage, check, rows
+from tests.chaos.oracle import LAWS, SentRows, Usage, check, sent_runs, ten_rows
 from tests.chaos.queue_chain import ROWS, QueueChain
 from tests.chaos.run import check_survival
 from tests.chaos.schedule import Plan, schedule
@@ -63,20 +63,14 @@ def test_a_schedule_of_queues_has_every_kind_of_fault() -> None:
 # --- the checker -------------------------------------------------------------------------------
 
 
+RUNS = [ten_rows(number) for number in range(3)]
+
+
 @pytest.fixture
 def sent(tmp_path: Path) -> Iterator[SentRows]:
     """Two runs that were answered for, and one that wasn't."""
-    sent = SentRows(tmp_path / "sent.jsonl")
-    for number in range(3):
-        run = sent.send(f"run-{number}", some(number))
-        if number < 2:
-            sent.answer(run)
-    yield sent
-    sent.close()
-
-
-def some(number: int) -> list[Row]:
-    return rows(SEED, 0, number * 10, 10)
+    with sent_runs(tmp_path, *RUNS, answered=2) as sent:
+        yield sent
 
 
 def leased(message: str, worker: str, began: float, **ends: float) -> Lease:
@@ -98,7 +92,7 @@ def good() -> QueueOutcome:
     ]  # fmt: skip
     stops = {"late": [(10.5, 15.0)]}
     deliveries = Deliveries(leases, [], {"killed": 10.5}, stops, [("queue/j/in", 30.0)], SECONDS)
-    there = [Stored(row.seq, row.key, row.crc) for row in [*some(0), *some(1)]]
+    there = [Stored(row.seq, row.key, row.crc) for row in [*RUNS[0], *RUNS[1]]]
     usage, places = Usage(20, 40, 100 << 20), {"source": there[:10], "sink": there}
     return QueueOutcome(places, places, [usage], usage, usage, [], deliveries=deliveries, finished=20.0, leftovers=[])
 

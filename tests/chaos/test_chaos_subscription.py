@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("google.pubsub_v1", reason="needs the extra pubsub")
 
 from tests.chaos import faults, subscription_stream
-from tests.chaos.oracle import LAWS, Row, SentRows, Usage, check, rows
+from tests.chaos.oracle import LAWS, SentRows, Usage, check, sent_runs, ten_rows
 from tests.chaos.rig import Rig
 from tests.chaos.run import check_survival
 from tests.chaos.schedule import schedule
@@ -96,19 +96,14 @@ def test_a_seek_brings_the_newest_message_and_acks_no_other(oldest: str) -> None
 # --- the checker -------------------------------------------------------------------------------
 
 
-def some(number: int) -> list[Row]:
-    """Return the rows of a run."""
-    return rows(SEED, 0, number * 10, 10)
+RUNS = [ten_rows(number) for number in range(3)]
 
 
 @pytest.fixture
 def sent(tmp_path: Path) -> Iterator[SentRows]:
     """Three runs that were answered for, the first one before the subscription was made again."""
-    sent = SentRows(tmp_path / "sent.jsonl")
-    for number in range(3):
-        sent.answer(sent.send(f"run-{number}", some(number)))
-    yield sent
-    sent.close()
+    with sent_runs(tmp_path, *RUNS, answered=3) as sent:
+        yield sent
 
 
 def message(seq: int) -> Message:
@@ -117,7 +112,7 @@ def message(seq: int) -> Message:
 
 def good() -> SubscriptionOutcome:
     """Return what they left: of the first run, half; the rest is there, and acked once two consumers were done."""
-    there = [*some(0)[:5], *some(1), *some(2)]
+    there = [*RUNS[0][:5], *RUNS[1], *RUNS[2]]
     landed = [Landed(2, offset, row.seq, row.key, row.crc) for offset, row in enumerate(there)]
     usage, places = Usage(20, 40, 100 << 20), {"journal": landed, "sink": landed}
     return SubscriptionOutcome(
@@ -126,7 +121,7 @@ def good() -> SubscriptionOutcome:
         acks=[Ack(message(row.seq), 20.0 if row.offset < 15 else 30.0) for row in landed],
         unknown_acks=[], left=set(),
         commits={"Spark": [Committed(10.0, {2: 20}), Committed(25.0, {2: 25})], "other": [Committed(19.0, {2: 25})]},
-        former={row.seq for row in some(0)}, unspooled=5,
+        former={row.seq for row in RUNS[0]}, unspooled=5,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def _ago(moment: float) -> str:
 
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
-    **dict.fromkeys(("rows/s", "committed/s", "confirmed/s"), "{:,.0f}".format),
+    **dict.fromkeys(("rows/s", "committed/s", "confirmed/s", "published/s"), "{:,.0f}".format),
     "done/s": "{:,.1f}".format,
     **dict.fromkeys(("opened", "last put", "seen", "started", "ended"), _ago),
     "size": format_size,
@@ -293,6 +293,14 @@ def _visible(write: Thing) -> str:
     return f"no, {counted(attempts, 'whole attempt')} until finish" if attempts else "no, no attempt is whole"
 
 
+def _failed(write: Thing) -> str:
+    """Tell why a write isn't published, and how it goes on."""
+    if "failed" not in write:
+        return ""
+    again = f"write run {write['run']} again to go on" if write.get("run") else "nobody goes on with it"
+    return f"{write['failed']}; {again}, or give it up: penstock rm write/{write['write']}; kept for 30 days"
+
+
 _WRITE = Kind(
     "write", "write", "writes", "write/{write}", nothing="no write is open", deleted="ended write/{write} to {path}",
     listing={
@@ -305,6 +313,7 @@ _WRITE = Kind(
         "rows": lambda write: f"{write['rows']:,} ({_size(write)})" if write["state"] in ("open", "finished") else "",
         "visible": _visible,
         "published": lambda write: f"{write['published']:,} so far" if "published" in write else "",
+        "failed": _failed,
     },
     top=[
         Table(
@@ -319,13 +328,42 @@ _WRITE = Kind(
 )  # fmt: skip
 
 
+def _of_publishing(name: str) -> Callable[[Thing], Any]:
+    return lambda topic: topic["publishing"][name]
+
+
+def _staged(topic: Thing) -> str:
+    figures = topic["publishing"]
+    size = format_size(figures["waiting_bytes"])
+    return f"{figures['waiting_rows']:,} messages ({size}) of {counted(figures['writes'], 'write')}"
+
+
+def _published(topic: Thing) -> str:
+    figures = topic["publishing"]
+    size = format_size(figures["published_bytes"])
+    return "{published_rows:,} messages ({size}) in {requests:,} requests, {retries:,} sent again".format(
+        **figures, size=size
+    )
+
+
 _PUBLISH = Kind(
-    "publish",
-    "publish",
-    "topics",
-    nothing="nothing is being published",
-    facts={"published": lambda topic: f"{topic['published']:,} of {topic['rows']:,} messages of open writes"},
-)
+    "publish", "publish", "published topics", nothing="nothing is being published",
+    facts={
+        "published": lambda topic: f"{topic['published']:,} of {topic['rows']:,} messages of open writes",
+        "waiting": _staged, "since the server's start": _published, "failed": "failed",
+    },
+    top=[
+        Table(
+            "topic", lambda topic: [topic],
+            {
+                "publish": "path", "waiting": _of_publishing("waiting_rows"), "failed": _of_publishing("failed"),
+                "published": _of_publishing("published_rows"), "published/s": "published_per_s",
+                "oldest": _of_publishing("oldest_seconds"),
+            },
+            "path", "published_per_s", _of_publishing("published_rows"),
+        )
+    ],
+)  # fmt: skip
 
 
 # --- queues ---------------------------------------------------------------------------------

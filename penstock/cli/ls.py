@@ -76,11 +76,11 @@ def show(invocation: Invocation, path: str) -> None:
 
 
 def describe_each(client: Client, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return what the server says about each entry, without those that are deleted meanwhile."""
+    """Return what the server says about each path, without those that are deleted meanwhile."""
     things = []
-    for entry in entries:
+    for path in dict.fromkeys(entry.path for entry in entries):
         with suppress(NotFound):
-            things.append(client.call("describe", {"path": entry.path}))
+            things.append(client.call("describe", {"path": path}))
     return things
 
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     "Let dead messages of a queue be claimed again, or a consumer's dead rows be read again.",
     "penstock redrive queue/demo/in",
     "penstock redrive topic/demo/orders --to topic/demo/again",
+    "penstock redrive subscription/p/orders --to publish/p/orders",
 )
 @click.argument("path", shell_complete=complete_path)
 @click.argument("messages", metavar="[ID]...", nargs=-1)
-@click.option("--to", metavar="TOPIC", help="The topic that dead rows are appended to.")
+@click.option("--to", metavar="TOPIC", help="Where dead rows go to: topic/…, or publish/…")
 @click.option("--consumer", metavar="ID", help="Whose dead rows; not needed if only one consumer has some.")
 def redrive(
     invocation: Invocation, path: str, messages: tuple[str, ...], *, to: str | None, consumer: str | None
@@ -32,21 +33,23 @@ def redrive(
     `penstock ls PATH/dead` lists them. Of a job, job/NAME, those of all its queues: run the job again for them.
 
     Of a topic or a subscription: append the rows that a consumer's schema could not decode, as they came, to the topic
-    TO, each once. A query that reads both with a schema that was mended decodes them then.
+    TO, each once. A query that reads both with a schema that was mended decodes them then. To publish/PROJECT/TOPIC
+    they are published.
     """
-    from penstock.wire.actions import REDRIVE_MESSAGES, REDRIVE_ROWS, RedriveRows
+    from penstock.client.publish import redrive as redrive_rows
+    from penstock.wire.actions import REDRIVE_MESSAGES
     from penstock.wire.queue import RedriveMessages
 
     is_queue = path.startswith(("queue/", "job/"))
     if is_queue and (to or consumer):
         raise InvalidRequest(f"--to and --consumer are for dead rows of a topic, {path} is none: leave them out")
     if not is_queue and (to is None or messages):
-        raise InvalidRequest(f"{path}: all dead rows of a consumer are redriven at once: say --to topic/…")
+        raise InvalidRequest(f"{path}: all dead rows of a consumer are redriven at once: say --to topic/… or publish/…")
     with invocation.connect() as client:
         if to is not None:
-            done = client.call(REDRIVE_ROWS, RedriveRows(path, to, consumer))
+            done = redrive_rows(client.connection, path, to, consumer)
             if invocation.json:
-                terminal.print_json({"path": path, "to": to, **done.to_json()})
+                terminal.print_json({"path": path, "to": to, "consumer": done.consumer, "rows": done.rows})
             else:
                 click.echo(
                     f"{counted(done.rows, 'row')} of {path} that consumer {done.consumer} could not decode: {to}"

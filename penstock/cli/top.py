@@ -25,7 +25,8 @@ Page = dict[str, list[dict[str, Any]]]
 @click.option("-s", "--seconds", type=click.FloatRange(0.1, 3600), default=1.0, help="Time between two looks.")
 @click.option("-n", "--looks", type=click.IntRange(1), help="Number of looks; without it, until Ctrl-C.")
 def top(invocation: Invocation, seconds: float, looks: int | None) -> None:
-    """Show writes, topics, subscriptions, pullers, queues and consumers with their rates, again and again.
+    """Show writes, topics, subscriptions, pullers, queues, consumers and what is published, with their rates, again and
+    again.
 
     Without a terminal it shows them once.
     """

@@ -17,7 +17,7 @@ from penstock.client.follow import Follower
 from penstock.client.get import fetch, read_info, read_tickets
 from penstock.client.heartbeats import Heartbeats
 from penstock.client.producer import Producer
-from penstock.client.publish import PublishArguments, Publishing, publish
+from penstock.client.publish import PublishArguments, Publishing, publish, redrive
 from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.typed import Decoded, plan_decoding
@@ -319,6 +319,12 @@ class Client:
         return Listing([Entry.decode(info.app_metadata) for info in infos])
 
     # --- the rest ---------------------------------------------------------------------------
+
+    def redrive(self, path: str, to: str, *, consumer: str | None = None) -> int:
+        """Put the rows of a topic or a subscription that a consumer's schema could not decode, as they came, into
+        another topic, `topic/…`, or publish them, `publish/PROJECT/TOPIC`; return how many, each once.
+        """
+        return redrive(self.connection, path, to, consumer).rows
 
     def delete(self, path: str) -> dict[str, Any]:
         """Delete a dataset or a topic, or abort a write (`write/ID`); return what it held."""

@@ -11,11 +11,21 @@ from typing import Any, Literal, TypedDict
 import pyarrow as pa
 
 from penstock.client.connection import Connection
-from penstock.client.put import batches_to_put, describe_write, finish_write, open_attempt
-from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable, WriteEnded
+from penstock.client.put import batches_to_put, describe_write, finish_write, open_attempt, wait_until_published
+from penstock.errors import InvalidRequest, PenstockError, StoreFull, TimedOut, Unavailable, WriteEnded
 from penstock.rows.to_json import JsonEncoding
 from penstock.text import suggest
-from penstock.wire.actions import ABORT_WRITE, OPEN_WRITE, AbortWrite, FinishWrite, OpenWrite, Summary
+from penstock.wire.actions import (
+    ABORT_WRITE,
+    OPEN_WRITE,
+    REDRIVE_ROWS,
+    AbortWrite,
+    FinishWrite,
+    OpenWrite,
+    RedrivenRows,
+    RedriveRows,
+    Summary,
+)
 from penstock.wire.publish import Compression, PublishOptions
 from penstock.wire.put import Mode, Receipt
 
@@ -86,17 +96,29 @@ def publish(
                     writer.write(batch)
             attempts = (writer.close().attempt,)
         done = _finish(connection, FinishWrite(opened.ticket, attempts), opened.write, run)
-    except (Unavailable, TimedOut):  # the server goes on
-        raise
     except WriteEnded:
         done = describe_write(connection, opened.write)
         if done.state != "finished":  # by another put of this run
             raise
-    except BaseException:
-        with suppress(PenstockError):  # a named run is finished by whoever puts it again
-            connection.call(ABORT_WRITE, AbortWrite(opened.ticket))
+    except BaseException as error:
+        if isinstance(error, StoreFull) or not isinstance(error, Unavailable | TimedOut):  # else the server goes on
+            with suppress(PenstockError):  # a named run is finished by whoever puts it again
+                connection.call(ABORT_WRITE, AbortWrite(opened.ticket))
         raise
     return Receipt(done.write, next(iter(attempts), ""), done.rows, done.bytes, done.parts, "")
+
+
+def redrive(connection: Connection, path: str, to: str, consumer: str | None) -> RedrivenRows:
+    """Put dead rows into another topic, or publish them; then return once Pub/Sub has them."""
+    done = RedrivenRows(consumer or "", 0)
+
+    def ask() -> Summary | None:
+        nonlocal done
+        done = connection.call(REDRIVE_ROWS, RedriveRows(path, to, done.consumer or None))
+        return done.write
+
+    wait_until_published(ask)
+    return done
 
 
 def _finish(connection: Connection, request: FinishWrite, write: str, run: str | None) -> Summary:

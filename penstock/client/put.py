@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -22,6 +22,8 @@ from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask, TopicOptions
 
 if TYPE_CHECKING:
     from penstock.wire.actions import FinishWrite, Summary
+
+    MaybeSummary = TypeVar("MaybeSummary", bound=Summary | None)
 
 _REASON_TIMEOUT = 30.0  # seconds for the reason why the server cut a put
 _PYARROW_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -134,11 +136,16 @@ def finish_write(connection: Connection, request: FinishWrite, *, retry_for: flo
     """Finish a write; of one that is published wait until all of it is, for as long as that goes on."""
     from penstock.wire.actions import FINISH_WRITE  # which tasks that put do without
 
+    return wait_until_published(lambda: connection.call(FINISH_WRITE, request, retry_for=retry_for), retry_for)
+
+
+def wait_until_published(ask: Callable[[], MaybeSummary], retry_for: float | None = None) -> MaybeSummary:
+    """Ask for a write, if there is one, until it isn't open any more; TimedOut once it has not moved for long."""
     patience = max(LONG_RETRY_FOR, retry_for or 0.0)
     before, moved = None, time.monotonic()
     while True:
-        answer = connection.call(FINISH_WRITE, request, retry_for=retry_for)
-        if answer.state != "open":
+        answer = ask()
+        if answer is None or answer.state != "open":
             return answer
         if (now := (answer.published or 0, answer.ahead)) != before:
             before, moved = now, time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pyarrow as pa
 
@@ -11,6 +12,7 @@ from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind, check_journal
 from penstock.flight_server.kinds.kind import Handler, Handlers
+from penstock.flight_server.kinds.publish import PublishKind
 from penstock.flight_server.state import State
 from penstock.queue.topics.dead import check_writable
 from penstock.queue.topics.journal import ADDED
@@ -87,12 +89,18 @@ class ConsumerActions:
         return wire.Nothing()
 
     def redrive(self, call: Call, request: wire.RedriveRows) -> wire.RedrivenRows:
-        """Append a consumer's dead rows to another topic."""
-        path, to = self._state.locate(request.path)[1], self._state.locate(request.to)[1]
+        """Append a consumer's dead rows to another topic, or publish them."""
+        path, (kind, to) = self._state.locate(request.path)[1], self._state.locate(request.to)
+        dead = self._state.journals.dead
+        if isinstance(kind, PublishKind):
+            consumer, write = dead.publish(str(path), request.consumer, str(to), partial(kind.publish, to))
+            return wire.RedrivenRows(consumer, write.rows, write)
         if to.kind != "topic":
-            raise InvalidRequest(f"{to} can't take dead rows: expected topic/…, which a query reads beside {path}")
+            raise InvalidRequest(
+                f"{to} can't take dead rows: expected topic/…, which a query reads beside {path}, or publish/…"
+            )
         check_writable(to)
-        return wire.RedrivenRows(*self._state.journals.dead.redrive(str(path), request.consumer, str(to)))
+        return wire.RedrivenRows(*dead.redrive(str(path), request.consumer, str(to)))
 
     def _check_decoding(self, path: Path, topic: Topic, request: wire.AttachConsumer) -> wire.PayloadSchema | None:
         """Return how the consumer decodes, if that is something; its dead rows are kept unless it reads such."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,10 @@ import pyarrow.compute as pc
 
 from penstock import steps
 from penstock.decode.decoding import of_wire
-from penstock.errors import Lost, Unavailable
+from penstock.errors import Lost, Unavailable, WriteEnded
 from penstock.flight_server.cut import Cut
 from penstock.flight_server.selection import with_meta
+from penstock.ledger import publications
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
@@ -28,6 +30,7 @@ from penstock.queue.topics.topics import Topics
 from penstock.rows.fitting import fit_batches
 from penstock.rows.slices import size_of
 from penstock.store.payloads import Store
+from penstock.wire.actions import Summary
 from penstock.wire.paths import DEAD
 
 log = logging.getLogger("penstock")
@@ -146,14 +149,14 @@ class DeadRows:
         with self._redriving:
             consumer, start = dead.waiting(self._ledger.database, path, consumer)
             topic = self._topics.topic(dead.journal_of(path))
-            names = [name for name in topic.schema.names if name not in dead.ABOUT.names]
-            schema = self._ledger.fit_schema(to, pa.schema([topic.schema.field(name) for name in names]))
+            begun = publications.of_run(self._ledger.database, _run_of(topic, consumer, start))
+            if begun is not None:
+                raise _is_being_published(path, consumer, begun)
+            schema = self._ledger.fit_schema(to, dead.own_schema(topic.schema))
             total, start, last = 0, max(start, topic.earliest()[0]), topic.latest()[0]
             for begin in range(start, last, _ROWS):
                 end = min(last, begin + _ROWS)
-                batches = list(self._batches(topic, {0: begin}, {0: end}, topic.schema))  # 1.
-                own = [each.filter(pc.equal(each.column("_dead_consumer"), consumer)) for each in batches]
-                rows = list(fit_batches((each.select(names) for each in own if each.num_rows), schema))
+                rows = list(fit_batches(self._own_rows(topic, consumer, begin, end), schema))  # 1.
                 count = sum(batch.num_rows for batch in rows)
                 note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=count)
                 if rows:
@@ -162,6 +165,39 @@ class DeadRows:
                     self._ledger.change(note)
                 total += count
         return consumer, total
+
+    def publish(
+        self, path: str, consumer: str | None, to: str, put: Callable[[str, Iterator[pa.RecordBatch]], Summary]
+    ) -> tuple[str, Summary]:
+        """Publish a consumer's dead rows, as they came, by `put`; return whose they are, and the write.
+
+        1. The rows behind the last redrive are one run, whose name says up to where: however often this is called, they
+        are published once. 2. Once they are, the next redrive begins behind them. A crash in between finds the run
+        finished, and notes that alone.
+        """
+        with self._redriving:
+            consumer, start = dead.waiting(self._ledger.database, path, consumer)
+            topic = self._topics.topic(dead.journal_of(path))
+            begin, prefix = max(start, topic.earliest()[0]), _run_of(topic, consumer, start)
+            begun = publications.of_run(self._ledger.database, prefix)
+            if begun is not None and begun["path"] != to:
+                raise _is_being_published(path, consumer, begun)
+            run = f"{prefix}{topic.latest()[0]}" if begun is None else str(begun["run"])
+            end = int(run.rpartition("-")[2])
+            write = put(run, self._own_rows(topic, consumer, begin, end))  # 1.
+            steps.passed("redrive.published")
+            if write.state == "finished":
+                note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=write.rows)
+                self._ledger.change(note)  # 2.
+        return consumer, write
+
+    def _own_rows(self, topic: Topic, consumer: str, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield a consumer's rows of a dead journal, as they came."""
+        names = dead.own_schema(topic.schema).names
+        for batch in self._batches(topic, {0: begin}, {0: end}, topic.schema):
+            own = batch.filter(pc.equal(batch.column("_dead_consumer"), consumer))
+            if own.num_rows:
+                yield own.select(names)
 
     def _batches(
         self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], schema: pa.Schema
@@ -179,6 +215,18 @@ class DeadRows:
         append = KeptRows(path, schema, list(fit_batches(batches, schema)), record)
         self._appender.submit(append)
         append.answer.result(PATIENCE)
+
+
+def _run_of(topic: Topic, consumer: str, start: int) -> str:
+    """Return how the run begins by which dead rows from an offset on are published."""
+    return f"redrive:{topic.journal}:{consumer}:{start}-"
+
+
+def _is_being_published(path: str, consumer: str, begun: sqlite3.Row) -> WriteEnded:
+    return WriteEnded(
+        f"{path}: the dead rows of consumer {consumer[:40]} are being published to {begun['path']}: redrive them to "
+        f"that, or give up those that aren't published: penstock rm write/{begun['id']}"
+    )
 
 
 class KeptRows(Append):

@@ -7,6 +7,7 @@ A publication that has failed stays as it is until it is finished again, or its 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from penstock.ledger.writes import Write
 from penstock.rows import schemas
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
+from penstock.wire.publish import PublishFigures
 
 Range = tuple[int, int]
 """The first position of rows in a part, and the one behind the last."""
@@ -57,9 +59,35 @@ def find(reader: Reader, write_id: str) -> Publication | None:
     return None if row is None else Publication(*row)
 
 
+def of_run(reader: Reader, prefix: str) -> sqlite3.Row | None:
+    """Return id, path and run of the write that is published, or was, as a run that begins so."""
+    return reader.row(
+        f"SELECT id, path, run FROM writes WHERE substr(run, 1, length(?1)) = ?1"  # noqa: S608  # our own text
+        f" AND (state = 'finished' OR {writes.IS_PUBLISHED})",
+        prefix,
+    )
+
+
 def unfinished(reader: Reader) -> list[Publication]:
     """Return the publications that are under way or have failed, the oldest first."""
     return [Publication(*row) for row in reader.rows(f"{_PUBLICATIONS} ORDER BY number")]
+
+
+def figures(reader: Reader, now: float) -> dict[str, PublishFigures]:
+    """Return what waits for each topic."""
+    rows = reader.rows(
+        "SELECT publications.path, count(*) AS writes, count(code) AS failed,"
+        " sum(publications.rows - published) AS rows, min(opened) AS opened, sum((SELECT coalesce(sum(bytes), 0)"
+        "  FROM publication_parts AS staged JOIN parts ON parts.name = part"
+        "  WHERE staged.write = publications.write AND unpublished > 0)) AS bytes"
+        " FROM publications JOIN writes ON writes.id = write GROUP BY publications.path"
+    )
+    return {
+        row["path"]: PublishFigures(
+            row["writes"], row["failed"], row["rows"], row["bytes"], max(0.0, now - row["opened"])
+        )
+        for row in rows
+    }  # fmt: skip
 
 
 def next_parts(reader: Reader, write_id: str, *, after: int, most: int) -> list[UnpublishedPart]:

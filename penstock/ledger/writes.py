@@ -162,6 +162,7 @@ _SUMMARIES = (
     "SELECT id AS write, path, mode, state, run, opened, touched, rows, bytes, parts,"
     " (SELECT count(*) FROM attempts WHERE attempts.write = writes.id) AS attempts,"
     " (SELECT published FROM publications WHERE publications.write = writes.id) AS published,"
+    " (SELECT text FROM publications WHERE publications.write = writes.id) AS failed,"
     " (SELECT sum(before.rows - before.published) FROM publications JOIN publications AS before"
     " ON before.path = publications.path AND before.number < publications.number AND before.code IS NULL"
     " WHERE publications.write = writes.id) AS ahead FROM writes"
@@ -431,7 +432,7 @@ def end_where(t: Transaction, condition: str, *arguments: object, state: State) 
     return [row["id"] for row in rows]
 
 
-def _is_minted(run: str | None) -> bool:
+def is_minted(run: str | None) -> bool:
     """Whether a client has minted the run for one put, which nobody else goes on with."""
     return run is None or _MINTED.fullmatch(run) is not None
 
@@ -444,7 +445,7 @@ def resume_publication(t: Transaction, write_id: str) -> None:
 def _goes_on(reader: Reader, write: Write) -> bool:
     """Whether a write is published to its end: one that has failed is not, if nobody can finish it again."""
     row = reader.row("SELECT code FROM publications WHERE write = ?", write.id)
-    return row is not None and (row["code"] is None or not _is_minted(write.run))
+    return row is not None and (row["code"] is None or not is_minted(write.run))
 
 
 def _is_published(reader: Reader, write_id: str) -> bool:

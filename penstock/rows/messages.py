@@ -22,9 +22,12 @@ MESSAGES = pa.schema(
 """The columns in which messages are staged."""
 LEFT_OUT = ("message_id", "publish_time", "delivery_attempt")
 """Columns of a subscription that Pub/Sub gives each message anew."""
+_ELSEWHERE = {"value": "data", "payload": "data", "key": "ordering_key", "headers": "attributes"}
+"""How these columns are called by Kafka's sink, and by others."""
 REQUEST_BYTES = 10_000_000
 """Bytes of a request at most, and so of a message with its envelope."""
 MOST_ATTRIBUTES, ATTRIBUTE_KEY_BYTES, ATTRIBUTE_VALUE_BYTES, ORDERING_KEY_BYTES = 100, 256, 1_024, 1_024
+_GOOGLES = "goog"
 _ENVELOPE = 700
 """Bytes that a request has besides its messages' values: the topic's name, and the lengths of a message's fields."""
 _FIELD = 14
@@ -34,9 +37,11 @@ _FIELD = 14
 def check_columns(schema: pa.Schema, path: str) -> None:
     """Reject columns of which no message can be made."""
     if (schema.get_field_index("data"), schema.get_field_index("attributes")) == (-1, -1):
+        renamed = ", ".join(f"{name} to {ours}" for name, ours in _ELSEWHERE.items() if name in schema.names)
         raise SchemaMismatch(
-            f"{path} takes messages: expected a column data (binary or text), got {', '.join(schema.names[:8])}. To "
-            "publish each row as JSON pass encode='json'"
+            f"{path} takes messages: expected a column data (binary or text), got {', '.join(schema.names[:8])}. "
+            + (f"Rename {renamed}, or to" if renamed else "To")
+            + " publish each row as JSON pass encode='json'"
         )
     known = (*MESSAGES.names, *LEFT_OUT)
     for field in schema:
@@ -60,6 +65,20 @@ def to_messages(batches: Iterable[pa.RecordBatch], path: str, *, more_attributes
         _check(messages, path, first, more_attributes)
         yield messages
         first += batch.num_rows
+
+
+def without_googles(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of a subscription without the attributes that Google gives them, and takes from nobody."""
+    at = batch.schema.get_field_index("attributes")
+    if at < 0 or not types.is_map(batch.schema.field(at).type):
+        return batch
+    attributes = _attributes(batch)
+    kept = pc.invert(pc.starts_with(attributes.keys, _GOOGLES))
+    sums = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(kept.cast(pa.int32()))])
+    lengths = pc.subtract(sums.take(attributes.offsets[1:]), sums.take(attributes.offsets[:-1]))
+    return batch.set_column(
+        at, "attributes", _maps(lengths, attributes.keys.filter(kept), attributes.items.filter(kept))
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -190,8 +209,8 @@ def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int
         of_attribute=True,
     )
     refuse(
-        pc.starts_with(names, "goog"),
-        lambda each: f"the attribute {names[each]} begins with 'goog', which is Google's own: rename it",
+        pc.starts_with(names, _GOOGLES),
+        lambda each: f"the attribute {names[each]} begins with {_GOOGLES!r}, which is Google's own: rename it",
         of_attribute=True,
     )
     refuse(

@@ -107,10 +107,23 @@ _CALLS = {"read": ".load('store/…')", "write": ".save('store/…')", "stream":
 _WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
 _ELSEWHERE = {name.lower(): option.name for option in OPTIONS for name in option.elsewhere}
 _CUT = "requests to Pub/Sub have up to 1,000 messages by themselves: leave it out"
-_OF_PUBLISHERS = dict.fromkeys(("topicid", "projectid"), "did you mean 'topic'?") | dict.fromkeys(
-    ("batchsize", "maxbatchbytes", "maxbuffersize", "lingerms", "maxbufferbytes"), _CUT
-)
+_OF_PUBLISHERS = (
+    dict.fromkeys(("topicid", "projectid"), "did you mean 'topic'?")
+    | dict.fromkeys(
+        ("batchsize", "maxbatchbytes", "maxbuffersize", "lingerms", "maxbufferbytes", "kafka.batch.size",
+         "kafka.linger.ms", "kafka.buffer.memory", "kafka.max.request.size"),
+        _CUT,
+    )
+    | {
+        "includeheaders": "headers are the column attributes, which is published if it is there: leave it out",
+        "orderingkeysource": "the column ordering_key is the key: leave it out",
+        "kafka.acks": "an epoch is done once Pub/Sub has answered for all of it: leave it out",
+        "kafka.enable.idempotence": "did you mean 'idAttribute'?",
+        "kafka.transactional.id": "did you mean 'run'? A stream's epochs have theirs",
+    }
+)  # fmt: skip
 """What other connectors' options of a sink are here."""
+_KAFKAS = "no Kafka client is behind penstock, so no option of it counts: leave it out"
 _NAME = r"\s*(?:`((?:[^`]|``)+)`|([^`,\s](?:[^`,]*[^`,\s])?))\s*"
 
 
@@ -224,6 +237,8 @@ def _check_name(name: str, use: Use, *others: Use) -> None:
     if name not in _KNOWN:
         ours = [option.name for option in OPTIONS if use in option.uses]
         hint = f"did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else suggest(name, ours)
+        if name.startswith("kafka.") and name not in _ELSEWHERE:
+            hint = _KAFKAS
         if use in _WRITES:
             hint = _OF_PUBLISHERS.get(name, hint)
         raise InvalidRequest(f"penstock has no option '{name[:80]}'; {hint}")

@@ -16,7 +16,7 @@ from penstock.wire.payloads import (
     PayloadKeys,
 )
 from penstock.wire.position import Position
-from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishOptions
+from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishFigures, PublishOptions
 from penstock.wire.put import Mode, Release, Run, State
 
 SchemaJson = tuple[dict[str, Any], ...]
@@ -83,6 +83,8 @@ class Summary(Body):
     """The rows that Pub/Sub has of a write that a finish has named, until it has all of them."""
     ahead: int | None = None
     """The rows of earlier writes to its topic, which Pub/Sub gets first."""
+    failed: str | None = None
+    """Why Pub/Sub doesn't take the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +254,8 @@ class AttachedConsumer(Body):
 
 @dataclass(frozen=True, slots=True)
 class RedriveRows(Body):
-    """consumer.redrive: append dead rows, as they came, to a topic; those of the only consumer that has some, unless
-    one is named.
+    """consumer.redrive: append dead rows, as they came, to a topic, or publish them; those of the only consumer that
+    has some, unless one is named.
     """
 
     path: str
@@ -267,6 +269,8 @@ class RedrivenRows(Body):
 
     consumer: str
     rows: int
+    write: Summary | None = None
+    """The write that publishes them: while it is open, call again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +494,8 @@ class Description(Body):
     touched: float | None = None
     published: int | None = None
     ahead: int | None = None
+    failed: str | None = None
+    publishing: PublishFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,7 +536,10 @@ COMMIT_POSITION = Action(
 )
 DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
 REDRIVE_ROWS = Action(
-    "consumer.redrive", "Append a consumer's dead rows to another topic, each once", RedriveRows, RedrivenRows
+    "consumer.redrive",
+    "Put a consumer's dead rows into a topic, or publish them, each once",
+    RedriveRows,
+    RedrivenRows,
 )
 ASK_QUIET = Action(
     "subscription.quiet", "For how long no message has come that was published before a time", AskQuiet, Quiet

@@ -62,3 +62,28 @@ class NotePublished(Body):
     """Part, first and end of positions."""
     code: str | None = None
     text: str | None = None
+    bytes: int = 0
+    """Of their requests."""
+    retries: int = 0
+    """Requests that were sent again since the last note."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFigures(Body):
+    """How a topic is published to. What is counted, is since the server's start."""
+
+    writes: int = 0
+    """Of which a finish has named what is published."""
+    failed: int = 0
+    """Of these, those that Pub/Sub has refused: they wait for a repeat of their runs."""
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
+    """Of their parts that aren't published whole."""
+    oldest_seconds: float = 0.0
+    """Since the first of them was opened."""
+    published_rows: int = 0
+    published_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    failures: int = 0
+    """Writes that Pub/Sub has refused."""

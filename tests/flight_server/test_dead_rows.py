@@ -7,58 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from penstock.cli import app
 from penstock.client.client import Client, connect
-from penstock.decode.decoding import plan
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server.dead_rows import DeadRows
 from penstock.flight_server.server import PenstockServer
-from penstock.queue.topics import dead, journal
+from penstock.queue.topics import journal
 from penstock.queue.topics.retention import retain
 from penstock.wire import actions
-from penstock.wire.position import Position
 from tests.kit.cli import Run
-from tests.kit.server import served
+from tests.kit.dead import PAYLOADS, TOPIC, Consumer, looked_at, put, rows
+from tests.kit.server import RestartingServer, served
 from tests.kit.wait import eventually
-
-TOPIC = "topic/orders"
-PAYLOADS = [b'{"id": 1}', b"oops", b'{"id": "x"}', b'{"id": 4}']
-
-
-def put(client: Client, *payloads: bytes, path: str = TOPIC) -> None:
-    client.put(path, pa.table({"data": pa.array(payloads, pa.binary()), "key": ["k"] * len(payloads)}))
-
-
-class Consumer:
-    """A session of a consumer that decodes."""
-
-    def __init__(self, client: Client, name: str = "c", schema: str = "id long", mode: str | None = None) -> None:
-        self.client, self.name = client, name
-        decoding = plan(TOPIC, ["data", "key"], "json", schema, mode).to_wire()
-        self.journal = client.call(actions.ASK_OFFSETS, actions.AskOffsets(TOPIC)).journal
-        start = Position({0: 0})
-        request = actions.AttachConsumer(TOPIC, self.journal, name, "s", start, start, decoding=decoding)
-        client.call(actions.ATTACH_CONSUMER, request)
-
-    def commit(self, offset: int) -> None:
-        request = actions.CommitPosition(TOPIC, self.journal, self.name, "s", Position({0: offset}))
-        self.client.call(actions.COMMIT_POSITION, request)
-
-    def dead(self) -> int:
-        request = actions.AskOffsets(TOPIC, consumer=self.name)
-        return self.client.call(actions.ASK_OFFSETS, request).dead
-
-
-def looked_at(server: PenstockServer) -> None:
-    """Wait until all that was committed has been looked at."""
-    eventually(lambda: not dead.pending(server.state.ledger.database))
-
-
-def rows(client: Client, path: str = f"{TOPIC}/dead") -> list[dict[str, Any]]:
-    return list(client.get(path).read_all().to_pylist())
 
 
 def test_what_fails_is_kept_once_it_is_committed(server: PenstockServer, client: Client) -> None:
@@ -143,6 +105,20 @@ def test_a_start_looks_at_what_was_left(
     with connect(server.url) as client:
         looked_at(server)
         assert [row["_dead_offset"] for row in rows(client)] == [1, 2]
+
+
+@pytest.mark.process
+@pytest.mark.faults
+def test_a_server_that_dies_as_it_looks_keeps_each_once(tmp_path: Path) -> None:
+    """It has found them, and kept nothing: the next one looks again."""
+    server = RestartingServer(tmp_path / "data", crash_at="dead.found")
+    with server.living(), connect(server.url, retry_for=90) as client:
+        put(client, *PAYLOADS)
+        consumer = Consumer(client)
+        consumer.commit(4)
+        eventually(lambda: consumer.dead() == 2, within=60)
+        assert [row["_dead_offset"] for row in rows(client)] == [1, 2]
+    assert server.lives == 2
 
 
 def test_a_look_that_fails_in_its_transaction_leaves_nothing(

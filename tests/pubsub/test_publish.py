@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pyarrow as pa
@@ -36,6 +36,7 @@ from penstock.errors import (
 from penstock.flight_server import publishers
 from penstock.flight_server.kinds import publish as kind
 from penstock.flight_server.pullers import Pullers
+from penstock.flight_server.server import PenstockServer
 from penstock.ledger import publications
 from penstock.queue.pubsub import publish
 from penstock.queue.pubsub.publish import MOST_REQUESTS
@@ -45,6 +46,7 @@ from penstock.wire.actions import FinishWrite, Summary
 from penstock.wire.publish import PartsToPublish, StagedPart
 from penstock.wire.put import PutCommand, Receipt
 from tests.kit.faults import Crash
+from tests.kit.pubsub.emulator import Names, emulator_process
 from tests.kit.pubsub.publishing import Publishing
 from tests.kit.wait import eventually
 
@@ -54,6 +56,11 @@ MAPS = pa.map_(pa.string(), pa.string())
 
 def numbered(count: int, **columns: Any) -> pa.Table:
     return pa.table({"data": [b"%d" % number for number in range(count)], **columns})
+
+
+def figures(publishing: Publishing) -> dict[str, Any]:
+    """Return the figures of the topic, which are counted a moment after a write has ended."""
+    return dict(publishing.client.call("describe", {"path": publishing.path})["publishing"])
 
 
 def in_thread(call: Callable[[], Any]) -> list[Any]:
@@ -368,6 +375,111 @@ def test_permission_is_refused_at_once_with_the_cure(publishing: Publishing) -> 
         publishing.client.put(publishing.path, numbered(10))
 
 
+def test_a_permission_that_is_lost_in_the_middle(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error and `show` say how it goes on; given back, the run publishes the rest, and nothing twice."""
+
+    def passed(step: str) -> None:
+        noted.append(step)
+        if noted.count("publisher.noted") == 3:
+            publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
+
+    noted: list[str] = []
+    client, rows = publishing.client, numbered(100_000)
+    with publishing.publisher():
+        with monkeypatch.context() as patched:
+            patched.setattr(steps, "passed", passed)
+            with pytest.raises(Denied, match=r"kept for 30 days: write run 'nightly' again .* penstock rm write/\w+"):
+                client.put(publishing.path, rows, run="nightly")
+        eventually(lambda: figures(publishing)["failures"] == 1)
+        now = figures(publishing)
+        assert (now["writes"], now["failed"]) == (1, 1)
+        assert 0 < now["published_rows"] == len(publishing.data()) == 100_000 - now["waiting_rows"]
+        publishing.fake.heal()
+        assert client.put(publishing.path, rows, run="nightly").rows == 100_000
+    assert sorted(map(int, publishing.data())) == [*range(100_000)]
+
+
+@pytest.mark.process
+@pytest.mark.faults
+def test_an_emulator_that_starts_again_gets_the_rest(
+    staging: PenstockServer, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Away in the middle of a write, it is waited for; then its topic is missing, and made again gets what is left."""
+    from tests.kit.pubsub.client import connected
+
+    def passed(step: str) -> None:
+        noted.append(step)
+        if noted.count("publisher.noted") == 3:
+            emulator.kill()
+
+    noted: list[str] = []
+    topic, subscription, rows = pubsub_names.topic, pubsub_names.subscription, numbered(60_000)
+    with emulator_process() as emulator, penstock.connect(staging.url) as client:
+        publishing = Publishing(staging, client, cast("Any", None), emulator.address, topic)
+        with connected(emulator.address) as pubsub:
+            pubsub.create_topic(topic)
+        with monkeypatch.context() as patched, publishing.publisher():
+            patched.setattr(steps, "passed", passed)
+            result = in_thread(lambda: client.put(publishing.path, rows, run="nightly"))
+            eventually(lambda: noted.count("publisher.noted") >= 3, within=60)
+            emulator.start()
+            eventually(lambda: result, within=60)
+        assert isinstance(result[0], NotFound), result
+        left = 60_000 - client.call("describe", {"path": publishing.path})["published"]
+        assert 0 < left < 60_000
+        with connected(emulator.address) as pubsub:
+            pubsub.create_topic(topic)
+            pubsub.create_subscription(subscription, topic, deadline=60)
+            with publishing.publisher():
+                assert client.put(publishing.path, rows, run="nightly").rows == 60_000
+            data = [each.message.data for each in pubsub.pull_all(subscription, left)]
+            assert len({*data}) == len(data) == left
+            assert not pubsub.pull(subscription, within=1)
+
+
+def test_a_key_that_fails_pauses_and_resumes(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pub/Sub doesn't take one key for a while: all others are published, then it goes on in its order."""
+
+    def publish_cold(topic: Topic, body: bytes, *, compressed: bool) -> Any:
+        if b"hot" not in body or is_over.is_set():
+            return send(topic, body, compressed=compressed)
+        failed: Future[None] = Future()
+        failed.set_exception(Away())
+        return failed
+
+    from penstock.queue.pubsub.transport import Topic
+
+    send, is_over = Topic.publish, threading.Event()
+    monkeypatch.setattr(Topic, "publish", publish_cold)
+    keys = [("hot", "cold", "")[number % 3] for number in range(9_000)]
+    with publishing.publisher():
+        result = in_thread(lambda: publishing.client.put(publishing.path, numbered(9_000, ordering_key=keys)))
+        eventually(lambda: len(publishing.data()) == 6_000)
+        assert {each.ordering_key for each in publishing.fake.published(publishing.topic)} == {"cold", ""}
+        is_over.set()
+        eventually(lambda: result)
+    messages = publishing.fake.published(publishing.topic)
+    for key, first in (("hot", 0), ("cold", 1)):
+        assert [int(each.data) for each in messages if each.ordering_key == key] == [*range(first, 9_000, 3)]
+    assert len(messages) == 9_000
+
+
+def test_a_disk_that_is_full_at_staging(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the put is published, or stays."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise StoreFull("the disk is full", retry_after=0.05)
+
+    with publishing.publisher():
+        with monkeypatch.context() as patched:
+            patched.setattr(publishing.server.state.store, "write", full)
+            with pytest.raises(StoreFull, match="the disk is full"):
+                publishing.client.put(publishing.path, numbered(3_000), run="nightly")
+        assert not publishing.client.list("write/")
+        publishing.client.put(publishing.path, numbered(3_000), run="nightly")
+    assert len(publishing.data()) == 3_000
+
+
 def test_attempts_that_are_not_listed_are_not_published(publishing: Publishing) -> None:
     """A task's first try, and a task that goes on after the driver has finished."""
     client = publishing.client
@@ -485,8 +597,9 @@ LONG = "x" * 1_025
         ({"data": [b"x"], "atributes": [{"a": "v"}]}, "did you mean 'attributes'"),
         ({"data": [1]}, "data is int64, expected binary or text"),
         ({"id": [1]}, "encode='json'"),
+        ({"key": ["k"], "value": ["v"]}, "Rename value to data, key to ordering_key, or to publish each row"),
     ],
-    ids=["empty", "large", "key", "many", "value", "name", "google", "typo", "type", "columns"],
+    ids=["empty", "large", "key", "many", "value", "name", "google", "typo", "type", "columns", "kafka"],
 )
 def test_what_pubsub_would_refuse_is_refused_before(publishing: Publishing, columns: Any, reason: str) -> None:
     """With its row, and before anything is sent."""
@@ -613,12 +726,33 @@ def test_what_is_under_way_is_shown(publishing: Publishing, capsys: pytest.Captu
     with client.attempt(opened["ticket"], numbered(1).schema) as writer:
         writer.write(numbered(10))
     client.call("write.finish", {"ticket": opened["ticket"], "attempts": [writer.close().attempt]})
-    for words in (["ls", "publish"], ["show", publishing.path], ["show", f"write/{opened['write']}"]):
+    for words in (["ls", "publish"], ["show", publishing.path], ["show", f"write/{opened['write']}"], ["top"]):
         assert app.run(["--url", str(publishing.server.url), *words]) == 0
     listed = capsys.readouterr().out
     assert f"0 of 10 messages are published, write/{opened['write']}" in listed
     assert "0 of 10 messages of open writes" in listed
     assert "0 so far" in listed
+    assert re.search(r"waiting +10 messages \(.*\) of 1 write", listed)
+    assert re.search(rf"{publishing.path} +10 +0 +0", listed)
+
+
+def test_what_was_published_is_counted(publishing: Publishing, capsys: pytest.CaptureFixture[str]) -> None:
+    """By topic: in the figures of `show`, and in the metrics."""
+    publishing.fake.fail("Publish", times=2)
+    with publishing.publisher():
+        publishing.client.put(publishing.path, numbered(2_500))
+    eventually(lambda: figures(publishing)["published_rows"] == 2_500)
+    now = figures(publishing)
+    assert (now["requests"], now["retries"]) == (3, 2)
+    assert (now["writes"], now["waiting_rows"], now["failures"]) == (0, 0, 0)
+    assert now["published_bytes"] > 2_500 * 4
+    text = publishing.server.state.metrics.text(names=True)
+    label = f'{{topic="{publishing.path}"}}'
+    for name, value in (("penstock_published_rows", 2_500.0), ("penstock_publish_waiting_rows", 0.0)):
+        assert f"{name}{label} {value}" in text
+    assert publishing.path not in publishing.server.state.metrics.text(names=False)
+    assert app.run(["--url", str(publishing.server.url), "show", publishing.path]) == 0
+    assert "2,500 messages" in capsys.readouterr().out
 
 
 def test_a_publisher_that_is_stopped_sends_nothing_twice(

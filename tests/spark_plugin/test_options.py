@@ -63,6 +63,11 @@ NEAREST: list[tuple[options.Use, str, str]] = [
     ("sink", "batchSize", "requests to Pub/Sub have up to 1,000 messages by themselves"),
     ("sink", "kafka.compression.type", "did you mean 'compression'"),
     ("sink", "encoding", "did you mean 'encode'"),
+    ("sink", "kafka.linger.ms", "requests to Pub/Sub have up to 1,000 messages by themselves"),
+    ("sink", "kafka.acks", "an epoch is done once Pub/Sub has answered for all of it"),
+    ("write", "includeHeaders", "headers are the column attributes"),
+    ("write", "kafka.enable.idempotence", "did you mean 'idAttribute'"),
+    ("stream", "kafka.group.id", "no Kafka client is behind penstock"),
 ]
 
 

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.client.client import Client, connect
 from penstock.wire import actions
-from tests.kit.pubsub.emulator import Names
+from tests.kit.pubsub.emulator import Names, unique_names
 from tests.kit.pubsub.fixtures import Broker, open_broker
 from tests.kit.server import process_server
 from tests.kit.streams import Streams, ended
@@ -175,3 +175,33 @@ def test_a_range_is_read_as_a_batch(subscribed: Subscribed) -> None:
     assert sorted(int(row.data) for row in rows) == list(range(100))
     assert all(row.attributes == {} and row.publish_time is not None for row in rows)
     assert len({(row["_shard"], row["_offset"]) for row in rows}) == 100
+
+
+def test_bad_messages_are_dead_rows_and_are_redriven(subscribed: Subscribed) -> None:
+    """By way of a topic of Pub/Sub's and its subscription, with a schema that takes them."""
+    path, topic = subscribed.names.path, subscribed.names.dead_letters
+    streams, client, pubsub = subscribed.streams, subscribed.client, subscribed.broker.client
+    again = unique_names().subscription
+    pubsub.create_topic(topic)
+    pubsub.create_subscription(again, topic)
+    good = [b'{"id": %d}' % number for number in range(100)]
+    pubsub.publish(subscribed.names.topic, [*good[:50], b'{"id": "x100"}', b"oops", *good[50:]])
+
+    def typed(subscription: str, schema: str) -> DataFrame:
+        reader = streams.spark.readStream.format("penstock").options(settle="2", decode="json", mode="DROPMALFORMED")
+        return reader.option("subscription", subscription).schema(schema).load()
+
+    def dead() -> int:
+        return sum(each.get("dead", 0) for each in client.call("describe", {"path": path})["consumers"])
+
+    streams.run(typed(subscribed.names.subscription, "id long"), "store/orders")
+    if not streams.tells_start:
+        streams.run(typed(subscribed.names.subscription, "id long"), "store/orders")
+    eventually(lambda: dead() == 2, within=60)
+    rows = client.get(f"{path}/dead").read_all().to_pylist()
+    assert {row["data"] for row in rows} == {b"oops", b'{"id": "x100"}'}
+    assert client.redrive(path, topic.replace("projects/", "publish/").replace("/topics/", "/")) == 2
+    assert dead() == 0
+    assert sum(streams.run(typed(again, "id string"), "store/again", "again")) == 1
+    assert sorted(client.get("store/orders").read_all()["id"].to_pylist()) == [*range(100)]
+    assert client.get("store/again").read_all()["id"].to_pylist() == ["x100"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -16,20 +19,31 @@ from penstock.errors import InvalidRequest, Lost, PenstockError, TimedOut, Unava
 from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
+from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.publishers import Publishers
 from penstock.flight_server.put import Piece, keep, own_write
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
 from penstock.flight_server.upload import Admit, Upload
 from penstock.ledger import publications
+from penstock.ledger.attempts import Attempt
 from penstock.ledger.publications import UnpublishedPart
 from penstock.ledger.tables import Transaction
-from penstock.ledger.writes import Write
+from penstock.ledger.writes import Write, is_minted
 from penstock.rows import slices
-from penstock.rows.messages import MESSAGES, check_columns, to_messages
+from penstock.rows.messages import MESSAGES, check_columns, to_messages, without_googles
+from penstock.store.database import Unsettled
+from penstock.store.medium import Part
 from penstock.wire import actions as wire
 from penstock.wire.paths import Path
-from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishOptions, StagedPart
+from penstock.wire.publish import (
+    AskParts,
+    NotePublished,
+    PartsToPublish,
+    PublishFigures,
+    PublishOptions,
+    StagedPart,
+)
 from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import Entry
 
@@ -49,9 +63,12 @@ class PublishKind(Kind):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self._changed = threading.Condition()  # notified when a publication begins, moves or ends
+        self._changed = threading.Condition()  # notified when a publication begins, moves or ends; guards _counts
+        self._counts: dict[str, Counter[str]] = {}
+        """What was published to each topic since the start, by the names of PublishFigures."""
         self._is_draining = False
         self._publishers = Publishers(state, self._notify)
+        state.metrics.gauges(self._gauges)
 
     def start(self) -> None:
         self._publishers.start()
@@ -129,13 +146,37 @@ class PublishKind(Kind):
         """
         if write.state == "finished" and write.run is not None:  # whoever has put it
             return self.state.ledger.summary(write.id)
-        summary = super().finish_write(write, attempts, request)  # 1.
+        return self._named(super().finish_write(write, attempts, request))  # 1.
+
+    def _named(self, summary: wire.Summary) -> wire.Summary:
         steps.passed("publish.named")
         if summary.state != "open":
             return summary
-        self._publishers.want(write.path)
+        self._publishers.want(summary.path)
         self._notify()
         return self._published(summary.write)
+
+    def publish(self, path: Path, run: str, rows: Iterable[pa.RecordBatch]) -> wire.Summary:
+        """Publish rows of the server's own as a run; return the write as a finish does. Again, it goes on."""
+        _check_topic(path)
+        ledger, store = self.state.ledger, self.state.store
+        write = ledger.open_write(str(path), mode="append", run=run, schema=MESSAGES)
+        attempts: list[str] = []
+        if write.state == "open" and publications.find(ledger.database, write.id) is None:
+            attempt, parts = uuid.uuid4().hex, list[Part]()
+            try:
+                for number, (_, batches) in enumerate(_parts(to_messages(_sendable(rows, str(path)), str(path)))):
+                    parts.append(store.write(f"{attempt}-{number:06}", MESSAGES, batches, path=str(path)))
+                ledger.record(write.id, Attempt(attempt, MESSAGES, sum(part.rows for part in parts), tuple(parts)))
+            except Unsettled:  # it may be named
+                raise
+            except BaseException:
+                store.discard([part.name for part in parts])
+                with suppress(PenstockError):  # it expires
+                    ledger.abort(write.id)
+                raise
+            attempts = [attempt]
+        return self._named(ledger.finish(write.id, attempts) if write.state == "open" else ledger.summary(write.id))
 
     def _published(self, write_id: str) -> wire.Summary:
         """Return a write once it is published, or after some seconds; raise why it can't be."""
@@ -145,9 +186,7 @@ class PublishKind(Kind):
             now = publications.find(ledger.database, write_id)
             if now is not None and now.code is not None:
                 text = f"{now.text}. {now.published:,} of {now.rows:,} messages are published"
-                if now.code == Lost.code:
-                    text += f": penstock rm write/{write_id}, then write all again, which publishes those once more"
-                raise of_code(now.code, text)
+                raise of_code(now.code, text + _remedy(now.code, ledger.write(write_id)))
             return now is None
 
         self._wait(has_ended)
@@ -195,6 +234,13 @@ class PublishKind(Kind):
 
         self.state.ledger.change(note)
         steps.passed("publish.noted")
+        counted = {
+            "published_rows": sum(end - first for _, first, end in ranges), "published_bytes": request.bytes,
+            "requests": len(ranges), "retries": request.retries, "failures": int(request.code is not None),
+        }  # fmt: skip
+        path = self.state.ledger.write(request.write).path
+        with self._changed:
+            self._counts.setdefault(path, Counter()).update(counted)
         self._notify()
         self.state.sweeper.soon()
         return wire.Nothing()
@@ -222,8 +268,55 @@ class PublishKind(Kind):
         _check_topic(path)
         left = [each for each in publications.unfinished(self.state.ledger.database) if each.path == str(path)]
         return wire.Description(
-            "publish", str(path), sum(each.rows for each in left), published=sum(each.published for each in left)
-        )
+            "publish", str(path), sum(each.rows for each in left), published=sum(each.published for each in left),
+            failed=next((f"write/{each.write}: {each.text}" for each in left if each.text is not None), None),
+            publishing=self._figures().get(str(path), PublishFigures()),
+        )  # fmt: skip
+
+    def _figures(self) -> dict[str, PublishFigures]:
+        """Return the figures of all topics that are, or were, published to."""
+        waiting = publications.figures(self.state.ledger.database, self.state.ledger.now())
+        with self._changed:
+            counts = {path: dict(each) for path, each in self._counts.items()}
+        return {
+            path: replace(waiting.get(path, PublishFigures()), **counts.get(path, {}))
+            for path in waiting.keys() | counts.keys()
+        }
+
+    def _gauges(self) -> Iterator[Gauge]:
+        for path, figures in sorted(self._figures().items()):
+            for name, text, value in (
+                ("penstock_publish_writes", "Writes that are being published.", figures.writes),
+                ("penstock_publish_failed_writes", "Of these, refused by Pub/Sub.", figures.failed),
+                ("penstock_publish_waiting_rows", "Staged rows that aren't published.", figures.waiting_rows),
+                ("penstock_publish_waiting_bytes", "Bytes of their parts.", figures.waiting_bytes),
+                ("penstock_publish_oldest_seconds", "Age of the oldest of these writes.", figures.oldest_seconds),
+                ("penstock_published_rows", "Messages that Pub/Sub has taken.", figures.published_rows),
+                ("penstock_published_bytes", "Bytes of their requests.", figures.published_bytes),
+                ("penstock_publish_requests", "Requests that Pub/Sub has taken.", figures.requests),
+                ("penstock_publish_retries", "Requests that were sent again.", figures.retries),
+                ("penstock_publish_failures", "Writes that Pub/Sub has refused.", figures.failures),
+            ):
+                yield Gauge(name, text, value, {"topic": path})
+
+
+def _remedy(code: str, write: Write) -> str:
+    """Return how to go on with a write that has failed to be published; nothing if nobody can."""
+    if code == Lost.code:
+        return f": penstock rm write/{write.id}, then write all again, which publishes those once more"
+    if is_minted(write.run):
+        return ""
+    return (
+        f"; the others are kept for 30 days: write run {write.run!r} again to publish them, or give them up: penstock "
+        f"rm write/{write.id}"
+    )
+
+
+def _sendable(rows: Iterable[pa.RecordBatch], path: str) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a journal as a put would have them."""
+    for batch in rows:
+        check_columns(batch.schema, path)
+        yield without_googles(batch)
 
 
 def _parts(messages: Iterable[pa.RecordBatch]) -> Iterator[Piece]:

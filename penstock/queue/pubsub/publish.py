@@ -118,6 +118,7 @@ class _Publication:
         self._numbers = itertools.count()
         self._answers: queue.SimpleQueue[tuple[_Sent, Any]] = queue.SimpleQueue()
         self._unnoted: list[Request] = []
+        self._sent_again = 0  # since the last note
         self._error: PenstockError | None = None
         self._said = 0.0
 
@@ -241,6 +242,7 @@ class _Publication:
     def _send_later(self, sent: _Sent, error: grpc.RpcError) -> None:
         pause = min(_SHORTEST_PAUSE * 2**sent.tries, _LONGEST_PAUSE) * (1 + os.urandom(1)[0] / 256) / 2
         sent.tries += 1
+        self._sent_again += 1
         heapq.heappush(self._retries, (time.monotonic() + pause, next(self._numbers), sent))
         if time.monotonic() - self._said > _SAID_AGAIN:
             self._said = time.monotonic()
@@ -253,7 +255,7 @@ class _Publication:
         requests, self._unnoted = self._unnoted, []
         ranges = tuple((each.part, each.first, each.end) for each in requests)
         code, text = (None, None) if error is None else (error.code, str(error))
-        self._server.note(NotePublished(self._write, ranges, code, text))
-        self._held -= len(requests)
-        self._bytes -= sum(len(each.body) for each in requests)
+        size = sum(len(each.body) for each in requests)
+        self._server.note(NotePublished(self._write, ranges, code, text, size, self._sent_again))
+        self._held, self._bytes, self._sent_again = self._held - len(requests), self._bytes - size, 0
         steps.passed("publisher.noted")

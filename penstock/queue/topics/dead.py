@@ -72,6 +72,11 @@ def schema_of(topic: pa.Schema) -> pa.Schema:
     return pa.schema([*ABOUT, *(field.with_nullable(True) for field in topic)])
 
 
+def own_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the topic's columns of those of its dead rows."""
+    return pa.schema([field for field in schema if field.name not in ABOUT.names])
+
+
 def register(t: Transaction, topic: Topic, consumer: str, decoding: PayloadSchema | None, position: Position) -> None:
     """Note how a consumer decodes from a position on; None if it doesn't. What was looked at before stays."""
     text = None if decoding is None else json.dumps(decoding.to_json())

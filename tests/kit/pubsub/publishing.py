@@ -91,19 +91,19 @@ class Publishing:
 
 
 @pytest.fixture
-def publishing(
-    make_server: Callable[..., PenstockServer],
-    fake_pubsub: FakePubSub,
-    pubsub_names: Names,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Publishing]:
+def staging(make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch) -> PenstockServer:
+    """A server whose publishers the test starts."""
+    monkeypatch.setattr(Publishers, "_wanted_now", lambda _: set[str]())
+    monkeypatch.setattr(publish, "_ANSWER", 0.2)  # after which a publisher notices that it is to stop
+    return make_server()
+
+
+@pytest.fixture
+def publishing(staging: PenstockServer, fake_pubsub: FakePubSub, pubsub_names: Names) -> Iterator[Publishing]:
     """A topic at a fake, and a server whose publishers the test starts."""
     from tests.kit.pubsub.fake import served
 
-    monkeypatch.setattr(Publishers, "_wanted_now", lambda _: set[str]())
-    monkeypatch.setattr(publish, "_ANSWER", 0.2)  # after which a publisher notices that it is to stop
-    server = make_server()
-    with served(fake_pubsub) as address, penstock.connect(server.url, retry_for=2) as client:
-        publishing = Publishing(server, client, fake_pubsub, address, pubsub_names.topic)
+    with served(fake_pubsub) as address, penstock.connect(staging.url, retry_for=2) as client:
+        publishing = Publishing(staging, client, fake_pubsub, address, pubsub_names.topic)
         publishing.create()
         yield publishing

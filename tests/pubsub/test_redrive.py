@@ -1,0 +1,118 @@
+"""Dead rows that are published: each once, whatever fails in between."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+
+from penstock import steps
+from penstock.cli import app
+from penstock.errors import Denied, InvalidRequest, NotFound, SchemaMismatch, WriteEnded
+from tests.kit.dead import PAYLOADS, TOPIC, Consumer, looked_at, put
+from tests.kit.pubsub.publishing import Publishing
+
+MAPS = pa.map_(pa.string(), pa.string())
+AGAIN = "topic/again"
+
+
+def put_messages(publishing: Publishing, *payloads: bytes) -> None:
+    """Put what a subscription has of messages with these payloads."""
+    attributes = [[("googclient_schemarevisionid", "r1"), ("from", "a")]] * len(payloads)
+    columns = {"message_id": ["1"] * len(payloads), "ordering_key": ["k"] * len(payloads)}
+    table = pa.table({"data": [*payloads], "attributes": pa.array(attributes, MAPS), **columns})
+    publishing.client.put(TOPIC, table)
+
+
+@pytest.fixture
+def consumer(publishing: Publishing) -> Consumer:
+    """A consumer that has committed two rows which it could not decode."""
+    put_messages(publishing, *PAYLOADS)
+    consumer = Consumer(publishing.client)
+    consumer.commit(4)
+    looked_at(publishing.server)
+    return consumer
+
+
+def test_dead_rows_are_published_as_they_came(publishing: Publishing, consumer: Consumer) -> None:
+    """Without the attributes that Google adds; and each once."""
+    with publishing.publisher():
+        assert publishing.client.redrive(TOPIC, publishing.path) == 2
+        messages = publishing.fake.published(publishing.topic)
+        assert [(each.data, dict(each.attributes), each.ordering_key) for each in messages] == [
+            (data, {"from": "a"}, "k") for data in PAYLOADS[1:3]
+        ]
+        with pytest.raises(NotFound, match="no dead rows of any consumer"):
+            publishing.client.redrive(TOPIC, publishing.path)
+        put_messages(publishing, b"more")
+        consumer.commit(5)
+        looked_at(publishing.server)
+        assert app.run(["--url", str(publishing.server.url), "redrive", TOPIC, "--to", publishing.path]) == 0
+    assert publishing.data() == [*PAYLOADS[1:3], b"more"]
+    assert consumer.dead() == 0
+    assert not publishing.client.list("write/")
+
+
+def test_a_redrive_that_pubsub_refuses_goes_on(publishing: Publishing, consumer: Consumer) -> None:
+    """Until then the rows are dead, and go nowhere else."""
+    client = publishing.client
+    publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
+    with publishing.publisher():
+        with pytest.raises(Denied, match="give them up: penstock rm write/"):
+            client.redrive(TOPIC, publishing.path)
+        for to in (AGAIN, f"{publishing.path}-other"):
+            with pytest.raises(WriteEnded, match=f"are being published to {publishing.path}"):
+                client.redrive(TOPIC, to)
+        assert consumer.dead() == 2
+        publishing.fake.heal()
+        assert client.redrive(TOPIC, publishing.path, consumer="c") == 2
+    assert publishing.data() == PAYLOADS[1:3]
+    assert consumer.dead() == 0
+
+
+def test_a_redrive_that_is_given_up_goes_elsewhere(publishing: Publishing, consumer: Consumer) -> None:
+    publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
+    with publishing.publisher(), pytest.raises(Denied) as raised:
+        publishing.client.redrive(TOPIC, publishing.path)
+    words = re.search(r"penstock rm (write/\w+)", str(raised.value))
+    assert words is not None
+    publishing.client.delete(words[1])
+    assert publishing.client.redrive(TOPIC, AGAIN) == 2
+    assert consumer.dead() == 0
+
+
+def test_a_redrive_that_breaks_at_its_end_publishes_once(
+    publishing: Publishing, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pub/Sub has them, and nobody has noted that they are redriven; there are more dead rows by then."""
+
+    def passed(step: str) -> None:
+        if step == "redrive.published" and len(publishing.data()) == 2:
+            monkeypatch.undo()
+            raise InvalidRequest("planted")
+
+    with publishing.publisher():
+        with monkeypatch.context() as patched:
+            patched.setattr(steps, "passed", passed)
+            with pytest.raises(InvalidRequest, match="planted"):
+                publishing.client.redrive(TOPIC, publishing.path)
+        assert consumer.dead() == 2
+        put_messages(publishing, b"more")
+        consumer.commit(5)
+        looked_at(publishing.server)
+        assert [publishing.client.redrive(TOPIC, publishing.path) for _ in range(2)] == [2, 1]
+    assert publishing.data() == [*PAYLOADS[1:3], b"more"]
+
+
+def test_rows_that_are_no_messages_stay_dead(publishing: Publishing) -> None:
+    """As those of a topic with columns that no message has, or without a payload."""
+    put(publishing.client, *PAYLOADS[:2])
+    consumer = Consumer(publishing.client)
+    consumer.commit(2)
+    looked_at(publishing.server)
+    with pytest.raises(SchemaMismatch, match="no message has a column 'key'"):
+        publishing.client.redrive(TOPIC, publishing.path)
+    assert consumer.dead() == 1
+    assert not publishing.client.list("write/")
+    assert publishing.client.redrive(TOPIC, AGAIN) == 1

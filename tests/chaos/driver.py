@@ -1,4 +1,5 @@
 """A driver to be killed: it streams a journal into a sink; its arguments are `FOLDER URL PATH COLUMNS SINK MASTER`.
+To a topic of Pub/Sub's rows are published as JSON, of payloads that are decoded by COLUMNS.
 
 A query that fails adds a line to the file `ends`, and is started again on its checkpoint, until there is a file `stop`.
 """
@@ -19,16 +20,28 @@ if TYPE_CHECKING:
 
 ROWS = 6_000
 """Most rows of a batch."""
+ORDERING_KEYS = 61
+"""Of what is published, so that a batch takes more requests than are under way at a time."""
 
 
 def start(spark: SparkSession, folder: Path, url: str, path: str, columns: str, sink: str) -> StreamingQuery:
     """Start the query on its checkpoint."""
+    is_published = sink.startswith("projects/")
     reader = spark.readStream.format("penstock").option("url", url).option("maxRowsPerTrigger", ROWS)
-    reader = reader.option("columns", f"{columns}, _shard, _offset")
+    if is_published:
+        reader = reader.option("decode", "json").option("mode", "DROPMALFORMED")
+        reader = reader.schema(f"{columns}, _shard int, _offset long")
+    else:
+        reader = reader.option("columns", f"{columns}, _shard, _offset")
     frame = reader.option("subscription", path).load() if path.startswith("projects/") else reader.load(path)
     placed = frame.withColumnsRenamed({"_shard": "shard", "_offset": "at"})
+    if is_published:
+        placed = placed.selectExpr("*", f"string(key % {ORDERING_KEYS}) AS ordering_key")
     writer = placed.writeStream.format("penstock").option("url", url)
-    return writer.option("checkpointLocation", str(folder / "checkpoint")).start(sink)
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    if is_published:
+        return writer.option("topic", sink).option("encode", "json").option("idAttribute", "true").start()
+    return writer.start(sink)
 
 
 def main() -> None:

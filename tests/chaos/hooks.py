@@ -67,12 +67,12 @@ def is_grpc(caller: FrameType) -> bool:
 
 
 def hook_pullers(folder: Path) -> None:
-    """Let the server start pullers that can be told to die."""
+    """Let the server start pullers and publishers that can be told to die."""
     started = Pullers.watch
 
     def watch(self: Pullers, now: float, wanted: int) -> int | None:
         if (ours := "tests.chaos.puller") not in self.command:
-            verb = list(self.command).index("pull")
+            verb = next(at for at, word in enumerate(self.command) if word in ("pull", "publisher"))
             self.command = [sys.executable, "-m", ours, str(folder), *self.command[verb:]]
         return started(self, now, wanted)
 

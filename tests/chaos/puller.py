@@ -1,4 +1,6 @@
-"""A puller to be killed: `python -m tests.chaos.puller HOOKS pull …` is `penstock pull …`, and may die at a step."""
+"""A puller or publisher to be killed: `python -m tests.chaos.puller HOOKS pull …` is `penstock pull …`, and may die at
+a step.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A run of chaos: a workload runs while faults fall, drawn from a seed; then all rows are counted.
 
-`python -m tests.chaos.run [queue|jobs|subscription] SEED …` prints a row of a table for each; with `-v` each fault,
-too. Without the word, the workload is a topic.
+`python -m tests.chaos.run [queue|jobs|subscription|publish] SEED …` prints a row of a table for each; with `-v` each
+fault, too. Without the word, the workload is a topic.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def main() -> int:
     """Run each seed; 1 if a law was broken."""
     logging.basicConfig(format="%(relativeCreated)8d ms  %(message)s", force=True)
     log.setLevel("INFO" if "-v" in sys.argv else "WARNING")
-    words = [word for word in sys.argv[1:] if word not in ("-v", "queue", "jobs", "subscription")]
+    words = [word for word in sys.argv[1:] if word not in ("-v", "queue", "jobs", "subscription", "publish")]
     workload: Callable[[Rig], Workload] = partial(TopicStream, python=Path(sys.executable))
     count = ROWS
     if "queue" in sys.argv:
@@ -170,6 +170,10 @@ def main() -> int:
         from tests.chaos.subscription_stream import SubscriptionStream  # it needs Google's client
 
         workload = partial(SubscriptionStream, python=Path(sys.executable))
+    if "publish" in sys.argv:
+        from tests.chaos.publish_stream import PublishStream
+
+        workload = partial(PublishStream, python=Path(sys.executable))
     broken = False
     sys.stdout.write(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n")
     for seed in map(int, words):

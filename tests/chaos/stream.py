@@ -25,6 +25,8 @@ from tests.kit.wire import call, info
 UNCALLED = re.compile(r"penstock\.errors\.(Lost|Fenced|NotFound|SchemaMismatch|Denied|Expired|InvalidRequest)\b")
 """Errors that no fault may bring a query, but for those that the workload explains."""
 
+BRIEFLY = flight.FlightCallOptions(timeout=3)
+
 
 class Landed(NamedTuple):
     """A row that came out, and its position in the journal."""
@@ -140,9 +142,9 @@ def disordered(sent: SentRows, outcome: StreamOutcome) -> Iterator[str]:
 class Watch(threading.Thread):
     """Takes samples of the server, past the proxy, as often as it answers."""
 
-    def __init__(self, rig: Rig, path: str, sink: str) -> None:
+    def __init__(self, rig: Rig, path: str, count_landed: Callable[[flight.FlightClient], int]) -> None:
         super().__init__(name="watch", daemon=True)
-        self.rig, self.path, self.sink = rig, path, sink
+        self.rig, self.path, self.count_landed = rig, path, count_landed
         self.apart: set[str] = set()
         """Consumers that aren't the sink's."""
         self.samples: list[Sample] = []
@@ -162,12 +164,9 @@ class Watch(threading.Thread):
                 self._look()
 
     def _look(self) -> None:
-        options = flight.FlightCallOptions(timeout=3)
         with flight.connect(self.rig.server.url) as bare:
-            consumers = call(bare, "describe", options, path=self.path)["consumers"]
-            landed = 0
-            with contextlib.suppress(flight.FlightServerError, KeyError):  # there is no dataset yet
-                landed = call(bare, "describe", options, path=self.sink)["rows"]
+            consumers = call(bare, "describe", BRIEFLY, path=self.path)["consumers"]
+            landed = self.count_landed(bare)
         positions = {
             each["consumer"]: {int(s): offset for s, offset in each["position"].items()}
             for each in consumers
@@ -188,7 +187,7 @@ class SparkStream:
 
     def __init__(self, rig: Rig, driver: Driver, path: str, sink: str) -> None:
         self.rig, self.driver, self.path, self.sink = rig, driver, path, sink
-        self.watch = Watch(rig, path, sink)
+        self.watch = Watch(rig, path, self.count_landed)
         self.unplanned = 0
         """Drivers that died without being killed."""
 
@@ -198,6 +197,12 @@ class SparkStream:
 
     columns: ClassVar[list[str]]
     """The columns that it decodes."""
+
+    def count_landed(self, bare: flight.FlightClient) -> int:
+        """Return how many rows are in the sink by now."""
+        with contextlib.suppress(flight.FlightServerError, KeyError):  # there is no dataset yet
+            return int(call(bare, "describe", BRIEFLY, path=self.sink)["rows"])
+        return 0
 
     def progress(self, counted: Literal["published", "landed"]) -> int:
         return self.rig.sent.count if counted == "published" else self.watch.landed

@@ -186,9 +186,10 @@ class SubscriptionStream(SparkStream):
         faults=60,
     )  # fmt: skip
 
-    def __init__(self, rig: Rig, python: Path, master: str = "local[2, 4]") -> None:
-        driver = Driver(rig.folder, python, rig.proxy.url, SUBSCRIPTION, ", ".join(self.columns), SINK, master)
-        super().__init__(rig, driver, PATH, SINK)
+    def __init__(self, rig: Rig, python: Path, sink: str = SINK, columns: str | None = None) -> None:
+        columns = columns or ", ".join(self.columns)
+        driver = Driver(rig.folder, python, rig.proxy.url, SUBSCRIPTION, columns, sink, "local[2, 4]")
+        super().__init__(rig, driver, PATH, sink)
         self.ended = threading.Event()
         self.available = threading.Event()
         """Cleared while there is no subscription."""
@@ -232,15 +233,14 @@ class SubscriptionStream(SparkStream):
         self.client.create_subscription(SUBSCRIPTION, TOPIC, deadline=DEADLINE)
         self.available.set()
 
+    def message(self, row: Row) -> Any:
+        """Return a row as a message."""
+        data = json.dumps([row.text, row.amount]).encode()
+        return pb.PubsubMessage(data=data, attributes={"seq": str(row.seq), "key": str(row.key)})
+
     def publish(self, run: str, batch: pa.RecordBatch) -> None:
         """Publish rows as messages; a repeat would be other messages."""
-        rows = [Row(**row) for row in batch.to_pylist()]
-        messages = [
-            pb.PubsubMessage(
-                data=json.dumps([row.text, row.amount]).encode(), attributes={"seq": str(row.seq), "key": str(row.key)}
-            )
-            for row in rows
-        ]
+        messages = [self.message(Row(**row)) for row in batch.to_pylist()]
         self.available.wait(60)
         with self.publishing:
             self.epochs[run], at = self.epoch, time.time()
@@ -279,7 +279,7 @@ class SubscriptionStream(SparkStream):
 
     def pullers(self) -> list[int]:
         """Return all pullers that run."""
-        pids = child_processes(self.rig.server.process.pid)
+        pids = child_processes(self.rig.server.process.pid, " pull ")
         return [*pids, self.puller.pid] if self.puller is not None and self.puller.poll() is None else pids
 
     def check(self) -> None:

@@ -31,9 +31,17 @@ def python_workers(leader: int) -> list[int]:
     return [pid for pid in pids if parent_process(pid) in pids]
 
 
-def child_processes(parent: int) -> list[int]:
-    """Return the living children of a process."""
-    return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_process(pid) == parent]
+def child_processes(parent: int, word: str = "") -> list[int]:
+    """Return the living children of a process whose command line has this word."""
+    pids = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_process(pid) == parent]
+    return [pid for pid in pids if word in command_line(pid)]
+
+
+def command_line(pid: int) -> str:
+    """Return a process's command line; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
 
 
 def parent_process(pid: int) -> int:

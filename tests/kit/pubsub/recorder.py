@@ -1,4 +1,4 @@
-"""A gRPC proxy before the emulator: it notes which messages were delivered and acked, and when, and fails calls.
+"""A gRPC proxy before the emulator: it notes which messages were delivered, acked and published, and fails calls.
 
 It serves StreamingPull by unary Pulls: the emulator leases to the streams of killed clients again and again, for five
 deadlines, and no client would ever see these leases.
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import grpc
@@ -46,6 +47,16 @@ class Ack(NamedTuple):
     at: float
 
 
+@dataclass
+class Publish:
+    """A request to publish."""
+
+    peer: str
+    """Its connection."""
+    messages: list[Any]
+    is_answered: bool = False
+
+
 class Recorder:
     """The proxy's record and controls. Safe between threads."""
 
@@ -56,6 +67,12 @@ class Recorder:
         self.delivered = 0
         self.failing: deque[tuple[Fails, str]] = deque()
         """How the next Acknowledges fail, each with a status."""
+        self.publishes: list[Publish] = []
+        """In the order in which they came."""
+        self.taken: list[Any] = []
+        """The messages that the emulator has taken, as it has answered."""
+        self.failing_publishes: deque[tuple[Fails, str]] = deque()
+        """How the next Publishes fail."""
         self._refusal: str | None = None
         self._messages: dict[str, Message] = {}
         self._latest: dict[Message, str] = {}
@@ -96,6 +113,8 @@ class Recorder:
     def call(self, method: str, request: bytes, context: Any) -> bytes:
         """Pass a unary call on."""
         name = method.rpartition("/")[2]
+        if name == "Publish":
+            return self._publish(method, request, context)
         fails = None
         if name == "Acknowledge":
             request, fails = self._acknowledge(request)
@@ -124,6 +143,22 @@ class Recorder:
                 yield answer  # a StreamingPullResponse has its messages in the same field
             else:
                 time.sleep(0.02)
+
+    def _publish(self, method: str, request: bytes, context: Any) -> bytes:
+        publish = Publish(context.peer(), list(pb.PublishRequest.FromString(request).messages))
+        with self._lock:
+            self._refuse()
+            self.publishes.append(publish)
+            how, code = self.failing_publishes.popleft() if self.failing_publishes else (None, "")
+        if how == "before":
+            raise Refused(code, "the recorder fails it")
+        answer = self._forward(method, request, context, context.time_remaining())
+        with self._lock:
+            self.taken += publish.messages
+        if how is not None:
+            raise Refused(code, "the recorder lost the answer")
+        publish.is_answered = context.is_active()
+        return answer
 
     def _read(self, requests: Iterator[bytes]) -> None:
         """Read a stream's heartbeats; our pullers send no acks there."""

@@ -380,7 +380,7 @@ def test_a_permission_that_is_lost_in_the_middle(publishing: Publishing, monkeyp
 
     def passed(step: str) -> None:
         noted.append(step)
-        if noted.count("publisher.noted") == 3:
+        if step == "publisher.noted" and noted.count(step) == 3:
             publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
 
     noted: list[str] = []
@@ -390,7 +390,7 @@ def test_a_permission_that_is_lost_in_the_middle(publishing: Publishing, monkeyp
             patched.setattr(steps, "passed", passed)
             with pytest.raises(Denied, match=r"kept for 30 days: write run 'nightly' again .* penstock rm write/\w+"):
                 client.put(publishing.path, rows, run="nightly")
-        eventually(lambda: figures(publishing)["failures"] == 1)
+        eventually(lambda: figures(publishing)["failures"] >= 1)
         now = figures(publishing)
         assert (now["writes"], now["failed"]) == (1, 1)
         assert 0 < now["published_rows"] == len(publishing.data()) == 100_000 - now["waiting_rows"]
@@ -409,7 +409,7 @@ def test_an_emulator_that_starts_again_gets_the_rest(
 
     def passed(step: str) -> None:
         noted.append(step)
-        if noted.count("publisher.noted") == 3:
+        if step == "publisher.noted" and noted.count(step) == 3:
             emulator.kill()
 
     noted: list[str] = []

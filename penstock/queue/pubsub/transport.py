@@ -39,6 +39,7 @@ _PLATFORM_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)  # of the
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),  # finds a half-open connection: nothing else would on an idle stream
     ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.max_reconnect_backoff_ms", 10_000),  # else up to 120 s, for which every call fails at once
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 4 << 20),  # where the failures of 1,000 ids come

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("google.pubsub_v1", reason="needs the extra pubsub")
 
 from tests.chaos import faults, publish_stream
-from tests.chaos.oracle import LAWS, Row, SentRows, Usage, check, rows
+from tests.chaos.oracle import LAWS, SentRows, Usage, check, sent_runs, ten_rows
 from tests.chaos.publish_stream import PublishOutcome, PublishStream
 from tests.chaos.rig import Rig
 from tests.chaos.run import check_survival
@@ -78,17 +78,14 @@ def test_a_schedule_of_publishing_has_every_kind_of_fault() -> None:
 # --- the checker -------------------------------------------------------------------------------
 
 
+RUN = [*ten_rows(0), *ten_rows(1)]
+
+
 @pytest.fixture
 def sent(tmp_path: Path) -> Iterator[SentRows]:
     """A run that was answered for."""
-    sent = SentRows(tmp_path / "sent.jsonl")
-    sent.answer(sent.send("run", some()))
-    yield sent
-    sent.close()
-
-
-def some() -> list[Row]:
-    return rows(SEED, 0, 0, 20)
+    with sent_runs(tmp_path, RUN, answered=1) as sent:
+        yield sent
 
 
 def name(row: Landed) -> str:
@@ -102,7 +99,7 @@ def publish(landed: list[Landed], peer: str = "a", *, is_answered: bool = True) 
     return Publish(peer, messages, is_answered)
 
 
-LANDED = [Landed(2, offset, row.seq, row.key, row.crc) for offset, row in enumerate(some())]
+LANDED = [Landed(2, offset, row.seq, row.key, row.crc) for offset, row in enumerate(RUN)]
 
 
 def good() -> PublishOutcome:

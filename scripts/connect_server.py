@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import time
@@ -10,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
-def command(home: Path, port: int, confs: Mapping[str, str], *, master: str = "local[2]") -> list[str]:
+def _command(home: Path, port: int, confs: Mapping[str, str]) -> list[str]:
     """Return the command that starts a server; port 0 would not be reported."""
     confs = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -21,22 +22,23 @@ def command(home: Path, port: int, confs: Mapping[str, str], *, master: str = "l
         **confs,
     }
     settings = [part for conf in confs.items() for part in ("--conf", "=".join(conf))]
-    return [str(home / "bin/spark-submit"), "--master", master, *settings, "--class", CLASS]
+    return [str(home / "bin/spark-submit"), "--master", "local[2]", *settings, "--class", _CLASS]
 
 
 @contextmanager
-def running(folder: Path, port: int, confs: Mapping[str, str]) -> Iterator[str]:
-    """Run a server in a folder; its address, once it listens."""
+def running(folder: Path, confs: Mapping[str, str]) -> Iterator[str]:
+    """Run a server in a new folder; its address, once it listens."""
     import pyspark
 
     folder.mkdir()
+    port = _free_port()
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command(Path(pyspark.__path__[0]), port, confs), cwd=folder, stdout=log, stderr=log, env=environment
+            _command(Path(pyspark.__path__[0]), port, confs), cwd=folder, stdout=log, stderr=log, env=environment
         )
     try:
-        give_up = time.monotonic() + 120
+        give_up = time.monotonic() + 300
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > give_up:
                 raise SystemExit(f"Spark Connect didn't start:\n{(folder / 'log').read_text()[-3000:]}")
@@ -49,6 +51,14 @@ def running(folder: Path, port: int, confs: Mapping[str, str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(30)
+
+
+def _free_port() -> int:
+    """Return an unused port below those that the kernel hands out."""
+    while True:
+        port = random.randrange(15_000, 20_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _listens(port: int) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts import kafka_broker
+from scripts import connect_server, kafka_broker
 from scripts.bench import kafka, on_ray
 from scripts.bench.figures import Line, Measure, Result, Work, interleaved, nothing
 from scripts.bench.servers import Penstock, Server, bare_server, penstock_server
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DISK, MEMORY = "disk", "memory"
+CONNECT_CONFS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.maxResultSize": "0",
+    "spark.driver.memory": "6g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
 
 
 class Bench:
@@ -67,6 +75,13 @@ class Bench:
         """A process that works with Ray."""
         self.notes.append(f"Ray {on_ray.version()}, 2 cores, object store 500 MiB")
         return self._run.enter_context(on_ray.ray_peer(self.folder))
+
+    @cached_property
+    def connect(self) -> str:
+        """The address of a Spark Connect server."""
+        uri = self._run.enter_context(connect_server.running(self.folder / "connect", CONNECT_CONFS))
+        self.notes.append(f"Spark {version('pyspark')}'s Connect server, local[2], driver heap 6 GiB")
+        return uri
 
     @cached_property
     def spark(self) -> SparkSession:

@@ -1,4 +1,4 @@
-"""Read one result of Spark Connect in a process of its own, and print what that took: `connect_reader SIDE URI QUERY`.
+"""Read one result of Spark Connect, with so many rows in a batch: `connect_reader SIDE URI ROWS QUERY`.
 
 A process for each reading, as its peak of memory can't be read otherwise.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 Batches = Iterator[Any]
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def main() -> None:
     """Read, and report seconds, the first batch's seconds, the peak of memory, and the rows."""
-    side, uri, query = sys.argv[1:]
-    began = time.perf_counter()
-    opened = SIDES[side](uri)
+    side, uri, batch_rows, query = sys.argv[1:]
+    opened = SIDES[side](uri, batch_rows)
     for _ in opened("select 1"):  # Spark's first query of a session takes its time
         pass
     ready = time.perf_counter()
@@ -30,37 +30,38 @@ def main() -> None:
     taken = time.perf_counter() - ready
     status = Path("/proc/self/status").read_text()
     peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
-    report = {"seconds": taken, "first": first, "peak": peak, "rows": rows, "start": ready - began}
+    report = {"seconds": taken, "first": first, "peak": peak, "rows": rows}
     sys.stdout.write(json.dumps(report))
 
 
-def _penstock(uri: str) -> Callable[[str], Batches]:
+def _penstock(uri: str, batch_rows: str) -> Callable[[str], Batches]:
     import penstock
 
     spark = penstock.spark_connect(uri)
+    spark.conf.set(_BATCH_ROWS, batch_rows)
     return lambda query: iter(spark.sql(query).stream())
 
 
-def _pyspark(uri: str) -> Any:
+def _pyspark(uri: str, batch_rows: str) -> Any:
     from pyspark.sql.connect.session import SparkSession
 
-    return SparkSession.builder.remote(uri).create()
+    spark = SparkSession.builder.remote(uri).create()
+    spark.conf.set(_BATCH_ROWS, batch_rows)
+    return spark
 
 
-def _to_arrow(uri: str) -> Callable[[str], Batches]:
-    spark = _pyspark(uri)
+def _to_arrow(uri: str, batch_rows: str) -> Callable[[str], Batches]:
+    spark = _pyspark(uri, batch_rows)
     return lambda query: iter([spark.sql(query).toArrow()])
 
 
-def _iterator(uri: str) -> Callable[[str], Batches]:
-    spark = _pyspark(uri)
+def _iterator(uri: str, batch_rows: str) -> Callable[[str], Batches]:
+    spark = _pyspark(uri, batch_rows)
 
     def batches(query: str) -> Batches:
-        import pyarrow as pa
-
         plan = spark.sql(query)._plan.to_proto(spark.client)  # noqa: SLF001  # nothing public streams without Python
         for each in spark.client.to_table_as_iterator(plan, {}):
-            if isinstance(each, pa.RecordBatch):
+            if hasattr(each, "num_rows"):
                 yield each
 
     return batches

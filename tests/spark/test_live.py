@@ -12,13 +12,14 @@ import pyspark
 import pytest
 
 import penstock
+import penstock.spark
 from penstock.client.client import Client
 from penstock.errors import LimitExceeded, TimedOut
 from penstock.spark import protos
-from penstock.spark.errors import Remote, SessionLost, Transport
+from penstock.spark.errors import InvalidPlan, Remote, SessionLost, Transport
 from penstock.spark.results import Progress, Result
 from penstock.spark.session import Session
-from tests.kit.connect import ConnectServer, connect_server
+from tests.kit.connect import ConnectServer, connect_server, needs_connect
 from tests.kit.proxy import open_proxy
 from tests.kit.wait import eventually
 
@@ -175,21 +176,28 @@ def test_a_released_session_is_refused(spark_server: ConnectServer, remote: Sess
 @pytest.mark.faults
 def test_cuts_cost_no_rows(spark_server: ConnectServer) -> None:
     """Connections end within a frame, while the reader is slower than the server: each row comes once."""
+    check_cuts(spark_server, rows=ROWS, every=20)
+
+
+def check_cuts(server: ConnectServer, *, rows: int, every: int) -> None:
+    """Cut the connection four times, each within the bytes of the next batches."""
+    ids = []
     with open_proxy() as proxy:
-        proxy.target = spark_server.port
-        with penstock.spark_connect(proxy.url.replace("grpc", "sc"), retry_for=60) as session:
-            with session.sql(QUERY).stream() as result:
-                batches = []
-                for number, batch in enumerate(result):
-                    if number in (3, 20, 40, 60):
-                        proxy.cut_after(700_000)
-                    batches.append(batch)
-                    time.sleep(0.004)
-            table = pa.Table.from_batches(batches)
-            assert result.reattaches >= 3
-    assert table.num_rows == ROWS
-    assert pc.count_distinct(table["id"]).as_py() == ROWS
-    assert pc.sum(table["id"]).as_py() == ROWS * (ROWS - 1) // 2
+        proxy.target = server.port
+        query = QUERY.replace(str(ROWS), str(rows))
+        with (
+            penstock.spark_connect(proxy.url.replace("grpc", "sc"), retry_for=60) as session,
+            session.sql(query).stream() as result,
+        ):
+            for number, batch in enumerate(result):
+                if number % every == 3 and number < 4 * every:
+                    proxy.cut_after(700_000)
+                ids.append(batch["id"])
+                time.sleep(0.004)  # a reader that works
+            assert result.reattaches >= 4
+    every_id = pa.chunked_array(ids)
+    assert len(every_id) == pc.count_distinct(every_id).as_py() == rows
+    assert pc.sum(every_id).as_py() == rows * (rows - 1) // 2
 
 
 @pytest.mark.soak
@@ -210,3 +218,45 @@ def test_a_server_that_dies_takes_the_session_along(quick_spark: None, tmp_path:
         session.close()
         with penstock.spark_connect(f"sc://127.0.0.1:{server.port}") as again:
             assert again.sql("select 1 as one").to_arrow().num_rows == 1
+
+
+@pytest.mark.soak
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_cuts_cost_no_rows_twenty_times(spark_server: ConnectServer) -> None:
+    """Four cuts each, with a slow reader; pyspark's own client loses most of these."""
+    for _ in range(20):
+        check_cuts(spark_server, rows=5 * ROWS, every=100)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_cell_of_300_mb_arrives(quick_spark: None, tmp_path: Path, bare_python: Path) -> None:
+    confs = {"spark.driver.memory": "8g", "spark.driver.maxResultSize": "0"}
+    with (
+        connect_server(tmp_path, bare_python, confs) as server,
+        penstock.spark_connect(f"sc://127.0.0.1:{server.port}") as session,
+    ):
+        (batch,) = session.sql("select repeat('penstock', 37500000) as cell").stream()
+        assert batch["cell"][0].as_buffer().size == 300_000_000
+
+
+@pytest.mark.parametrize("kind", ["query", "view"])
+def test_pysparks_frames_are_streamed(spark_server: ConnectServer, kind: str) -> None:
+    """By its session, with its temporary views and settings."""
+    needs_connect()
+    theirs = spark_server.connect()
+    theirs.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    frame = theirs.sql(QUERY) if kind == "query" else theirs.range(ROWS)
+    if kind == "view":
+        frame.selectExpr("id", "id * 2 as twice", "string(id) as text").createOrReplaceTempView("numbers")
+        frame = theirs.table("numbers")
+    check_rows(penstock.spark.stream(frame))
+    (batch,) = penstock.spark.stream(theirs.sql("select current_timestamp() as now"))
+    assert batch.schema.field("now").type == pa.timestamp("us", "Asia/Tokyo")
+    assert theirs.range(3).count() == 3
+
+
+def test_other_frames_are_refused() -> None:
+    with pytest.raises(InvalidPlan, match=r"SparkSession\.builder\.remote"):
+        penstock.spark.stream(pa.table({"id": [1]}))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import grpc
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,10 +17,9 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError
-from penstock.spark import protos
+from penstock.spark import execution, protos
 from penstock.spark.collecting import row_groups
 from penstock.spark.errors import CorruptResponse
-from penstock.spark.responses import parse_response
 from penstock.spark.results import Progress, decode_batches
 from penstock.spark.session import Session
 from tests.kit.fake_connect import Cut, FakeConnect, fake_connect, ipc, numbers, spark_failure
@@ -138,7 +138,7 @@ def test_an_empty_result_keeps_its_schema(fake: FakeConnect, session: Session) -
     assert (table.num_rows, table.schema.names) == (0, ["id", "text"])
 
 
-def mutations(raw: bytes, number: int, seed: int) -> Iterator[bytes]:
+def mutations(raw: bytes, number: int, seed: float) -> Iterator[bytes]:
     """Return changed responses: flipped bits, cut, grown, spliced and repeated bytes."""
     chance = random.Random(seed)
     for _ in range(number):
@@ -159,31 +159,65 @@ def mutations(raw: bytes, number: int, seed: int) -> Iterator[bytes]:
             yield bytes(changed)
 
 
+class Gone(grpc.RpcError):
+    """What a server says of an operation that it has forgotten."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.INTERNAL
+
+    def details(self) -> str:
+        return "gone"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+class Served:
+    """A stream that has been received already."""
+
+    def __init__(self, responses: list[bytes]) -> None:
+        self._responses = iter(responses)
+
+    def __next__(self) -> bytes:
+        return next(self._responses)
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
 @pytest.mark.faults
-def test_mutated_responses_are_errors_or_whole() -> None:
-    """2,000 of them: an error of ours, or a batch of as many rows, that is valid.
+def test_mutated_responses_are_errors_or_whole(
+    fake: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 of them: an error of ours, or as many rows, each of them valid.
 
     Spark sends no checksum: a value that changed into another valid one can't be known.
     """
-    batch = numbers(0, 10)
-    message = batch_message(ipc(batch), 10, start_offset=0)
-    message.session_id, message.operation_id, message.response_id = "s" * 36, "o" * 36, "r1"
-    raw = message.SerializeToString()
-    refused = 0
-    for changed in mutations(raw, 2_000, seed=17):
+    monkeypatch.setattr(execution.uuid, "uuid4", lambda: "one-operation")
+    session.sql("select 1").to_arrow()
+    whole = fake.responses(fake.named("ExecutePlan")[0])
+
+    def stream(name: str, asked: Any, timeout: float) -> Served:
+        if name != "ExecutePlan":
+            raise Gone
+        responses = [*whole]
+        place = chance.randrange(len(responses))
+        responses[place] = next(mutations(responses[place], 1, chance.random()), responses[place])
+        return Served(responses)
+
+    monkeypatch.setattr(session.client, "stream", stream)
+    monkeypatch.setattr(session.client, "call_later", lambda *_: None)
+    monkeypatch.setattr(session.client, "call_once", lambda *_, **__: None)
+    chance, refused = random.Random(17), 0
+    for _ in range(2_000):
         try:
-            response = parse_response(changed)
-            assert response.piece is not None or response.message.WhichOneof("response_type") != "arrow_batch"
-            if response.piece is None:
-                refused += 1
-                continue
-            _, batches = decode_batches([response.piece.data], response.piece.head.row_count, batch.schema)
-        except CorruptResponse:
+            table = session.sql("select 1").to_arrow()
+        except (PenstockError, Gone):
             refused += 1
             continue
-        for each in batches:
-            each.validate(full=True)
-            assert each.schema.equals(batch.schema)
+        assert table.schema.equals(numbers(0, 1).schema)
+        assert table.num_rows == 50
+        table.validate(full=True)
     assert refused > 1_000
 
 

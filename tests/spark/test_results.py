@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import penstock
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError
-from penstock.spark import execution, protos
+from penstock.spark import protos
 from penstock.spark.collecting import row_groups
 from penstock.spark.errors import CorruptResponse
 from penstock.spark.results import Progress, decode_batches
@@ -193,7 +194,7 @@ def test_mutated_responses_are_errors_or_whole(
 
     Spark sends no checksum: a value that changed into another valid one can't be known.
     """
-    monkeypatch.setattr(execution.uuid, "uuid4", lambda: "one-operation")
+    monkeypatch.setattr(uuid, "uuid4", lambda: "one-operation")
     session.sql("select 1").to_arrow()
     whole = fake.responses(fake.named("ExecutePlan")[0])
 

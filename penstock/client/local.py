@@ -60,8 +60,9 @@ class LocalParts:
         try:
             self._socket.send(ticket)
             answer, descriptors, _, _ = socket.recv_fds(self._socket, 65_536, _MAX_DESCRIPTORS)
-            lengths = json.loads(answer)["bytes"] if descriptors else []
-            return [_map(descriptor, size) for descriptor, size in zip(descriptors, lengths, strict=True)]
+            fields = json.loads(answer) if descriptors else {"ranges": []}
+            ranges = fields["ranges"] if "ranges" in fields else [(0, size) for size in fields["bytes"]]
+            return [_map(descriptor, *each) for descriptor, each in zip(descriptors, ranges, strict=True)]
         except (OSError, ValueError):  # gone, out of files, or late: then its answer would pass for the next ticket's
             self.close()
             return []
@@ -76,7 +77,7 @@ class LocalParts:
             self._socket = None
 
 
-def _map(descriptor: int, size: int) -> pa.Buffer:
-    """Map a file. Not by `mmap`, which keeps its descriptor as long as a batch lives: a topic may have 10,000 parts."""
+def _map(descriptor: int, start: int, size: int) -> pa.Buffer:
+    """Map a range of a file. Not by `mmap`, which keeps its descriptor while a batch lives: a topic may have 10,000."""
     with pa.memory_map(f"/proc/self/fd/{descriptor}") as file:
-        return file.read_buffer(size)
+        return file.read_buffer(start + size)[start:]

@@ -23,7 +23,8 @@ from penstock.ledger import payloads
 from penstock.rows.payload import carrying
 from penstock.rows.slices import size_of
 from penstock.store.database import Unsettled
-from penstock.store.payload_table import INLINE, PayloadRow
+from penstock.store.payload_table import PayloadRow
+from penstock.store.payloads import NewPayload
 from penstock.wire import payloads as wire
 from penstock.wire.paths import check_key
 from penstock.wire.put import Receipt
@@ -68,19 +69,64 @@ def _name(now: float, note: wire.PayloadNote) -> Named:
     return Named(key, note.split_id or key, note.metadata or {}, None if note.ttl is None else now + note.ttl)
 
 
+class _Storing:
+    """The payloads of a stream on their way to where they are durable, in the pool's threads or in the rows."""
+
+    def __init__(self, state: State, file_bytes: int) -> None:
+        self._state, self._file_bytes = state, file_bytes
+        self.rows: list[PayloadRow] = []
+        self._running: deque[Future[list[PayloadRow]]] = deque()
+        self._file: list[NewPayload] = []
+        """Those of the next file."""
+        self._size = 0
+
+    def add(self, new: NewPayload) -> None:
+        """Keep a payload, in its row or in a file with its neighbours."""
+        if (row := new.inline()) is not None:
+            self.rows.append(row)
+            return
+        if self._size + new.bytes > self._file_bytes:
+            self._store()
+        self._file.append(new)
+        self._size += new.bytes
+
+    def end(self) -> None:
+        """Wait until all are durable."""
+        self._store()
+        while self._running:
+            self._take_stored()
+
+    def discard(self) -> None:
+        """Delete what is stored, and what is being stored once it is."""
+        discard(self._state, self.rows)
+        discard_running(self._running, lambda rows: discard(self._state, rows))
+
+    def _take_stored(self) -> None:
+        stored: list[PayloadRow] = next_stored(self._running, "store/")
+        self.rows += stored
+
+    def _store(self) -> None:
+        if self._file:
+            if len(self._running) >= (SMALL_IN_FLIGHT if self._size <= SMALL else IN_FLIGHT):
+                self._take_stored()
+            self._running.append(self._state.pool.submit(self._state.store.keep_together, self._file))
+            self._file, self._size = [], 0
+
+
 def receive(
     state: State,
     upload: Upload,
     name: Callable[[wire.PayloadNote], Named | None],
     default: wire.PayloadNote | None = None,
+    *,
+    file_bytes: int = 0,
 ) -> list[PayloadRow]:
     """Return the payloads of a stream for `payloads.bind`, whose bytes are durable or in the rows themselves.
 
     `name` is called for each payload in the stream's order; None: its note is all that there is. `default` is the note
-    of a batch without one.
+    of a batch without one. Neighbours share a file of up to `file_bytes`, and its fsyncs.
     """
-    rows: list[PayloadRow] = []
-    storing: deque[Future[PayloadRow]] = deque()
+    storing = _Storing(state, file_bytes)
     keys = set[str]()
     try:
         for note, batches in _payloads(upload, default):
@@ -90,23 +136,14 @@ def receive(
                 continue
             key = _add_key(keys, named.key)
             schema = carrying(upload.schema, named.split_id, named.metadata)
-            size = sum(map(size_of, batches))
-            if len(storing) >= (SMALL_IN_FLIGHT if size <= SMALL else IN_FLIGHT):
-                rows.append(next_stored(storing, "store/"))
-            keep, path, expires = state.store.keep, f"store/{key}", named.expires
-            if size <= INLINE:
-                rows.append(keep(key, schema, batches, path=path, expires=expires))
-            else:
-                storing.append(state.pool.submit(keep, key, schema, batches, path=path, expires=expires))
-        while storing:
-            rows.append(next_stored(storing, "store/"))
+            storing.add(NewPayload.of(key, schema, batches, path=f"store/{key}", expires=named.expires))
+        storing.end()
         upload.check_whole()  # 2.
-        state.store.check_room(sum(row.bytes for row in rows if row.part is None))
+        state.store.check_room(sum(row.bytes for row in storing.rows if row.part is None))
     except BaseException:
-        discard(state, rows)
-        discard_running(storing, lambda row: discard(state, [row]))
+        storing.discard()
         raise
-    return rows
+    return storing.rows
 
 
 def _check_is_empty(batches: list[pa.RecordBatch]) -> None:

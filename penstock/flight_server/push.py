@@ -10,6 +10,7 @@ from penstock import steps
 from penstock.errors import InvalidRequest, NotFound, of_code
 from penstock.flight_server.payloads import Named, discard, receive
 from penstock.flight_server.state import State
+from penstock.flight_server.storing import SMALL
 from penstock.flight_server.upload import Upload
 from penstock.ledger import payloads
 from penstock.ledger.ledger import Ledger
@@ -18,6 +19,7 @@ from penstock.queue.work import messages
 from penstock.queue.work.lease_queue import Forward, NewMessage
 from penstock.queue.work.ledger_queue import LedgerQueue
 from penstock.store.database import Unsettled
+from penstock.store.medium import file_of
 from penstock.store.payload_table import PayloadRow
 from penstock.wire.message import QueueMessage
 from penstock.wire.paths import Path
@@ -29,11 +31,12 @@ from penstock.wire.queue import LeaseKey, LeaseOutcome
 def push(state: State, queue: LedgerQueue, pushed: Pushed, upload: Upload) -> Receipt:
     """Take one stream to its receipt.
 
-    1. The bytes of large payloads are durable, unseen; small ones wait in memory. 2. The trailer says that the stream
-    is whole. 3. One transaction stores the payloads, makes the messages pending, and acks the leases that they were
-    made of. If a step fails, the bytes are deleted; after a crash in between, parts that no row names are orphans.
+    1. The bytes of large payloads are durable, unseen, several in a file; small ones wait in memory. 2. The trailer
+    says that the stream is whole. 3. One transaction stores the payloads, makes the messages pending, and acks the
+    leases that they were made of. If a step fails, the bytes are deleted; after a crash in between, parts that no row
+    names are orphans.
     """
-    rows = receive(state, upload, pushed.name, PayloadNote())  # 1., 2.
+    rows = receive(state, upload, pushed.name, PayloadNote(), file_bytes=SMALL)  # 1., 2.
     steps.passed("queue.stored")
     try:
         outcomes = _push(queue, pushed, rows)  # 3.
@@ -42,8 +45,9 @@ def push(state: State, queue: LedgerQueue, pushed: Pushed, upload: Upload) -> Re
     except BaseException:
         discard(state, rows)
         raise
-    # Those of a repeat, and of a lease that is over
-    discard(state, [row for row in rows if row.part is not None and not state.ledger.has_part(row.part)])
+    # Those of a repeat, and of leases that are over
+    named = set(map(file_of, state.ledger.known_parts([row.part for row in rows if row.part is not None])))
+    discard(state, [row for row in rows if row.part is not None and file_of(row.part) not in named])
     if not pushed.is_each and outcomes and outcomes[0].code is not None:
         raise of_code(outcomes[0].code, outcomes[0].text or "")
     parts = sum(row.part is not None for row in rows)

@@ -14,6 +14,7 @@ from penstock.ledger.verify import Progress, Verified, verify
 from penstock.ledger.writes import Destination, WorkQueues
 from penstock.store.database import copy_file, read_file
 from penstock.store.disk import DiskMedium
+from penstock.store.medium import file_of
 
 _TRIES = 10
 """Attempts: if a part is deleted before it is copied, the backup starts again, with the copies that it has."""
@@ -67,15 +68,17 @@ def _copy_parts(
     """Copy the parts that the copied ledger names, and drop others; return those that aren't there."""
     with read_file(draft / "ledger.db") as reader:
         named = named_parts(reader, destinations)
-    names = {part.name for part in named}
+    files = {file_of(part.name) for part in named}
     copied = {name for name, _ in copies.names()}
-    for name in copied - names:
+    for name in copied - files:
         copies.delete(name)
     done = 0
     for part in named:
-        if part.name not in copied:
+        file = file_of(part.name)
+        if file not in copied:
+            copied.add(file)
             with contextlib.suppress(FileNotFoundError):
-                copies.copy(part.name, medium)
+                copies.copy(file, medium)
         done += part.bytes
         progress(done)
-    return names - {name for name, _ in copies.names()}
+    return files - {name for name, _ in copies.names()}

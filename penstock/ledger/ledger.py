@@ -432,6 +432,10 @@ class Ledger:
         """Return whether a row names this part."""
         return parts.is_known(self.database, part)
 
+    def known_parts(self, names: Sequence[str]) -> set[str]:
+        """Return those of these parts that rows name."""
+        return parts.known(self.database, names)
+
     def part_names(self) -> list[str]:
         """Return every part that a row names: any other in the store is an orphan."""
         return parts.names(self.database)

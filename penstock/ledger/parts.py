@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -142,6 +143,12 @@ def is_known(reader: Reader, name: str) -> bool:
     return reader.row("SELECT 1 FROM parts WHERE name = ?", name) is not None
 
 
+def known(reader: Reader, names: Sequence[str]) -> set[str]:
+    """Return those of these parts that rows name."""
+    rows = reader.rows("SELECT name FROM parts WHERE name IN (SELECT value FROM json_each(?))", json.dumps(names))
+    return {row["name"] for row in rows}
+
+
 def names(reader: Reader) -> list[str]:
     """Return every part that a row names: any other in the store is an orphan."""
     return [row["name"] for row in reader.rows("SELECT name FROM parts")]
@@ -213,8 +220,16 @@ def let_go(t: Transaction, name: str) -> None:
 
 
 def freeable(reader: Reader, now: float) -> list[str]:
-    """Return the retired parts that neither a ticket nor a message names any more."""
-    rows = reader.rows("SELECT name FROM parts WHERE state = 'retired' AND free_at <= ? AND NOT held", now)
+    """Return the retired parts that neither a ticket nor a message names any more, nor another part in their file."""
+    is_free = "{0}.state = 'retired' AND {0}.free_at <= ?1 AND NOT {0}.held"
+    # Of the parts in one file the names begin alike, with its own and a point
+    start = "substr(parts.name, 1, instr(parts.name, '.'))"
+    rows = reader.rows(
+        f"SELECT name FROM parts WHERE {is_free.format('parts')} AND (instr(name, '.') = 0 OR NOT EXISTS"  # noqa: S608  # our own text
+        f" (SELECT 1 FROM parts AS other WHERE other.name >= {start} AND other.name < {start} || '~'"
+        f" AND NOT ({is_free.format('other')})))",
+        now,
+    )
     return [row["name"] for row in rows]
 
 

@@ -16,6 +16,7 @@ from penstock.ledger.writes import Destination, WorkQueues
 from penstock.store import wal
 from penstock.store.database import read_file
 from penstock.store.disk import DiskMedium
+from penstock.store.medium import file_of
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that are verified or copied."""
@@ -57,10 +58,10 @@ def verify(
         with read_file(ledger) as reader:
             still = {part.name for part in named_parts(reader, destinations)}
         faults = {name: fault for name, fault in faults.items() if name in still}
-    names = {part.name for part in named}
+    files = {file_of(part.name) for part in named}
     return Verified(
         len(named), sum(part.rows for part in named), sum(part.bytes for part in named),
-        sum(name not in names for name, _ in medium.names()), len(medium.quarantined()),
+        sum(name not in files for name, _ in medium.names()), len(medium.quarantined()),
         (*([f"{ledger}-wal: {damage}"] if damage else []), *contradictions, *faults.values()),
     )  # fmt: skip
 

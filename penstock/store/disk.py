@@ -9,18 +9,23 @@ import os
 import shutil
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
 from penstock import steps
 from penstock.errors import Unavailable
 from penstock.store import records
-from penstock.store.medium import Part, Room, disk_error, lost
+from penstock.store.medium import NewPart, Part, Room, disk_error, file_of, lost
 from penstock.store.records import Label
 from penstock.store.verified_part import VerifiedPart
 
+_T = TypeVar("_T")
+_ALIGNED = 64
+"""Bytes of which each part in a file begins at a multiple, as Arrow's buffers do."""
 _MAPPED = 1_024
 """Checked maps that are kept, at about 8 MiB of address space each; a process may have 65,530. None has a descriptor,
 which Python's own `mmap` would keep."""
@@ -94,7 +99,16 @@ class DiskMedium:
     def write(
         self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
     ) -> Part:
-        """Keep a part: whole and durable under its name, or not there.
+        """Keep a part: whole and durable under its name, or not there."""
+        written = self._write_file(name, lambda fd: records.write(fd, schema, batches, label))
+        return Part(name, written.rows, written.bytes, written.digest)
+
+    def write_together(self, file: str, new: Sequence[NewPart]) -> list[Part]:
+        """Keep several parts as `write` does, in one file: they share its fsyncs. Each is whole in its range of it."""
+        return self._write_file(file, lambda fd: [_append(fd, file, each) for each in new])
+
+    def _write_file(self, name: str, write: Callable[[int], _T]) -> _T:
+        """Make a file with what `write` writes to it, whole and durable under its name, or none.
 
         1. A temporary file is written and fsynced. An error of fsync loses the file: it is never tried again on it.
         2. It gets its name, in a folder whose own name is durable.
@@ -104,7 +118,7 @@ class DiskMedium:
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                written = records.write(fd, schema, batches, label)
+                written = write(fd)
                 os.fsync(fd)  # 1. durable, unnamed
             finally:
                 os.close(fd)
@@ -120,7 +134,7 @@ class DiskMedium:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        return Part(name, written.rows, written.bytes, written.digest)
+        return written
 
     def room(self) -> Room:
         """Return the disk's room without what is spared."""
@@ -132,14 +146,14 @@ class DiskMedium:
     def open(self, name: str) -> MappedPart:
         """Return the part, verified once and again whenever its file has changed."""
         try:
-            status = os.stat(f"{self._parts}/{name[:2]}/{name}")  # a Path costs more than the call
+            status = os.stat(self._file_of(name))  # a Path costs more than the call
             stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
             with self._lock:
                 part = self._open.get(name)
                 if part is not None and part.stamp == stamp:
                     self._open.move_to_end(name)
                     return part
-            part = MappedPart(name, self._path_of(name), stamp)
+            part = MappedPart(name, self._file_of(name), stamp)
         except FileNotFoundError:  # also where it is deleted between stat and open
             raise lost(name, self._why_gone(name)) from None
         except records.Damaged as damage:
@@ -155,7 +169,7 @@ class DiskMedium:
     def verify(self, name: str) -> MappedPart:
         """Return the part, verified once more; Lost if it is gone or corrupt, which changes nothing."""
         try:
-            return MappedPart(name, self._path_of(name), (0, 0, 0))
+            return MappedPart(name, self._file_of(name), (0, 0, 0))
         except FileNotFoundError:
             raise lost(name, self._why_gone(name)) from None
         except records.Damaged as damage:
@@ -164,8 +178,11 @@ class DiskMedium:
             raise disk_error(error, f"reading part {name}") from error
 
     def copy(self, name: str, source: DiskMedium) -> None:
-        """Copy a part of another folder, durable under its name when this returns; FileNotFoundError if it is gone."""
-        temporary, final = self.folder / "tmp" / name, self._path_of(name)
+        """Copy a part of another folder, durable under its name when this returns; FileNotFoundError if it is gone.
+
+        Those that are in its file come with it.
+        """
+        temporary, final = self.folder / "tmp" / file_of(name), self._path_of(name)
         shutil.copyfile(source._path_of(name), temporary)
         fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -183,7 +200,8 @@ class DiskMedium:
         with self._lock:
             self._open.pop(name, None)
         try:
-            self._path_of(name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file_of(name))
         except OSError as error:
             raise Unavailable(
                 f"the disk failed ({error.strerror}) while deleting part {name}", retry_after=5
@@ -201,7 +219,7 @@ class DiskMedium:
 
     def label(self, name: str) -> Label | None:
         try:
-            with pa.memory_map(str(self._path_of(name))) as file:
+            with pa.memory_map(self._file_of(name)) as file:
                 return records.read_label(memoryview(file.read_buffer()))
         except (OSError, records.Damaged):  # not whole: a crash cut its write, or it is corrupt
             return None
@@ -238,7 +256,10 @@ class DiskMedium:
             self._open.clear()
 
     def _path_of(self, name: str) -> Path:
-        return self.folder / "parts" / name[:2] / name
+        return Path(self._file_of(name))
+
+    def _file_of(self, name: str) -> str:
+        return f"{self._parts}/{name[:2]}/{file_of(name)}"
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder of parts; its name is durable, whoever has made it."""
@@ -251,7 +272,11 @@ class DiskMedium:
         """Set a corrupt file aside, where it is never served and never deleted; return where it is."""
         try:
             (self.folder / "quarantine").mkdir(mode=0o700, exist_ok=True)
-            os.rename(self._path_of(name), self.folder / "quarantine" / name)
+            if file_of(name) == name:
+                os.rename(self._path_of(name), self.folder / "quarantine" / name)
+            else:  # others in the file may be whole
+                with contextlib.suppress(FileExistsError):
+                    os.link(self._path_of(name), self.folder / "quarantine" / name)
             _fsync_folder(self.folder / "quarantine")
         except FileNotFoundError:
             return "quarantine"  # another reader found it too, and was faster
@@ -268,15 +293,31 @@ class DiskMedium:
 class MappedPart(VerifiedPart):
     """A part mapped into memory. The pages are the kernel's: they aren't counted as this process's own."""
 
-    def __init__(self, name: str, path: Path, stamp: tuple[int, int, int]) -> None:
+    def __init__(self, name: str, path: str, stamp: tuple[int, int, int]) -> None:
         self._path = path
         self.stamp = stamp
-        with pa.memory_map(str(path)) as file:
+        with pa.memory_map(path) as file:
             mapped = file.read_buffer()
-        super().__init__(name, mapped)
+        if file_of(name) == name:
+            self._start = 0
+            super().__init__(name, mapped)
+        else:
+            labelled, _, length = name.rpartition("-")
+            self._start = int(labelled.partition(".")[2], 16)
+            super().__init__(labelled, mapped[self._start : self._start + int(length, 16)])
 
-    def descriptor(self) -> tuple[int, int]:
-        return os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), self.bytes
+    def descriptor(self) -> tuple[int, int, int]:
+        return os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), self._start, self.bytes
+
+
+def _append(fd: int, file: str, new: NewPart) -> Part:
+    """Write a part behind those that the file has; its label says where it begins."""
+    start = -(-os.lseek(fd, 0, os.SEEK_CUR) // _ALIGNED) * _ALIGNED
+    os.lseek(fd, start, os.SEEK_SET)
+    name = f"{file}.{start:x}"
+    written = records.write(fd, new.schema, new.batches, replace(new.label, name=name))
+    length = os.lseek(fd, 0, os.SEEK_CUR) - start
+    return Part(f"{name}-{length:x}", written.rows, written.bytes, written.digest)
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -57,8 +57,8 @@ class OpenPart(Protocol):
         """Return all rows, of these columns in this order; may be called again and again."""
         ...
 
-    def descriptor(self) -> tuple[int, int] | None:
-        """Return a new read-only descriptor, and the length of the IPC stream at its start; None without a file."""
+    def descriptor(self) -> tuple[int, int, int] | None:
+        """Return a new read-only descriptor, and where in it the IPC stream begins and its length; None without one."""
         ...
 
 
@@ -76,6 +76,16 @@ class StoredPart(OpenPart, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NewPart:
+    """A part that is to be written together with others."""
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    label: Label
+    """Its name is the medium's affair."""
+
+
 class Medium(Protocol):
     """Where parts are kept. A name is [A-Za-z0-9.-]{1,80}, made by penstock and used for one part only."""
 
@@ -91,6 +101,10 @@ class Medium(Protocol):
         """
         ...
 
+    def write_together(self, file: str, new: Sequence[NewPart]) -> list[Part]:
+        """Keep parts that are durable together, as `write` does; a disk has them in one file, see `file_of`."""
+        ...
+
     def room(self) -> Room:
         """Return what it has for parts now: other programs may fill a disk."""
         ...
@@ -104,11 +118,11 @@ class Medium(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Delete the part; one that is gone, or quarantined, is no error."""
+        """Delete the part, with those of its file; one that is gone, or quarantined, is no error."""
         ...
 
     def names(self, *, before: float = math.inf) -> Iterator[tuple[str, int]]:
-        """Give every part written before that time and its bytes, without the quarantined ones."""
+        """Give every file of parts written before that time and its bytes, without the quarantined ones."""
         ...
 
     def label(self, name: str) -> Label | None:
@@ -135,6 +149,24 @@ class Medium(Protocol):
 class NotOnDisk(ABC):
     """What a medium does that ends with a process: nobody can look into a part once that has ended."""
 
+    def write_together(self, file: str, new: Sequence[NewPart]) -> list[Part]:
+        """Keep each part alone: nothing is gained by a file."""
+        kept: list[Part] = []
+        try:
+            for number, each in enumerate(new):
+                name = f"{file}-{number}"
+                kept.append(self.write(name, each.schema, each.batches, replace(each.label, name=name)))
+        except BaseException:
+            for part in kept:
+                self.delete(part.name)
+            raise
+        return kept
+
+    @abstractmethod
+    def write(
+        self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], label: Label | None = None
+    ) -> Part: ...
+
     def label(self, name: str) -> Label | None:
         return None
 
@@ -150,6 +182,11 @@ class NotOnDisk(ABC):
 
     def quarantined(self) -> list[str]:
         return []
+
+
+def file_of(part: str) -> str:
+    """Return the name of the file that a part is in: its own, or of one that has several, as FILE.START-LENGTH."""
+    return part.partition(".")[0]
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

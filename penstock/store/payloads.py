@@ -9,9 +9,10 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from penstock.rows.payload import PayloadStore, SplitPayload, payloads_by_key
 from penstock.rows.slices import PART_BYTES, size_of
 from penstock.store import payload_table
 from penstock.store.database import Database, Unsettled, View
-from penstock.store.medium import Medium, OpenPart, Part, Room, lost
+from penstock.store.medium import Medium, NewPart, OpenPart, Part, Room, file_of, lost
 from penstock.store.payload_table import INLINE, InlinePart, PayloadRow
 from penstock.store.records import Label
 from penstock.wire.paths import check_key
@@ -32,6 +33,44 @@ _TOGETHER = 64
 ORPHAN_GRACE = 24 * 3600.0
 """Seconds for which parts stay that no row names: another process may be writing one, or the ledger may be the wrong
 one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPayload:
+    """A payload whose bytes are to be kept."""
+
+    key: str
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    path: str
+    bytes: int
+    expires: float | None = None
+
+    @classmethod
+    def of(
+        cls, key: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str, expires: float | None = None
+    ) -> NewPayload:
+        """Return a payload with its size."""
+        return cls(key, schema, batches, path, sum(map(size_of, batches)), expires)
+
+    @property
+    def rows(self) -> int:
+        """The number of its rows."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    def inline(self) -> PayloadRow | None:
+        """Return the row of a small payload, which has its bytes; None if it is to be a part."""
+        if self.bytes <= INLINE:
+            stream = payload_table.encode(self.schema, self.batches)
+            if len(stream) <= INLINE:
+                return PayloadRow(self.key, None, stream, self.rows, len(stream), self.expires, schema=self.schema)
+        return None
+
+    def row(self, part: Part) -> PayloadRow:
+        """Return the row of a payload that is a part."""
+        return PayloadRow(
+            self.key, part.name, None, part.rows, part.bytes, self.expires, schema=self.schema, digest=part.digest
+        )
 
 
 class Store(PayloadStore):
@@ -89,7 +128,8 @@ class Store(PayloadStore):
         rows: list[PayloadRow] = []
         try:
             for key, payload in by_key.items():
-                rows.append(self.keep(key, carried[key], payload.data.to_batches(), path=key, expires=expires))  # 1.
+                batches = payload.data.to_batches()
+                rows.append(self.keep(NewPayload.of(key, carried[key], batches, path=key, expires=expires)))  # 1.
             self.check_room(sum(row.bytes for row in rows if row.part is None))
             before = self._change(lambda view: self._point_keys(view, rows, now))  # 2.
         except Unsettled:  # the keys may point at these bytes after a crash; if they don't, they are orphans then
@@ -107,25 +147,42 @@ class Store(PayloadStore):
             before.append(payload_table.put(view, row, now))
         return [part for part in before if part is not None]
 
-    def keep(
-        self,
-        key: str,
-        schema: pa.Schema,
-        batches: list[pa.RecordBatch],
-        *,
-        path: str,
-        expires: float | None = None,
-    ) -> PayloadRow:
+    def keep(self, new: NewPayload) -> PayloadRow:
         """Make a payload's bytes ready for its row: a large one is a part that is durable when this returns."""
-        count, size = sum(batch.num_rows for batch in batches), sum(map(size_of, batches))
-        if size <= INLINE:
-            inline = payload_table.encode(schema, batches)
-            if len(inline) <= INLINE:
-                return PayloadRow(key, None, inline, count, len(inline), expires, schema=schema)
-        # Names of one time are in one folder, whose fsyncs they share: half of what a small part waits for
-        name = f"{next(self._numbers) // _TOGETHER % 256:02x}{uuid.uuid4().hex[2:]}"
-        part = self.write(name, schema, batches, path=path)
-        return PayloadRow(key, part.name, None, count, part.bytes, expires, schema=schema, digest=part.digest)
+        return new.inline() or self._keep_part(new)
+
+    def _keep_part(self, new: NewPayload) -> PayloadRow:
+        return new.row(self.write(self._part_name(), new.schema, new.batches, path=new.path))
+
+    def keep_together(self, new: Sequence[NewPayload]) -> list[PayloadRow]:
+        """Make the bytes of several payloads ready, none of which lies in its row, in one file with its fsyncs.
+
+        The file goes with the last of them: the ledger frees all its parts at once.
+        """
+        if len(new) == 1:
+            return [self._keep_part(new[0])]
+        name, size, room = self._part_name(), sum(each.bytes for each in new), self.medium.room()
+        with self._lock:
+            self._check_room(size, room)
+            self._note(name, size)
+        sizes = Counter[str]()
+        try:
+            label = Label(self._database.id, "", name, self._database.commits)
+            parts = self.medium.write_together(
+                name, [NewPart(each.schema, each.batches, replace(label, path=each.path)) for each in new]
+            )
+            for part in parts:
+                sizes[file_of(part.name)] += part.bytes
+        finally:
+            with self._lock:
+                self._note(name, 0)
+                for file, size in sizes.items():
+                    self._note(file, size)
+        return [each.row(part) for each, part in zip(new, parts, strict=True)]
+
+    def _part_name(self) -> str:
+        """Name a payload's part: names of one time are in one folder, as they share its fsyncs."""
+        return f"{next(self._numbers) // _TOGETHER % 256:02x}{uuid.uuid4().hex[2:]}"
 
     def get_all(self, keys: Iterable[str]) -> dict[str, SplitPayload]:
         """Return the payloads of those keys that have one; Lost if the bytes of one are gone or corrupt."""
@@ -251,11 +308,11 @@ class Store(PayloadStore):
         return part
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete parts; one that is gone already is no error."""
+        """Delete parts, with all that are in their files; one that is gone already is no error."""
         for name in names:
             self.medium.delete(name)
             with self._lock:
-                self._note(name, 0)
+                self._note(file_of(name), 0)
 
     def set_aside(self, names: Iterable[str]) -> None:
         """Hide parts that no row names; they are deleted after ORPHAN_GRACE."""
@@ -271,11 +328,11 @@ class Store(PayloadStore):
     def has(self, name: str) -> bool:
         """Whether the bytes of a part are in the store."""
         with self._lock:
-            return name in self._sizes
+            return file_of(name) in self._sizes
 
     def orphans(self, known: Iterable[str] = (), *, before: float = math.inf) -> list[str]:
-        """Return the parts written before that time that are neither known nor a payload's: a crash left them."""
-        named = set(payload_table.named_parts(self._database)).union(known)
+        """Return the files written before that time with neither a known part nor a payload's: a crash left them."""
+        named = set(map(file_of, itertools.chain(payload_table.named_parts(self._database), known)))
         return [name for name, _ in self.medium.names(before=before) if name not in named]
 
     @property

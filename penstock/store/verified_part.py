@@ -32,5 +32,5 @@ class VerifiedPart:
             return self._table.to_reader()
         return slices.open_stream(self._stream, columns)
 
-    def descriptor(self) -> tuple[int, int] | None:
+    def descriptor(self) -> tuple[int, int, int] | None:
         return None

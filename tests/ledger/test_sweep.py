@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import uuid
 from collections.abc import Iterator
@@ -183,11 +184,11 @@ def test_a_failed_delete_raises_unavailable(folder: DataFolder, monkeypatch: pyt
     folder.write(1)
     folder.ledger.delete(PATH)
 
-    def unlink(path: Path, *, missing_ok: bool = False) -> None:
-        raise OSError(errno.EIO, "Input/output error", str(path), missing_ok)
+    def unlink(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", unlink)
+        patch.setattr(os, "unlink", unlink)
         with pytest.raises(Unavailable, match="deleting part"):
             folder.free()
     assert folder.free() == 1

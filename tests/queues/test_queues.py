@@ -17,12 +17,13 @@ import pytest
 
 from penstock.client.client import Client, connect
 from penstock.client.lease import Lease
-from penstock.client.push import push, to_outputs
+from penstock.client.push import push, settle, to_outputs
 from penstock.client.put import Writer
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, LeaseLost, NotFound, Unavailable, WriteEnded
 from penstock.flight_server.pacing import Polls, Rates
 from penstock.flight_server.server import PenstockServer
+from penstock.ledger.sweep import free
 from penstock.queue.work.ledger_queue import LedgerQueue
 from penstock.rows.payload import SplitPayload
 from penstock.wire.message import QueueMessage
@@ -251,6 +252,53 @@ def test_payloads_go_with_their_last_message(client: Client, server: PenstockSer
     assert len(drained(client, OUT)) == 1_000_001
     assert counts(client, OUT)["bytes"] == 0
     eventually(lambda: server.state.store.used == 0)
+
+
+def files_of(server: PenstockServer) -> list[str]:
+    """Return the store's files, once the sweep has freed what nobody names."""
+    free(server.state.ledger, server.state.store)
+    return [name for name, _ in server.state.store.medium.names()]
+
+
+def wide(*numbers: int) -> list[pa.Table]:
+    """Return a payload of 80 kB for each number: too large for the ledger's rows."""
+    return [pa.table({"x": pa.array([number] * 10_000, pa.int64())}) for number in numbers]
+
+
+def test_payloads_share_a_file_until_the_last_is_done(client: Client, server: PenstockServer) -> None:
+    client.push(IN, wide(0, 1, 2, 3), finish=True)
+    leases = first(client, number=4)
+    [file] = files_of(server)
+    used = server.state.store.used
+    for lease in (leases[1], leases[0], leases[3]):
+        lease.ack()
+        assert files_of(server) == [file]
+    assert server.state.store.used == used
+    key = leases[2].split.message.payload_key
+    assert client.get(f"store/{key}").read_all().equals(wide(2)[0])
+    assert server.state.store.orphans(server.state.ledger.part_names()) == []
+    leases[2].ack()
+    client.delete(IN)
+    monotonic = server.state.ledger.now() + 13 * 3_600  # the ticket's end
+    server.state.ledger.now = lambda: monotonic
+    assert files_of(server) == []
+    assert server.state.store.used == 0
+
+
+def test_a_lost_lease_takes_no_file_from_others(client: Client, server: PenstockServer) -> None:
+    """Outputs that are forwarded together share a file; of some of them the leases may be over."""
+    client.push(IN, numbered(0, 1, 2, 3), finish=True)
+    leases = first(client, number=4)
+    made = [(lease.key, to_outputs(OUT, wide(number))) for number, lease in enumerate(leases)]
+    for number in (1, 2):
+        made[number] = (replace(made[number][0], token=f"another.{number}"), made[number][1])
+    outcomes = settle(client.connection, made, retry_for=5)
+    assert [outcome.code for outcome in outcomes] == [None, LeaseLost.code, LeaseLost.code, None]
+    assert len(files_of(server)) == 1
+    for lease in leases[1:3]:
+        lease.ack()
+    assert drained(client, OUT) == [0] * 10_000 + [3] * 10_000
+    assert files_of(server) == []
 
 
 def test_what_can_not_be_forwarded_fails_its_message(client: Client) -> None:

@@ -22,8 +22,9 @@ from penstock.errors import Lost, PenstockError, StoreFull, Unavailable
 from penstock.rows.payload import SplitPayload
 from penstock.store import disk, payloads
 from penstock.store.disk import DiskMedium, FolderSyncs, MappedPart
-from penstock.store.medium import Medium
+from penstock.store.medium import Medium, NewPart
 from penstock.store.payloads import ORPHAN_GRACE, Store
+from penstock.store.records import Label
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.rows import PAYLOADS, SHAPES, assert_same, numbers
@@ -46,6 +47,88 @@ def assert_stored(store: Store, table: pa.Table) -> None:
     payload = store.get("k")
     assert payload is not None
     assert_same(payload.data, table)
+
+
+def together(medium: Medium, *rows: int) -> list[str]:
+    """Write parts of so many rows in one file; return their names."""
+    label = Label("ledger", "store/a", "", 7)
+    new = [NewPart(numbers(count).schema, numbers(count).to_batches(), label) for count in rows]
+    return [part.name for part in medium.write_together("ab12", new)]
+
+
+class TestPartsInOneFile:
+    """Parts that were written together are each as whole as one with a file of its own."""
+
+    def test_each_is_read_and_mapped_from_its_range(self, tmp_path: Path) -> None:
+        medium = DiskMedium(tmp_path)
+        names = together(medium, 1_000, 3, 20_000)
+        assert [name for name, _ in medium.names()] == ["ab12"]
+        for name, rows in zip(names, (1_000, 3, 20_000), strict=True):
+            for part in (medium.open(name), medium.verify(name)):
+                assert_same(part.reader().read_all(), numbers(rows))
+                fd, start, length = part.descriptor()
+                assert_same(pa.ipc.open_stream(os.pread(fd, length, start)).read_all(), numbers(rows))
+                os.close(fd)
+
+    def test_they_share_the_fsyncs_of_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        medium, synced, fsync = DiskMedium(tmp_path), list[int](), os.fsync
+        together(medium, 1)  # makes the folder
+
+        def count(fd: int) -> None:
+            synced.append(fd)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", count)
+        together(medium, *range(50))
+        assert len(synced) == 2  # the file, and its name's folder
+
+    def test_damage_is_of_one_alone(self, tmp_path: Path) -> None:
+        medium = DiskMedium(tmp_path)
+        first, second, third = together(medium, 1_000, 1_000, 1_000)
+        file = tmp_path / "parts" / "ab" / "ab12"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        for _ in range(2):
+            with pytest.raises(Lost, match=f"part {second} is lost: record 1 .*kept in quarantine"):
+                medium.open(second)
+        for name in (first, third):
+            assert_same(medium.open(name).reader().read_all(), numbers(1_000))
+        medium.delete(first)
+        assert medium.quarantined() == [second]
+        assert (tmp_path / "quarantine" / second).read_bytes() == content
+
+    def test_one_is_never_taken_for_another(self, tmp_path: Path) -> None:
+        medium = DiskMedium(tmp_path)
+        first, second = together(medium, 10, 10)
+        (start, length), before = second.rsplit("-"), first.rsplit("-")[0]
+        for wrong in (f"{before}-{length}0", f"{start}0-{length}", "ab12"):
+            with pytest.raises(Lost):
+                medium.verify(wrong)
+
+    def test_the_file_is_labelled_and_goes_as_one(self, tmp_path: Path) -> None:
+        medium = DiskMedium(tmp_path)
+        first, second = together(medium, 10, 10)
+        medium.open(first), medium.open(second)
+        assert (label := medium.label("ab12")) is not None
+        assert (label.ledger, label.commits) == ("ledger", 7)
+        copies = DiskMedium(tmp_path / "copy")
+        copies.copy(second, medium)
+        medium.delete(first)
+        for name in (first, second):
+            with pytest.raises(Lost, match="gone"):
+                medium.open(name)
+            assert_same(copies.open(name).reader().read_all(), numbers(10))
+
+    @pytest.mark.parametrize(("step", "names"), [("part.synced", []), ("part.named", ["ab12"])])
+    def test_a_crash_leaves_the_whole_file_or_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, names: list[str]
+    ) -> None:
+        medium = DiskMedium(tmp_path)
+        monkeypatch.setattr(steps, "passed", crash_at(step))
+        with pytest.raises(Crash):
+            together(medium, 10, 10)
+        assert [name for name, _ in medium.names()] == names
 
 
 class TestDiskStore(StoreContract):
@@ -91,9 +174,9 @@ class TestDiskStore(StoreContract):
         store.write("p", numbers(1_000).schema, numbers(1_000).to_batches(), path="store/a")
         descriptor = store.open("p").descriptor()
         assert descriptor is not None
-        fd, length = descriptor
+        fd, start, length = descriptor
         try:
-            assert_same(pa.ipc.open_stream(os.pread(fd, length, 0)).read_all(), numbers(1_000))
+            assert_same(pa.ipc.open_stream(os.pread(fd, length, start)).read_all(), numbers(1_000))
             assert os.fstat(fd).st_size > length
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.write(fd, b"x")
@@ -294,8 +377,8 @@ def test_a_part_that_is_deleted_while_it_is_opened_is_lost(tmp_path: Path, monke
     medium.write("p", numbers(3).schema, numbers(3).to_batches())
     mapped = MappedPart.__init__
 
-    def too_late(part: MappedPart, name: str, path: Path, stamp: tuple[int, int, int]) -> None:
-        path.unlink()
+    def too_late(part: MappedPart, name: str, path: str, stamp: tuple[int, int, int]) -> None:
+        os.unlink(path)
         mapped(part, name, path, stamp)
 
     monkeypatch.setattr(MappedPart, "__init__", too_late)

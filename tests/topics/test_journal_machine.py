@@ -30,7 +30,7 @@ from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import drop_lost, retain
-from penstock.store.medium import Part, Room
+from penstock.store.medium import NotOnDisk, Part, Room
 from penstock.store.records import Label
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
@@ -74,7 +74,7 @@ class StoredPart:
 
 
 @dataclass
-class Disk:
+class Disk(NotOnDisk):
     """The parts of a disk, or of a memory that ends with its server, and those of them that are broken."""
 
     incarnation: str = ""

@@ -10,8 +10,12 @@ import pytest
 from penstock import steps
 from penstock.cli import app
 from penstock.errors import Denied, InvalidRequest, NotFound, SchemaMismatch, WriteEnded
+from penstock.ledger import publications
+from penstock.store.database import Reader
+from penstock.wire import actions
 from tests.kit.dead import PAYLOADS, TOPIC, Consumer, looked_at, put
 from tests.kit.pubsub.publishing import Publishing
+from tests.kit.wait import eventually
 
 MAPS = pa.map_(pa.string(), pa.string())
 AGAIN = "topic/again"
@@ -103,6 +107,27 @@ def test_a_redrive_that_breaks_at_its_end_publishes_once(
         looked_at(publishing.server)
         assert [publishing.client.redrive(TOPIC, publishing.path) for _ in range(2)] == [2, 1]
     assert publishing.data() == [*PAYLOADS[1:3], b"more"]
+
+
+def test_a_redrive_that_ends_as_it_is_repeated(
+    publishing: Publishing, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write was open a moment ago, and is finished by now."""
+
+    def find_late(reader: Reader, write: str) -> publications.Publication | None:
+        stale = find(reader, write)
+        if reader is publishing.server.state.ledger.database:  # not of the publisher's note
+            eventually(lambda: find(reader, write) is None)
+        return stale
+
+    find, request = publications.find, actions.RedriveRows(TOPIC, publishing.path)
+    write = publishing.client.call(actions.REDRIVE_ROWS, request).write
+    assert write is not None
+    assert write.state == "open"
+    with publishing.publisher():
+        monkeypatch.setattr(publications, "find", find_late)
+        assert publishing.client.redrive(TOPIC, publishing.path) == 2
+    assert (publishing.data(), consumer.dead()) == (PAYLOADS[1:3], 0)
 
 
 def test_rows_that_are_no_messages_stay_dead(publishing: Publishing) -> None:

@@ -159,24 +159,33 @@ class PublishKind(Kind):
     def publish(self, path: Path, run: str, rows: Iterable[pa.RecordBatch]) -> wire.Summary:
         """Publish rows of the server's own as a run; return the write as a finish does. Again, it goes on."""
         _check_topic(path)
-        ledger, store = self.state.ledger, self.state.store
+        ledger = self.state.ledger
         write = ledger.open_write(str(path), mode="append", run=run, schema=MESSAGES)
-        attempts: list[str] = []
-        if write.state == "open" and publications.find(ledger.database, write.id) is None:
-            attempt, parts = uuid.uuid4().hex, list[Part]()
+        if write.state == "open":
             try:
-                for number, (_, batches) in enumerate(_parts(to_messages(_sendable(rows, str(path)), str(path)))):
-                    parts.append(store.write(f"{attempt}-{number:06}", MESSAGES, batches, path=str(path)))
-                ledger.record(write.id, Attempt(attempt, MESSAGES, sum(part.rows for part in parts), tuple(parts)))
-            except Unsettled:  # it may be named
-                raise
-            except BaseException:
-                store.discard([part.name for part in parts])
-                with suppress(PenstockError):  # it expires
-                    ledger.abort(write.id)
-                raise
-            attempts = [attempt]
-        return self._named(ledger.finish(write.id, attempts) if write.state == "open" else ledger.summary(write.id))
+                is_named = publications.find(ledger.database, write.id) is not None
+                return self._named(ledger.finish(write.id, [] if is_named else [self._stage(write, rows)]))
+            except WriteEnded:
+                if ledger.write(write.id).state != "finished":  # a moment ago
+                    raise
+        return ledger.summary(write.id)
+
+    def _stage(self, write: Write, rows: Iterable[pa.RecordBatch]) -> str:
+        """Store rows of the server's own as an attempt of a write, which is aborted if that fails."""
+        ledger, store = self.state.ledger, self.state.store
+        attempt, parts = uuid.uuid4().hex, list[Part]()
+        try:
+            for number, (_, batches) in enumerate(_parts(to_messages(_sendable(rows, write.path), write.path))):
+                parts.append(store.write(f"{attempt}-{number:06}", MESSAGES, batches, path=write.path))
+            ledger.record(write.id, Attempt(attempt, MESSAGES, sum(part.rows for part in parts), tuple(parts)))
+        except Unsettled:  # it may be named
+            raise
+        except BaseException:
+            store.discard([part.name for part in parts])
+            with suppress(PenstockError):  # it expires
+                ledger.abort(write.id)
+            raise
+        return attempt
 
     def _published(self, write_id: str) -> wire.Summary:
         """Return a write once it is published, or after some seconds; raise why it can't be."""

@@ -141,13 +141,17 @@ class Puller(threading.Thread):
             try:
                 while not self.ended.is_set():
                     self._pull(client)
-            except (grpc.RpcError, ValueError):  # the emulator is away, or the subscription
+            except grpc.RpcError:  # the emulator is away, or the subscription, or no message has come
                 self.ended.wait(0.2)
             finally:
                 client.close()
 
     def _pull(self, client: PubSub) -> None:
-        received = client.pull(CLEAN_SUBSCRIPTION, within=1.0)
+        request = pb.PullRequest(subscription=CLEAN_SUBSCRIPTION, max_messages=1_000)
+        received = client.call(request, timeout=10).received_messages
+        if not received:  # the emulator answers at once
+            self.ended.wait(0.2)
+            return
         for each in received:
             message = each.message
             self.messages[message.message_id, message.publish_time.ToNanoseconds()] = message

@@ -101,7 +101,7 @@ class SqlRows(Rows):
 def collect_within(result: Result, max_rows: int | None, max_bytes: int | None) -> pa.Table:
     """Return all rows of a result; LimitExceeded, before more than a batch too many is held."""
     batches: list[pa.RecordBatch] = []
-    schema = result.schema
+    schema, held = result.schema, 0
     while True:
         try:
             batch = result.read_next_batch()
@@ -112,7 +112,8 @@ def collect_within(result: Result, max_rows: int | None, max_bytes: int | None) 
                 f"the result has more than max_rows={max_rows:,} rows: limit(…) the frame, stream() it, "
                 "or pass a larger max_rows (None lifts it)"
             )
-        if max_bytes is not None and result.bytes > max_bytes:
+        held += batch.nbytes  # not what was received: that may have been compressed
+        if max_bytes is not None and held > max_bytes:
             raise LimitExceeded(
                 f"the result has more than max_bytes={max_bytes} ({format_size(max_bytes)}): limit(…) the frame, "
                 "stream() it, or pass a larger max_bytes (None lifts it)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -141,7 +142,7 @@ class Result:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_execution"):
+        if hasattr(self, "_execution") and not sys.is_finalizing():
             self._execution.abandon()
 
     def __repr__(self) -> str:

@@ -225,7 +225,7 @@ def test_mutated_responses_are_errors_or_whole(
 # --- limits -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limits", "name"), [({"max_rows": 25}, "max_rows=25"), ({"max_bytes": 900}, "max_bytes=900")])
+@pytest.mark.parametrize(("limits", "name"), [({"max_rows": 25}, "max_rows=25"), ({"max_bytes": 500}, "max_bytes=500")])
 @pytest.mark.parametrize("how", ["to_arrow", "to_polars", "to_pandas"])
 def test_a_large_result_is_refused(
     fake: FakeConnect, session: Session, limits: dict[str, int], name: str, how: str

@@ -14,7 +14,7 @@ from pathlib import Path
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
-def _command(home: Path, port: int, confs: Mapping[str, str]) -> list[str]:
+def command(home: Path, port: int, confs: Mapping[str, str]) -> list[str]:
     """Return the command that starts a server; port 0 would not be reported."""
     confs = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -35,7 +35,7 @@ def running(folder: Path, confs: Mapping[str, str]) -> Iterator[str]:
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            _command(Path(pyspark.__path__[0]), port, confs), cwd=folder, stdout=log, stderr=log, env=environment
+            command(Path(pyspark.__path__[0]), port, confs), cwd=folder, stdout=log, stderr=log, env=environment
         )
     try:
         give_up = time.monotonic() + 300

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from penstock.spark_plugin.progress import open_display
+from penstock.client.display import open_display
 from penstock.wire.queue import QueueCounts
 
 

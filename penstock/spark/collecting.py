@@ -6,12 +6,11 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, LimitExceeded
-from penstock.spark import protos
 from penstock.spark.results import Progress, Result
 from penstock.text import format_size
 
@@ -19,10 +18,14 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from penstock.spark.frame import Frame
+    from penstock.spark.paging import PagedResult
     from penstock.spark.session import Session
     from penstock.wire.put import Mode, Receipt
 
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
+OnProgress = Callable[[Progress], object]
+
 MAX_ROWS = 10_000_000
 MAX_BYTES = 1 << 30
 """What `to_arrow` and its kind hold at most unless they are told otherwise."""
@@ -38,18 +41,49 @@ class Rows:
         """Return the plan."""
         raise NotImplementedError
 
+    def local_checkpoint(self) -> Frame:
+        """Compute the rows, and keep them at Spark's executors."""
+        raise NotImplementedError
+
+    @overload
     def stream(
         self,
         *,
         tag: str | None = None,
         timeout: float | None = None,
-        on_progress: Callable[[Progress], object] | None = None,
-    ) -> Result:
+        on_progress: OnProgress | None = None,
+        paged: None = None,
+    ) -> Result: ...
+
+    @overload
+    def stream(
+        self, *, tag: str | None = None, timeout: float | None = None, on_progress: OnProgress | None = None,
+        paged: Literal["partition"],
+    ) -> PagedResult: ...  # fmt: skip
+
+    def stream(
+        self,
+        *,
+        tag: str | None = None,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+        paged: Literal["partition"] | None = None,
+    ) -> Result | PagedResult:
         """Run the query, and return its batches as they come; memory holds one of them.
 
-        A loop over them, or a `with` block, that is left before their end interrupts the query.
+        A loop over them, or a `with` block, that is left before their end interrupts the query. `on_progress` takes the
+        server's reports instead of the bar that a notebook, or a terminal, shows. With `paged="partition"` Spark's
+        driver doesn't hold the whole result: its rows are computed and kept at the executors, and come in pages.
         """
-        return self._session.execute(self._message(), tag=tag, timeout=timeout, on_progress=on_progress)
+        from penstock.spark.notebook import ProgressBar
+        from penstock.spark.paging import PagedResult
+
+        on_progress = on_progress or ProgressBar()
+        if paged is None:
+            return self._session.execute(self._message(), tag=tag, timeout=timeout, on_progress=on_progress)
+        if paged != "partition":
+            raise InvalidRequest(f"stream(paged={paged!r:.80}): expected 'partition'")
+        return PagedResult(self.local_checkpoint(), tag=tag, timeout=timeout, on_progress=on_progress)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Run the query, and return its batches as a C stream."""
@@ -84,18 +118,6 @@ class Rows:
 
         with self.stream() as result, connect(url) as client:
             return client.put(path, pa.RecordBatchReader.from_batches(result.schema, iter(result)), mode=mode, run=run)
-
-
-class SqlRows(Rows):
-    """The rows of a query."""
-
-    __slots__ = ("_query", "_session")
-
-    def __init__(self, session: Session, query: str) -> None:
-        self._session, self._query = session, query
-
-    def _message(self) -> Any:
-        return protos.Relation(sql=protos.SQL(query=self._query))
 
 
 def collect_within(result: Result, max_rows: int | None, max_bytes: int | None) -> pa.Table:

@@ -50,7 +50,8 @@ class Execution:
     def __init__(self, client: Client, plan: Any, *, tags: tuple[str, ...] = (), timeout: float | None = None) -> None:
         self.operation_id = str(uuid.uuid4())
         self._start(client, timeout)
-        self._request: Any = protos.ExecutePlanRequest(operation_id=self.operation_id, plan=plan, tags=tags)
+        self._request: Any = protos.ExecutePlanRequest(operation_id=self.operation_id, tags=tags)
+        self._request.plan.CopyFrom(plan)  # a constructor's copy is of 100 levels at most
         self._request.request_options.add().reattach_options.reattachable = True
         chunking = self._request.request_options.add().result_chunking_options
         chunking.allow_arrow_batch_chunking, chunking.preferred_arrow_chunk_size = True, CHUNK

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +33,8 @@ class Progress:
     """Tasks that are completed."""
     running: int
     bytes_read: int
+    ended: bool = False
+    """The query has ended: this is the last report."""
 
 
 class Result:
@@ -128,6 +130,7 @@ class Result:
 
     def close(self) -> None:
         """Interrupt the query, unless it is complete."""
+        self._tell_end()
         self._decoded.clear()
         self._execution.close()
         if self._owns_client:
@@ -165,6 +168,7 @@ class Result:
         if response is None:
             if self._chunks:
                 raise CorruptResponse("the result ends within a batch")
+            self._tell_end()
             return False
         self._take(response)
         return True
@@ -220,6 +224,13 @@ class Result:
         )
         if self._on_progress is not None:
             self._on_progress(self.progress)
+
+    def _tell_end(self) -> None:
+        """Report once more that the query has ended, if anything was reported."""
+        if self.progress is not None and not self.progress.ended:
+            self.progress = replace(self.progress, ended=True)
+            if self._on_progress is not None:
+                self._on_progress(self.progress)
 
 
 def decode_batches(

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from penstock.errors import InvalidRequest
 from penstock.spark import protos
@@ -14,10 +14,8 @@ from penstock.spark.client import CALL_TIMEOUT, Client, Identity
 from penstock.spark.errors import Unsupported
 from penstock.spark.execution import Execution
 from penstock.spark.results import Progress, Result, decode_checkpoint
+from penstock.spark.sources import Sources
 from penstock.spark.uri import parse_uri
-
-if TYPE_CHECKING:
-    from penstock.spark.collecting import Rows
 
 
 def spark_connect(
@@ -46,7 +44,7 @@ def spark_connect(
     return Session(Client(parsed, ca=ca, retry_for=retry_for, timeout=timeout))
 
 
-class Session:
+class Session(Sources):
     """A session of Spark's: settings and temporary views that live at the server until `close`.
 
     Safe to share between threads. A context manager.
@@ -78,12 +76,6 @@ class Session:
         state = " (released)" if self.client.closed else ""
         return f"<penstock.spark_connect({str(self.client.uri)!r}): session {self.session_id}{state}>"
 
-    def sql(self, query: str) -> Rows:
-        """Return the rows of a query."""
-        from penstock.spark.collecting import SqlRows
-
-        return SqlRows(self, query)
-
     def execute(
         self,
         plan: Any,
@@ -102,7 +94,15 @@ class Session:
 
     def analyze(self, **request: Any) -> Any:
         """Ask about a plan without running it, such as `schema={"plan": plan}`; the answer has a field of that name."""
-        return self.client.call("AnalyzePlan", protos.AnalyzePlanRequest(**request))
+        message = protos.AnalyzePlanRequest()
+        for name, fields in request.items():
+            getattr(message, name).SetInParent()
+            for field, value in fields.items():
+                if hasattr(value, "DESCRIPTOR"):
+                    getattr(getattr(message, name), field).CopyFrom(value)  # a constructor's copy may not be deep
+                else:
+                    setattr(getattr(message, name), field, value)
+        return self.client.call("AnalyzePlan", message)
 
     def resume(
         self, checkpoint: str, *, timeout: float | None = None, on_progress: Callable[[Progress], object] | None = None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from penstock.client.display import Show, open_display
 from penstock.errors import PenstockError
-from penstock.text import cut, format_size
+from penstock.text import format_size
 from penstock.wire.actions import Summary
 
 _INTERVAL = 0.5
-Show = Callable[[str, str], None]
-"""Shows a line on a terminal, or HTML in a notebook; both empty: nothing any more."""
 
 
 @contextmanager
@@ -53,23 +50,3 @@ def _run(path: str, progress: Callable[[], Summary], show: Show, done: threading
             line = f"{path}: {write.published:,} of {write.rows:,} messages are published, {rate:,.0f}/s"
         show(line, f"<small>{line}</small>")
     show("", "")
-
-
-def open_display(*, always: bool) -> Show | None:
-    """Return how progress is shown to whoever looks; None where nobody does."""
-    if "ipykernel" in sys.modules:
-        from IPython import get_ipython
-        from IPython.display import HTML, display
-
-        if get_ipython() is not None:  # another library may have loaded it outside of a notebook
-            output = display(HTML(""), display_id=True)
-            return lambda line, page: output.update(HTML(page))
-    if always or sys.stderr.isatty():
-        return _show_on_terminal
-    return None
-
-
-def _show_on_terminal(line: str, page: str) -> None:
-    """Show a line in place of the last one, on one row; what is logged next begins at its start, not at its end."""
-    sys.stderr.write(f"\r\x1b[K{cut(line, shutil.get_terminal_size().columns - 1)}\r")
-    sys.stderr.flush()

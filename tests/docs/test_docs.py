@@ -22,6 +22,7 @@ from penstock.wire.read import ReadCommand
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
 from tests.kit.cli import serving
+from tests.kit.connect import ConnectServer
 from tests.kit.pages import blocks, run_all
 from tests.kit.pubsub.emulator import emulator_process
 from tests.kit.server import free_port, process_server
@@ -145,6 +146,25 @@ def test_pubsub_code_on_a_page_runs_as_it_stands(
                 assert landed.rows == 500
 
 
+@pytest.mark.spark
+@pytest.mark.process
+@pytest.mark.parametrize("page", pages_with("python connect"))
+@pytest.mark.usefixtures("capsys")
+def test_connect_code_on_a_page_runs_as_it_stands(
+    page: str, spark_server: ConnectServer, server: PenstockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its orders are a folder of Parquet where Spark looks for relative paths."""
+    (spark_server.folder / "orders").mkdir(exist_ok=True)
+    orders = pa.table({"country": ["NO", "PL", "NO"], "amount": [120.0, 80.0, 300.0]})
+    pq.write_table(orders, spark_server.folder / "orders" / "part.parquet")
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    monkeypatch.setenv("SPARK_REMOTE", f"sc://127.0.0.1:{spark_server.port}")
+    run_all(page, "python connect", {})["spark"].close()
+    with penstock.connect() as client:
+        (landed,) = client.list("store/", recursive=True)
+        assert landed.rows > 0
+
+
 def test_a_plain_clients_put_without_its_trailer_is_an_error(server: PenstockServer, client: Client) -> None:
     """The wire page says so in its first lines."""
     code = blocks("docs/wire.md", "python")[0]
@@ -240,9 +260,10 @@ def test_every_planted_bug_fits_the_code(tmp_path: Path) -> None:
             file.write_text(originals[file])
 
 
-def test_every_promise_names_existing_tests_and_bugs() -> None:
-    page = (ROOT / "docs/guarantees.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ") and "tests/" in line]
+@pytest.mark.parametrize("page", ["guarantees", "connect"])
+def test_every_promise_names_existing_tests_and_bugs(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "tests/" in line]
     assert len(rows) > 10
     for row in rows:
         for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row):

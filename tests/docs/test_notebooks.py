@@ -13,6 +13,7 @@ import pytest
 
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
+from tests.kit.connect import ConnectServer
 from tests.kit.spark import needs_spark
 
 if TYPE_CHECKING:
@@ -200,3 +201,39 @@ def test_the_jobs_notebook_runs(
     assert (
         len(client.list("job/")) == len(client.list("queue/")) == len(client.list()) == len(client.list("write/")) == 0
     )
+
+
+@pytest.mark.spark
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_the_connect_notebook_runs(
+    execute: Callable[[str], Outputs],
+    spark_server: ConnectServer,
+    server: PenstockServer,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It uses servers of Spark and of penstock that run already, and leaves no dataset."""
+    monkeypatch.setenv("SPARK_REMOTE", f"sc://127.0.0.1:{spark_server.port}")
+    monkeypatch.setenv("PENSTOCK_URL", str(server.url))
+    outputs = execute("connect")
+
+    assert outputs.value("connect") is True
+    page = outputs.shown("frame", "text/html")
+    assert page.count("<tr>") == 21
+    assert "amount: double" in page
+    assert "== Physical Plan ==" in page
+    assert outputs.printed("sums").startswith("+-------+")
+    assert outputs.shown("sums").startswith("Row(country=0, s=")
+    assert outputs.value("schema") == ["int64", "double", "int64"]
+    assert outputs.shown("explain").startswith("== Physical Plan ==")
+    assert outputs.shown("preview", "text/html").count("<tr>") == 6
+    assert outputs.value("sample") == 100
+    assert outputs.value("stream") == (1_000_000, 0)
+    assert outputs.value("progress") == 80
+    assert any("<progress" in update and "tasks" in update for update in outputs.updates)
+    assert "max_rows=10,000" in outputs.printed("bound")
+    assert outputs.value("polars") == 9
+    assert outputs.value("put") == 1_000_000
+    assert "UNRESOLVED_COLUMN" in outputs.printed("wrong")
+    assert len(client.list()) == 0

@@ -1,0 +1,1 @@
+"""Tests of spark, the client of Spark Connect."""

@@ -263,7 +263,7 @@ def test_requests_say_whose_they_are(fake: FakeConnect) -> None:
 def test_a_released_session_says_so(fake: FakeConnect, session: Session) -> None:
     session.close()
     session.close()
-    for call in (session.sql("select 1").stream, session.interrupt, lambda: session.version):
+    for call in (lambda: session.sql("select 1"), session.range(3).count, session.interrupt, lambda: session.version):
         with pytest.raises(SessionLost, match="was released: connect again") as lost:
             call()
         assert lost.value.error_class == "INVALID_HANDLE.SESSION_CLOSED"

@@ -195,7 +195,8 @@ def test_mutated_responses_are_errors_or_whole(
     Spark sends no checksum: a value that changed into another valid one can't be known.
     """
     monkeypatch.setattr(uuid, "uuid4", lambda: "one-operation")
-    session.sql("select 1").to_arrow()
+    frame = session.sql("select 1")
+    frame.to_arrow()
     whole = fake.responses(fake.named("ExecutePlan")[0])
 
     def stream(name: str, asked: Any, timeout: float) -> Served:
@@ -212,7 +213,7 @@ def test_mutated_responses_are_errors_or_whole(
     chance, refused = random.Random(17), 0
     for _ in range(2_000):
         try:
-            table = session.sql("select 1").to_arrow()
+            table = frame.to_arrow()
         except (PenstockError, Gone):
             refused += 1
             continue

@@ -79,6 +79,27 @@ def test_a_backup_starts_a_server_with_all_rows(client: Client, data: Path, tmp_
         restored.put("topic/t", numbers(1))
 
 
+def test_payloads_that_share_a_file_are_verified_and_copied(client: Client, data: Path, tmp_path: Path) -> None:
+    client.push("queue/j/in", [numbers(5_000 + n) for n in range(4)], finish=True)
+    answer = verified(data)
+    assert (answer.losses, answer.parts, answer.unnamed) == ((), DATASETS + 5, 0)
+    assert len(list(data.glob("parts/*/*"))) == DATASETS + 2
+    assert copied(data, tmp_path / "copy").losses == ()
+    with serving(ServerConfig(data=tmp_path / "copy", listen=ANY_PORT)) as server, connect(server.url) as restored:
+        assert server.state.store.orphans(server.state.ledger.part_names()) == []
+        sizes = []
+        for lease in restored.claim("queue/j/in"):
+            with lease as split:
+                sizes.append(split.payload.data.num_rows)
+        assert sizes == [5_000, 5_001, 5_002, 5_003]
+    [file] = [part for part in data.glob("parts/*/*") if b"queue/j/in" in part.read_bytes()]
+    content = bytearray(file.read_bytes())
+    content[10_000] ^= 1
+    file.write_bytes(content)
+    [loss] = verified(data).losses
+    assert "record 1" in loss
+
+
 def test_a_backup_has_one_moment_while_datasets_change(client: Client, data: Path, tmp_path: Path) -> None:
     """Each path is overwritten all the time, and old parts are deleted at once."""
     stop = threading.Event()

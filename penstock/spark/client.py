@@ -20,6 +20,7 @@ from penstock.errors import InvalidRequest, PenstockError
 from penstock.spark import protos
 from penstock.spark.errors import CorruptResponse, Remote, SessionLost
 from penstock.spark.failures import translate
+from penstock.spark.responses import encode_varint
 from penstock.spark.retries import Retries, RetryPolicy, is_transient, server_delay
 from penstock.spark.uri import ConnectUri
 
@@ -78,8 +79,7 @@ class Client:
             for name, response in _unary_calls().items()
         }
         self._streams = {
-            name: self._channel.unary_stream(f"{_SERVICE}{name}", request_serializer=_serialize)
-            for name in ("ExecutePlan", "ReattachExecute")
+            name: self._channel.unary_stream(f"{_SERVICE}{name}") for name in ("ExecutePlan", "ReattachExecute")
         }
         self._tasks = _Tasks(self._attempt)
 
@@ -120,10 +120,13 @@ class Client:
         """Let the session's own thread make such a call. Safe while Python collects garbage."""
         self._tasks.add(name, self.prepared(request))
 
-    def stream(self, name: str, request: Any, timeout: float) -> Any:
-        """Begin a stream of raw responses."""
+    def stream(self, name: str, request: Any, timeout: float, *, plan: bytes = b"") -> Any:
+        """Begin a stream of raw responses; the request's field `plan` is serialized already."""
         self._check_open()
-        return self._streams[name](self.prepared(request), timeout=timeout, metadata=self._metadata)
+        raw = _serialize(self.prepared(request))
+        if plan:
+            raw += b"\x1a" + encode_varint(len(plan)) + plan  # field 3, with its length
+        return self._streams[name](raw, timeout=timeout, metadata=self._metadata)
 
     def prepared(self, request: Any) -> Any:
         """Fill in whose call it is, and which of the server's sessions it means."""

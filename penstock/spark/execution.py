@@ -47,11 +47,14 @@ class Execution:
     3. Responses are released once they are used, by bytes; at the end all that is left.
     """
 
-    def __init__(self, client: Client, plan: Any, *, tags: tuple[str, ...] = (), timeout: float | None = None) -> None:
+    def __init__(
+        self, client: Client, plan: bytes, *, tags: tuple[str, ...] = (), timeout: float | None = None
+    ) -> None:
+        """`plan` is a serialized Plan: parsed again it could have 100 levels at most."""
         self.operation_id = str(uuid.uuid4())
         self._start(client, timeout)
         self._request: Any = protos.ExecutePlanRequest(operation_id=self.operation_id, tags=tags)
-        self._request.plan.CopyFrom(plan)  # a constructor's copy is of 100 levels at most
+        self._plan = plan
         self._request.request_options.add().reattach_options.reattachable = True
         chunking = self._request.request_options.add().result_chunking_options
         chunking.allow_arrow_batch_chunking, chunking.preferred_arrow_chunk_size = True, CHUNK
@@ -148,7 +151,7 @@ class Execution:
         if self._deadline is not None:
             segment = min(segment, max(self._deadline - time.monotonic(), 0.001))
         if self._request is not None and not self.reattaches:
-            return self._client.stream("ExecutePlan", self._request, segment)
+            return self._client.stream("ExecutePlan", self._request, segment, plan=self._plan)
         request = protos.ReattachExecuteRequest(operation_id=self.operation_id)
         if self._last_response:
             request.last_response_id = self._last_response
@@ -163,7 +166,7 @@ class Execution:
             self._reattach(delay=server_delay(error), cause=error)
         elif self._never_arrived(error):
             self._wait(None, error)
-            self._stream = self._client.stream("ExecutePlan", self._request, SEGMENT)
+            self._stream = self._client.stream("ExecutePlan", self._request, SEGMENT, plan=self._plan)
         else:
             self.is_complete = True
             self._release_all()

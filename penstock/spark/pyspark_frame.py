@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark import protos
 from penstock.spark.client import Client
 from penstock.spark.errors import InvalidPlan, Unsupported
 from penstock.spark.execution import Execution
@@ -45,11 +44,11 @@ def stream(
     )  # fmt: skip
 
 
-def _plan_of(df: Any) -> tuple[Any, ConnectUri]:
+def _plan_of(df: Any) -> tuple[bytes, ConnectUri]:
     """Return a frame's plan, and its client's server and identity; pyspark has no public names for them."""
     # ruff: noqa: SLF001
     client = df._session._client
-    plan = protos.Plan.FromString(df._plan.to_proto(client).SerializeToString())
+    plan = df._plan.to_proto(client).SerializeToString()
     builder = client._builder
     host, _, port = builder.endpoint.rpartition(":")
     host = host.strip("[]")

@@ -97,3 +97,12 @@ def _varint(raw: bytes, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a number of more than 64 bits")
+
+
+def encode_varint(value: int) -> bytes:
+    """Return a number as protobuf writes lengths."""
+    result = bytearray()
+    while value > 0x7F:
+        result.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*result, value])

@@ -89,7 +89,7 @@ class Session(Sources):
         What is wrong with the query is raised here. `tag` is for `interrupt`; after `timeout` seconds the query is
         interrupted; `on_progress` is called with the server's reports while batches are waited for.
         """
-        execution = Execution(self.client, _plan_of(plan), tags=_tags(tag), timeout=timeout)
+        execution = Execution(self.client, _plan_of(plan).SerializeToString(), tags=_tags(tag), timeout=timeout)
         return Result(self.client, execution, on_progress=on_progress)
 
     def analyze(self, **request: Any) -> Any:
@@ -183,16 +183,17 @@ class Conf:
 
 
 def _plan_of(message: Any) -> Any:
-    """Return the plan that holds a relation or a command."""
-    match message.DESCRIPTOR.name:
-        case "Plan":
-            return message
-        case "Relation":
-            return protos.Plan(root=message)
-        case "Command":
-            return protos.Plan(command=message)
-        case name:
-            raise InvalidRequest(f"execute({name}): expected a Plan, a Relation or a Command of Spark Connect")
+    """Return the plan that holds a relation or a command. A constructor would copy 100 levels at most."""
+    if message.DESCRIPTOR.name == "Plan":
+        return message
+    fields = {"Relation": "root", "Command": "command"}
+    if message.DESCRIPTOR.name not in fields:
+        raise InvalidRequest(
+            f"execute({message.DESCRIPTOR.name}): expected a Plan, a Relation or a Command of Spark Connect"
+        )
+    plan = protos.Plan()
+    getattr(plan, fields[message.DESCRIPTOR.name]).CopyFrom(message)
+    return plan
 
 
 def _tags(tag: str | None) -> tuple[str, ...]:

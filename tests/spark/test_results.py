@@ -199,7 +199,7 @@ def test_mutated_responses_are_errors_or_whole(
     frame.to_arrow()
     whole = fake.responses(fake.named("ExecutePlan")[0])
 
-    def stream(name: str, asked: Any, timeout: float) -> Served:
+    def stream(name: str, *_: object, **__: object) -> Served:
         if name != "ExecutePlan":
             raise Gone
         responses = [*whole]

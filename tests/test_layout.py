@@ -144,7 +144,7 @@ def importable() -> list[str]:
     of_spark = {
         Path("spark_plugin", name) for name in ("source.py", "stream.py", "sink.py", "worker/pieces.py")
     }  # its base classes
-    of_grpc = ("publish.py", "pull.py", "readers.py", "source.py", "transport.py")
+    of_grpc = ("publish.py", "pull.py", "readers.py", "schemas.py", "source.py", "transport.py")
     of_pubsub = {Path("queue", "pubsub", name) for name in of_grpc}
     of_extras = of_spark | of_pubsub | {Path("store", "ray_objects.py")}
     of_extras |= {Path("pipeline", name) for name in ("ray_data.py", "ray_pool.py")}

@@ -15,6 +15,7 @@ from penstock.errors import InvalidRequest
 
 _START = "A topic's rows from here on: earliest, latest, a time, how long ago (10m), or offsets by shard (0:500,1:70)."
 _MODE = "Of a payload that doesn't decode: PERMISSIVE (nulls and _error), DROPMALFORMED (no row) or FAILFAST."
+_WRITER = "The schema, .avsc or .proto, of Avro or protobuf payloads whose messages don't name theirs."
 _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .ndjson; - is stdout."
 
 
@@ -25,6 +26,7 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
     "penstock get topic/orders -c id,_offset,_time --since 10m",
     "penstock get -f topic/orders",
     "penstock get topic/orders --decode json --schema 'id long, customer struct<name: string>'",
+    "penstock get subscription/p/orders --decode avro",
 )
 @click.argument("path", shell_complete=complete_path)
 @click.option("-n", "--rows", metavar="N", type=click.IntRange(min=0), help="The first N rows only.")
@@ -33,16 +35,17 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
 @click.option("--start", metavar="WHERE", help=_START)
 @click.option("--end", metavar="WHERE", help="A topic's rows before this, written as --start is.")
 @click.option("--since", metavar="TIME", help="A topic's rows from this time on: 10m, or 2026-11-18T20:00.")
-@click.option("--decode", metavar="FORMAT", help="Make columns of a topic's payloads: json.")
+@click.option("--decode", metavar="FORMAT", help="Make columns of a topic's payloads: json, avro or protobuf.")
 @click.option("--schema", metavar="COLUMNS", help="The columns, as Spark's .schema takes them: id long, name string.")
 @click.option("--mode", metavar="MODE", help=_MODE)
+@click.option("--writer-schema", metavar="FILE", help=_WRITER)
 @click.option("-f", "--follow", is_flag=True, help="A topic's rows as they come, until Ctrl-C.")
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="The format, whatever FILE's extension says.")
 def get(
     invocation: Invocation, path: str, *, rows: int | None, columns: str | None, filter: str | None, start: str | None,
-    end: str | None, since: str | None, decode: str | None, schema: str | None, mode: str | None, follow: bool,
-    output: str | None, file_format: str | None,
+    end: str | None, since: str | None, decode: str | None, schema: str | None, mode: str | None,
+    writer_schema: str | None, follow: bool, output: str | None, file_format: str | None,
 ) -> None:  # fmt: skip
     """Read the dataset or topic PATH.
 
@@ -66,10 +69,12 @@ def get(
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     selection: dict[str, Any] = {"columns": names, "filter": filter}
     span = tail.Range(start, end, since)
-    typed: Decoded = {"decode": decode, "schema": schema, "mode": mode}
+    typed: Decoded = {"decode": decode, "schema": schema, "mode": mode, "writer_schema": writer_schema}
     if follow:
         if option := next((name for name, value in typed.items() if value), None):
-            raise InvalidRequest(f"--{option} isn't for --follow, which has rows as they are: leave one of them out")
+            raise InvalidRequest(
+                f"--{option.replace('_', '-')} isn't for --follow, which has rows as they are: leave one of them out"
+            )
         tail.follow(invocation, path, selection, span, file_format=file_format or "json", rows=rows, file=file)
         return
     with invocation.connect() as client:

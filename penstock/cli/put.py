@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.wire.put import Mode
 
 _FORMAT = "The format, whatever a file's extension or stdin's first bytes say."
+_ENCODINGS = ("json", "avro", "protobuf")
 _MODES = ("error", "append", "overwrite")
 
 
@@ -32,7 +33,7 @@ _MODES = ("error", "append", "overwrite")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @click.option("--mode", type=click.Choice(_MODES), default="error", show_default=True, help="If the dataset exists.")
 @click.option("--run", metavar="NAME", help="Do this once: the same run again writes nothing.")
-@click.option("--encode", type=click.Choice(("json",)), help="Publish each row as JSON, to publish/….")
+@click.option("--encode", type=click.Choice(_ENCODINGS), help="Publish each row as one payload, to publish/….")
 @click.option("--id-attribute", is_flag=True, help="Publish with the attribute penstock-id.")
 @click.option("--compression", type=click.Choice(("gzip",)), help="Of requests to Pub/Sub.")
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help=_FORMAT)
@@ -49,7 +50,8 @@ def put(
     --format says otherwise: they are put as they come, 1,000 at a time or what came in 0.2 s. Rows that
     were counted are durable, however the command ends; a line that is no row ends it.
 
-    To publish/PROJECT/TOPIC rows are published, with the columns data, attributes and ordering_key, or as JSON.
+    To publish/PROJECT/TOPIC rows are published, with the columns data, attributes and ordering_key, or as
+    JSON, Avro or protobuf, the last two by the topic's own schema.
     """
     from penstock.cli import append, readers
 

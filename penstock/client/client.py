@@ -26,7 +26,7 @@ from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
-from penstock.wire.read import EndpointNote, Entry, ListCommand, ReadCommand
+from penstock.wire.read import EndpointNote, Entry, ListCommand, PayloadSchema, ReadCommand
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
 
@@ -217,14 +217,20 @@ class Client:
 
         `decode="json"` makes columns of a topic's payloads, those of `schema`: `"id long, total decimal(10,2)"`, as
         Spark's `.schema` takes it, or Arrow's. `mode` says what becomes of a payload that doesn't decode: nulls and an
-        `_error` ("PERMISSIVE", the default), no row ("DROPMALFORMED"), or an error ("FAILFAST").
+        `_error` ("PERMISSIVE", the default), no row ("DROPMALFORMED"), or an error ("FAILFAST"). "avro" and "protobuf"
+        read each message by the revision of the schema that it names, or all by the file `writer_schema`, and without
+        `schema` have the columns of the newest revision.
         """
-        decoding = plan_decoding(self, path, decoded)
-        if decoding is not None:
+        decoding, at_server = plan_decoding(self, path, decoded)
+        if decoding is not None or at_server is not None:
             check_undecoded(columns)
+        if decoding is not None:
             columns = decoding.columns
-        info = self.info(path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end)
-        local = info.local if filter is None else None  # mapped parts would have to be filtered here
+        info = self.info(
+            path, columns=columns, limit=limit, filter=filter, part=part, start=start, end=end, decoding=at_server
+        )
+        mapped = filter is None and at_server is None  # mapped parts would have to be filtered here
+        local = info.local if mapped else None
         names = columns if info.kind == "dataset" else info.schema.names  # a journal's parts may have more columns
         tickets = ((each.ticket.ticket, EndpointNote.decode(each.app_metadata).rows) for each in info.endpoints)
         batches = read_tickets(self.connection, tickets, local=local, columns=names, parallel=parallel)
@@ -289,7 +295,7 @@ class Client:
             prefetch=prefetch, to=to, wait=wait, room=None if room is None else QueueRoom(*room), worker=worker,
         )  # fmt: skip
 
-    def info(
+    def info(  # noqa: PLR0913  # what may be said of a read
         self,
         path: str,
         *,
@@ -300,6 +306,7 @@ class Client:
         start: Start | None = None,
         end: Mapping[int, int] | None = None,
         journal: str | None = None,
+        decoding: PayloadSchema | None = None,
     ) -> Info:
         """Return a dataset's schema, size, and endpoints with tickets; of a topic those of a range, and `journal`
         names the journal of its offsets. How many rows a filter keeps is known only after reading.
@@ -307,7 +314,8 @@ class Client:
         check_read(path, columns, filter)
         position, since = to_start(start)
         names = None if columns is None else tuple(columns)
-        command = ReadCommand(path, names, limit, part, filter, position, to_position(end, "end"), since, journal)
+        until = to_position(end, "end")
+        command = ReadCommand(path, names, limit, part, filter, position, until, since, journal, decoding)
         return Info.of(self.connection.retry(lambda: read_info(self.connection, command)))
 
     def list(self, path: str = "store/", *, recursive: bool = False) -> Listing:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import pyarrow as pa
 
@@ -29,14 +29,15 @@ from penstock.wire.actions import (
 from penstock.wire.publish import Compression, PublishOptions
 from penstock.wire.put import Mode, Receipt
 
-Encoding = Literal["json"]
+Encoding = Literal["json", "avro", "protobuf"]
 
 
 class PublishArguments(TypedDict, total=False):
     """The arguments of a write to publish/… alone."""
 
     encode: Encoding | None
-    """`json`: each row becomes the data of a message, without its columns attributes and ordering_key, which stay."""
+    """`json`, `avro`, `protobuf`: each row becomes the data of a message, without its columns attributes and
+    ordering_key, which stay. The last two by the topic's own schema, at the server."""
     id_attribute: bool
     """Whether each message has the attribute penstock-id, the same however often it is published."""
     compression: Compression | None
@@ -62,11 +63,16 @@ class Publishing:
             if given:
                 raise InvalidRequest(f"{path}: {', '.join(given)} says how messages are published: omit it")
             return cls(None, None)
-        for name, value in (("encode", "json"), ("compression", "gzip")):
-            if given.get(name, value) != value:
-                raise InvalidRequest(f"{path}: {name}={given[name]!r:.80}: expected {value!r}")
-        options = PublishOptions(bool(given.get("id_attribute")), given.get("compression"))
-        return cls(JsonEncoding(path) if "encode" in given else None, options)
+        if given.get("compression", "gzip") != "gzip":
+            raise InvalidRequest(f"{path}: compression={given['compression']!r:.80}: expected 'gzip'")
+        encode = given.get("encode")
+        if encode not in (None, *get_args(Encoding)):
+            raise InvalidRequest(
+                f"{path}: encode={encode!r:.80}: expected {' or '.join(map(repr, get_args(Encoding)))}"
+            )
+        at_server = None if encode == "json" else encode
+        options = PublishOptions(bool(given.get("id_attribute")), given.get("compression"), at_server)
+        return cls(JsonEncoding(path) if encode == "json" else None, options)
 
 
 def publish(

@@ -17,9 +17,11 @@ from penstock.rows import schemas
 from penstock.rows.casting import same_layout
 from penstock.rows.fitting import fit_batches
 from penstock.text import suggest
-from penstock.wire.actions import PayloadSchema
+from penstock.wire.read import PayloadSchema
 
-FORMATS = ("json",)
+SCHEMA_FORMATS = ("avro", "protobuf")
+"""Formats whose payloads are written with a schema: the server decodes them."""
+FORMATS = ("json", *SCHEMA_FORMATS)
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 """What becomes of a payload that doesn't decode, in the words of Spark's readers: nulls, no row, or an error."""
 ERROR = "_error"
@@ -82,9 +84,14 @@ class Decoding:
 
     def errors_of(self, batch: pa.RecordBatch) -> pa.Array:
         """Return for each row of a topic's batch why it doesn't decode, null where it does."""
-        payloads = batch.column(self.payload).cast(pa.binary())
-        errors = [self.decoder.decode(payloads.slice(at, _ROWS))[1] for at in range(0, len(payloads), _ROWS)]
+        batch = self._as_binary(batch)
+        errors = [self.decode(batch.slice(at, _ROWS))[1] for at in range(0, batch.num_rows, _ROWS)]
         return pa.concat_arrays([pa.nulls(0, pa.string()), *errors])
+
+    def decode(self, batch: pa.RecordBatch) -> tuple[dict[str, pa.Array], pa.Array]:
+        """Return the columns of a batch's payloads, and for each row why it doesn't decode."""
+        columns, errors = self.decoder.decode(batch.column(self.payload))
+        return dict(zip(self.decoder.schema.names, columns, strict=True)), errors
 
     def reading(self, source: pa.Schema) -> Decoding:
         """Return the same for rows whose columns have these types."""
@@ -114,13 +121,13 @@ class Decoding:
         return batch.set_column(at, self.payload, batch.column(at).cast(pa.binary()))
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns, errors = self.decoder.decode(batch.column(self.payload))
+        columns, errors = self.decode(batch)
         if self.mode == "FAILFAST" and errors.null_count < len(errors):
             row = pc.index(errors.is_valid(), True).as_py()
             raise InvalidRequest(
                 f"{self.path}: a payload doesn't decode: {errors[row]}. It is the row with {_where(batch, row)}"
             )
-        decoded: dict[str, Any] = dict(zip(self.decoder.schema.names, columns, strict=True)) | {ERROR: errors}
+        decoded = columns | {ERROR: errors}
         arrays = [batch.column(name) if name in METADATA else decoded[name] for name in self.schema.names]
         [rows] = fit_batches([pa.RecordBatch.from_arrays(arrays, self.schema.names)], self.schema, reading=True)
         if self.mode == "DROPMALFORMED" and errors.null_count < len(errors):
@@ -136,33 +143,63 @@ def _where(batch: pa.RecordBatch, row: int) -> str:
 def plan(
     path: str, columns: Sequence[str], format: str, schema: object, mode: str | None = None, *, with_error: bool = False
 ) -> Decoding:
-    """Return how payloads of a topic with these columns are decoded into a schema: text, as Spark's `.schema(…)` takes
-    it, or Arrow's. `with_error` adds the column `_error`, in the mode that fills it.
+    """Return how JSON payloads of a topic with these columns are decoded into a schema: text, as Spark's `.schema(…)`
+    takes it, or Arrow's. `with_error` adds the column `_error`, in the mode that fills it.
     """
+    mode, arrow = _checked(format, schema, mode, with_error=with_error)
+    if arrow is None:
+        raise InvalidRequest(
+            f"schema=None: decode={format!r} needs one, such as 'id long, total decimal(10,2)', or Arrow's"
+        )
+    decoding = Decoding(path, format, arrow, mode, payload_of(path, columns))
+    decoding.decoder  # noqa: B018  # rejects types that the format has no values for
+    return decoding
+
+
+def plan_at_server(
+    path: str,
+    columns: Sequence[str],
+    format: str,
+    schema: object,
+    mode: str | None = None,
+    *,
+    writer: str | None = None,
+    with_error: bool = False,
+) -> PayloadSchema:
+    """Return how the server is to decode payloads of a format with schemas; `writer` is the one of all of them. Without
+    a schema it has the columns of the newest one.
+    """
+    mode, arrow = _checked(format, schema, mode, with_error=with_error)
+    encoded = None if arrow is None else schemas.encode(arrow)
+    return PayloadSchema(format, encoded, mode, payload_of(path, columns), writer)
+
+
+def _checked(format: str, schema: object, mode: str | None, *, with_error: bool) -> tuple[str, pa.Schema | None]:
+    """Return a mode and a schema as they are meant."""
     if format not in FORMATS:
         raise InvalidRequest(f"decode={format[:80]!r}: {suggest(format, FORMATS)}")
     mode = (mode or MODES[0]).upper()
     if mode not in MODES:
         raise InvalidRequest(f"mode={mode[:80]!r}: {suggest(mode, MODES)}")
+    if schema is None:
+        return mode, None
     arrow = parse_ddl(schema) if isinstance(schema, str) else schema
     if not isinstance(arrow, pa.Schema):
-        raise InvalidRequest(
-            f"schema={schema!r:.80}: decode={format!r} needs one, such as 'id long, total decimal(10,2)', or Arrow's"
-        )
-    _check_fields(arrow)
+        raise InvalidRequest(f"schema={schema!r:.80}: expected text such as 'id long, total decimal(10,2)', or Arrow's")
+    check_fields(arrow)
     if with_error and mode == MODES[0] and ERROR not in arrow.names:
         arrow = arrow.append(pa.field(ERROR, pa.string()))
-    decoding = Decoding(path, format, arrow, mode, _payload_of(path, columns))
-    decoding.decoder  # noqa: B018  # rejects types that the format has no values for
-    return decoding
+    return mode, arrow
 
 
 def of_wire(path: str, said: PayloadSchema) -> Decoding:
     """Return how a consumer decodes, of what it has told the server, which is untrusted."""
-    return plan(path, [said.payload], said.format, schemas.decode(said.schema), said.mode)
+    schema = None if said.schema is None else schemas.decode(said.schema)
+    return plan(path, [said.payload], said.format, schema, said.mode)
 
 
-def _check_fields(schema: pa.Schema) -> None:
+def check_fields(schema: pa.Schema) -> None:
+    """Reject a schema that no payload can have."""
     own = {ERROR: pa.string(), REST: pa.map_(pa.string(), pa.string())}
     for field in schema:
         if schema.names.count(field.name) > 1:
@@ -186,7 +223,7 @@ def _nullable(field: pa.Field) -> bool:
     return field.nullable and all(map(_nullable, children))
 
 
-def _payload_of(path: str, columns: Sequence[str]) -> str:
+def payload_of(path: str, columns: Sequence[str]) -> str:
     """Return the column that has the payloads: `data`, or the only one."""
     if PAYLOAD in columns:
         return PAYLOAD

@@ -7,12 +7,16 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.limits import ServerLimits
 from penstock.queue.pubsub.registry import MOST_PULLERS
 from penstock.queue.work.lease_queue import LEASE
+
+if TYPE_CHECKING:
+    from penstock.queue.pubsub.transport import Access
 
 DEFAULT_LISTEN = "grpc://127.0.0.1:8815"
 DEFAULT_HTTP = "127.0.0.1:8816"
@@ -105,6 +109,12 @@ class ServerConfig:
                 f"--listen {self.listen} is open to other machines: it needs TLS (grpc+tls://, --tls-cert, --tls-key) "
                 "and --token-file; or say --insecure if everybody on the network may read and write all data"
             )
+
+    def pubsub_access(self) -> Access:
+        """Return where Pub/Sub is, and as whom the server calls it; ImportError without the extra."""
+        from penstock.queue.pubsub.transport import Access
+
+        return Access(self.pubsub_credentials, self.pubsub_impersonate, self.pubsub_endpoint, self.allow_emulator)
 
     @property
     def token(self) -> str | None:

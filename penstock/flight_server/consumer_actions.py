@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from functools import partial
 
-import pyarrow as pa
-
-from penstock.decode.decoding import of_wire
 from penstock.errors import InvalidRequest
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.journal import JournalKind, check_journal
 from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.kinds.publish import PublishKind
+from penstock.flight_server.selection import with_meta
 from penstock.flight_server.state import State
 from penstock.queue.topics.dead import check_writable
-from penstock.queue.topics.journal import ADDED
 from penstock.queue.topics.topic import Topic
 from penstock.wire import actions as wire
 from penstock.wire.paths import Path, of_dead
 from penstock.wire.position import Position
+from penstock.wire.read import PayloadSchema
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _Request = wire.AttachConsumer | wire.AskOffsets | wire.CommitPosition | wire.DetachConsumer
@@ -102,11 +100,12 @@ class ConsumerActions:
         check_writable(to)
         return wire.RedrivenRows(*dead.redrive(str(path), request.consumer, str(to)))
 
-    def _check_decoding(self, path: Path, topic: Topic, request: wire.AttachConsumer) -> wire.PayloadSchema | None:
+    def _check_decoding(self, path: Path, topic: Topic, request: wire.AttachConsumer) -> PayloadSchema | None:
         """Return how the consumer decodes, if that is something; its dead rows are kept unless it reads such."""
         if request.decoding is None:
             return None
-        of_wire(topic.path, request.decoding).reading(pa.schema([*topic.schema, *ADDED]))
+        columns = with_meta(topic.schema)
+        self._state.journals.revisions.decoding(topic.path, topic.journal, columns, request.decoding).reading(columns)
         return None if request.decoding.mode == "FAILFAST" or of_dead(path) is not None else request.decoding
 
     def _find(self, request: _Request) -> tuple[JournalKind, Path, Topic]:

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import steps
-from penstock.decode.decoding import of_wire
 from penstock.errors import Lost, Unavailable, WriteEnded
 from penstock.flight_server.cut import Cut
+from penstock.flight_server.revisions import Revisions
 from penstock.flight_server.selection import with_meta
 from penstock.ledger import publications
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import dead, journal
+from penstock.queue.topics import dead, journal, revisions
 from penstock.queue.topics.append import PATIENCE, Append, Appender, Placed
 from penstock.queue.topics.dead import Looked
 from penstock.queue.topics.topic import Topic
@@ -47,8 +47,9 @@ _CATCH_UP = 30.0
 class DeadRows:
     """Finds and keeps the dead rows of all consumers, and puts them back."""
 
-    def __init__(self, ledger: Ledger, store: Store, topics: Topics, appender: Appender) -> None:
+    def __init__(self, ledger: Ledger, store: Store, topics: Topics, appender: Appender, revisions: Revisions) -> None:
         self._ledger, self._store, self._topics, self._appender = ledger, store, topics, appender
+        self._revisions = revisions
         self._looking = threading.Lock()  # one look at a time, by the thread or by a session that attaches
         self._redriving = threading.Lock()  # one redrive at a time
         self._wake, self._stopped = threading.Event(), threading.Event()
@@ -119,8 +120,9 @@ class DeadRows:
         end = {shard: max(at, looked.position.get(shard, 0)) for shard, at in end.items()}
         rows: list[pa.RecordBatch] = []
         try:
-            decoding = of_wire(looked.path, looked.decoding)
-            for batch in self._batches(topic, start, end, with_meta(topic.schema)):  # 1.
+            columns = with_meta(topic.schema)
+            decoding = self._revisions.decoding(looked.path, topic.journal, columns, looked.decoding)
+            for batch in self._batches(topic, start, end, columns):  # 1.
                 errors = decoding.errors_of(batch)
                 if errors.null_count < len(errors):
                     rows.append(dead.about(looked.consumer, batch, errors, topic.schema.names))
@@ -136,7 +138,7 @@ class DeadRows:
                 f"{sum(batch.num_rows for batch in rows):,}", looked.consumer, dead.journal_of(looked.path),
             )  # fmt: skip
             schema = dead.schema_of(topic.schema)
-            self._append(dead.journal_of(looked.path), schema, rows, note)  # 2.
+            self._append(dead.journal_of(looked.path), schema, rows, note, topic.journal)  # 2.
         else:
             self._ledger.change(note)
 
@@ -160,7 +162,7 @@ class DeadRows:
                 count = sum(batch.num_rows for batch in rows)
                 note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=count)
                 if rows:
-                    self._append(to, schema, rows, note)  # 2.
+                    self._append(to, schema, rows, note, topic.journal)  # 2.
                 else:
                     self._ledger.change(note)
                 total += count
@@ -210,9 +212,10 @@ class DeadRows:
         return Cut(part, piece.skip, piece.rows, piece.shard, piece.first + piece.skip, piece.since)
 
     def _append(
-        self, path: str, schema: pa.Schema, batches: list[pa.RecordBatch], record: Callable[[Transaction], None]
-    ) -> None:
-        append = KeptRows(path, schema, list(fit_batches(batches, schema)), record)
+        self, path: str, schema: pa.Schema, batches: list[pa.RecordBatch], record: Callable[[Transaction], None],
+        journal: str,
+    ) -> None:  # fmt: skip
+        append = KeptRows(path, schema, list(fit_batches(batches, schema)), record, journal)
         self._appender.submit(append)
         append.answer.result(PATIENCE)
 
@@ -233,15 +236,18 @@ class KeptRows(Append):
     """Rows that the server itself appends, and what is noted with them."""
 
     def __init__(
-        self, path: str, schema: pa.Schema, batches: list[pa.RecordBatch], note: Callable[[Transaction], None]
-    ) -> None:
-        self.path, self.schema, self.batches, self._note = path, schema, batches, note
+        self, path: str, schema: pa.Schema, batches: list[pa.RecordBatch], note: Callable[[Transaction], None],
+        source: str,
+    ) -> None:  # fmt: skip
+        """`source` is the journal that the rows come from."""
+        self.path, self.schema, self.batches, self._note, self._source = path, schema, batches, note, source
         self.bytes = sum(map(size_of, batches))
         self.answer: Future[None] = Future()
 
     def record(self, t: Transaction, placed: Placed) -> None:
         """Note it, in the transaction of the rows; dead rows stay longer than a topic's."""
         self._note(t)
+        revisions.copy(t, self._source, self.path)
         if self.path.endswith(f"/{DEAD}"):
             journal.keep(t, self.path, keep_seconds=dead.KEEP, keep_bytes=None)
 

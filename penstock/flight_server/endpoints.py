@@ -74,6 +74,8 @@ def _endpoint(state: State, run: list[Slice], selection: Selection, expires: flo
         inline=None if first.inline is None else base64.b64encode(first.inline).decode(),
         written=tuple(each.part_rows for each in stored),
         digests=tuple(each.digest or "" for each in stored),
+        decoding=selection.decoding,
+        journal=selection.journal,
     )
     return flight.FlightEndpoint(
         state.signer.sign(ticket),

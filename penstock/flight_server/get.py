@@ -46,6 +46,13 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
     available = _schema(ticket, first)
     schema = slices.select(available, ticket.columns)
     cuts = _cuts(ticket, chain((first,), parts))
+    if ticket.decoding is not None:
+        decoding = state.journals.revisions.decoding(
+            ticket.path, ticket.journal or "", available, ticket.decoding
+        ).reading(schema)
+        batches = decoding.batches(_undecoded(ticket, available, schema, cuts, state.metrics))
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
+        return flight.GeneratorStream(decoding.schema, funnelled(call, _sent(tables, call)))
     if ticket.filter is not None:
         rows: Iterator[flight.RecordBatchStream | pa.Table] = _filtered(
             ticket.filter, available, ticket, cuts, state.metrics
@@ -100,6 +107,19 @@ def _streams(
         else:
             for batch in cut.batches(schema):
                 yield pa.Table.from_batches([batch])  # a bare batch would be sent without its dictionaries
+
+
+def _undecoded(
+    ticket: ReadTicket, available: pa.Schema, schema: pa.Schema, cuts: Iterable[Cut], metrics: Metrics
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that are decoded."""
+    if ticket.filter is not None:
+        for table in _filtered(ticket.filter, available, ticket, cuts, metrics):
+            yield from table.to_batches()
+        return
+    for cut in cuts:
+        metrics.moved("out", cut.rows, cut.part.bytes)
+        yield from cut.batches(schema)
 
 
 def _filtered(

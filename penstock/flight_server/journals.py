@@ -7,6 +7,7 @@ from itertools import chain
 
 from penstock.flight_server.dead_rows import DeadRows
 from penstock.flight_server.metrics import Gauge, Metrics
+from penstock.flight_server.revisions import Revisions
 from penstock.ledger.ledger import Ledger
 from penstock.queue.pubsub import registry
 from penstock.queue.topics.append import Appender
@@ -34,7 +35,8 @@ class Journals:
             ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows), changed=registry.release
         )
         self.appender = Appender(ledger, store, self._count_group)
-        self.dead = DeadRows(ledger, store, self.topics, self.appender)
+        self.revisions = Revisions(ledger)
+        self.dead = DeadRows(ledger, store, self.topics, self.appender, self.revisions)
         self._compactor = Compactor(ledger, store)
         metrics.gauges(self._gauges)
 

@@ -11,7 +11,7 @@ from penstock.queue.topics.journal import ADDED
 from penstock.rows import slices
 from penstock.rows.filter.parse import parse_filter
 from penstock.text import suggest
-from penstock.wire.read import ReadCommand
+from penstock.wire.read import PayloadSchema, ReadCommand
 
 _META = frozenset(ADDED.names)
 
@@ -31,6 +31,9 @@ class Selection:
     """Which of the server's own columns are sent, or needed by the filter."""
     filter: str | None
     limit: int | None
+    decoding: PayloadSchema | None = None
+    """How the server makes the columns that are sent of those that are read."""
+    journal: str | None = None
 
 
 def select(command: ReadCommand, path: str, stored: pa.Schema, *, meta: bool = False) -> Selection:

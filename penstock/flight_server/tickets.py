@@ -18,6 +18,7 @@ from penstock.errors import Denied, Expired, InvalidRequest
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import Store
 from penstock.wire.body import MAX_BODY, Body
+from penstock.wire.read import PayloadSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class ReadTicket(Body):
     inline: str | None = None
     """A small payload in place of parts: its IPC stream in base64."""
 
+    decoding: PayloadSchema | None = None
+    """How the server decodes the rows; its columns are sent, those of the ticket are read."""
+    journal: str | None = None
+    """The journal that has the revisions of the rows' schemas."""
     written: tuple[int, ...] | None = None
     """The rows of each part, as the ledger has them. A ticket of before format 6 lacks them."""
     digests: tuple[str, ...] | None = None
@@ -64,8 +69,8 @@ class ReadTicket(Body):
     @property
     def names_parts_as_stored(self) -> bool:
         """Whether its reader may have the parts themselves: it reads their first rows, and nothing is added."""
-        changes = (self.skip, self.filter, self.schema, self.shard, self.since)
-        return changes == (None, None, None, None, None)
+        changes = (self.skip, self.filter, self.schema, self.shard, self.since, self.decoding)
+        return all(change is None for change in changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ def join(
             "same, or another run"
         )
     first, wanted = _publish_options(known) or PublishOptions(), publish or PublishOptions()
-    if first != wanted:
+    if replace(first, schema=None) != replace(wanted, schema=None):  # the first one's stays
         raise InvalidRequest(
             f"run {known['run']!r} of {known['path']} was opened with {first}, now with {wanted}: use the same, or "
             "another run"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock.ledger import datasets, jobs, publications, tables
 from penstock.ledger.writes import Destination
 from penstock.queue.pubsub import registry
-from penstock.queue.topics import dead, journal, producers
+from penstock.queue.topics import dead, journal, producers, revisions
 from penstock.queue.work import messages, queues, records
 from penstock.store import payload_table
 from penstock.store.database import Tables
@@ -18,6 +18,7 @@ TABLES: tuple[Tables, ...] = (
     journal.TABLES,
     producers.TABLES,
     dead.TABLES,
+    revisions.TABLES,
     registry.TABLES,
     payload_table.TABLES,
     queues.TABLES,

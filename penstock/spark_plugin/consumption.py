@@ -17,8 +17,9 @@ from penstock.spark_plugin.offsets import Progress, StreamOffset, StreamOptions
 from penstock.spark_plugin.options import start_request
 from penstock.text import printable
 from penstock.wire import actions
-from penstock.wire.actions import LogLine, Offsets, PayloadSchema
+from penstock.wire.actions import LogLine, Offsets
 from penstock.wire.position import Position
+from penstock.wire.read import PayloadSchema
 
 log = logging.getLogger("penstock")
 

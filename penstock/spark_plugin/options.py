@@ -19,6 +19,7 @@ from penstock.errors import InvalidRequest
 from penstock.text import parse_seconds, suggest
 from penstock.wire.actions import AFTER_ALL, AskOffsets
 from penstock.wire.position import Position
+from penstock.wire.read import PayloadSchema
 
 Use = Literal["read", "write", "stream", "sink"]
 
@@ -46,7 +47,8 @@ OPTIONS = (
     Option("topic", "the Pub/Sub topic to publish to, `projects/p/topics/clean`, in place of `path`", "none", _WRITES,
            ("kafka.topic",)),
     Option("encode", "how rows become messages: `json` makes an object of all columns but `attributes` and "
-           "`ordering_key`", "none: the rows have `data`", _WRITES),
+           "`ordering_key`; `avro` and `protobuf` write them by the topic's own schema", "none: the rows have `data`",
+           _WRITES),
     Option("idAttribute", "`true`: each message has the attribute `penstock-id`, the same in each of its copies",
            "`false`", _WRITES),
     Option("compression", "of requests to Pub/Sub: `gzip`", "none", _WRITES, ("kafka.compression.type",)),
@@ -73,7 +75,10 @@ OPTIONS = (
     Option("filter", "only rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`", "none", ("read",)),
     Option("pushdown", "`true`: the server evaluates Spark's filters; for a frame that one query uses, once",
            "`false`", ("read",)),
-    Option("decode", "how payloads become the columns of `.schema(…)`: `json`", "none", _READS, ("valueFormat",)),
+    Option("decode", "how payloads become the columns of `.schema(…)`: `json`, `avro`, `protobuf`", "none", _READS,
+           ("valueFormat",)),
+    Option("writerSchema", "a file on the driver's host, `.avsc` or `.proto`, with the schema of Avro or protobuf "
+           "payloads whose messages don't name theirs", "by message", _READS, ("descFilePath", "jsonFormatSchema")),
     Option("mode", "what becomes of a payload that doesn't decode: nulls and `_error`, where the schema has it "
            "(`PERMISSIVE`), no row (`DROPMALFORMED`) or an error (`FAILFAST`)", "`PERMISSIVE`", _READS,
            ("columnNameOfCorruptRecord",)),
@@ -196,10 +201,15 @@ def seconds(values: Mapping[str, str], name: str, default: float) -> float:
     return duration
 
 
-def decoding(client: Client, values: Mapping[str, str], schema: pa.Schema) -> Decoding | None:
-    """Return how payloads become the columns of a schema; None without the option `decode`."""
+def decoding(
+    client: Client, values: Mapping[str, str], schema: pa.Schema | None
+) -> tuple[Decoding | None, PayloadSchema | None]:
+    """Return how payloads become the columns of a schema, in tasks or at the server; None twice without `decode`."""
     decode = values.get("decode")
-    arguments: Decoded = {"decode": decode, "schema": None if decode is None else schema, "mode": values.get("mode")}
+    arguments: Decoded = {
+        "decode": decode, "schema": None if decode is None else schema, "mode": values.get("mode"),
+        "writer_schema": values.get("writerschema"),
+    }  # fmt: skip
     return plan_decoding(client, values["path"], arguments, with_error=False)
 
 

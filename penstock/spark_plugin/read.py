@@ -48,11 +48,12 @@ class DoGet:
         schema: Any = arguments.get("schema")
         if hasattr(schema, "fieldNames"):
             arguments = {**arguments, "schema": to_arrow(schema)}
-        decoding = plan_decoding(client, path, arguments)
-        if decoding is not None:
+        decoding, at_server = plan_decoding(client, path, arguments)
+        if decoding is not None or at_server is not None:
             check_undecoded(columns)
+        if decoding is not None:
             columns = decoding.columns
-        info = client.info(path, columns=columns, filter=filter, **options)
+        info = client.info(path, columns=columns, filter=filter, decoding=at_server, **options)
         decoding = decoding and decoding.reading(info.schema)
         self.schema: StructType
         """The schema for mapInArrow; as exact as the dataset's own."""
@@ -60,7 +61,8 @@ class DoGet:
         self._tickets = list(split_tickets(info.endpoints, filtered=filter is not None))
         self._decodes = decoding is not None
         settings = client.settings.for_tasks(info.location)
-        self._task = GetTickets(settings, arrow, info.local if filter is None else None, decoding)
+        mapped = filter is None and at_server is None
+        self._task = GetTickets(settings, arrow, info.local if mapped else None, decoding)
 
     def tickets(self, spark: SparkSession) -> DataFrame:
         """Return a frame of the tickets, in partitions of about the same bytes."""
@@ -114,8 +116,8 @@ def do_get(
 
     Columns and filter (`"fare > 10 and city in ('Oslo', 'Bergen')"`) are applied at the server. Of a topic, the rows
     from `start` up to `end`: offsets by shard, `{0: 500}`, or for `start` a time; `journal`, which `describe` has,
-    names the journal of these offsets: a topic that was deleted and created again is rejected. `decode`, `schema` and
-    `mode` as in `c.get`. `url` and others as in `penstock.connect`.
+    names the journal of these offsets: a topic that was deleted and created again is rejected. `decode`, `schema`,
+    `mode` and `writer_schema` as in `c.get`. `url` and others as in `penstock.connect`.
     """
     decoded, server = _split(others)
     return DoGet(
@@ -150,7 +152,7 @@ def read(
     Of a topic, the rows from `start` up to `end`, offsets by shard, `{0: 500}`; a shard that isn't named is read to its
     end. `journal`, which `describe` has, names the journal of these offsets: a topic that was deleted and created again
     is rejected. `decode="json"` makes columns of its payloads: those of `schema`, "id long, total decimal(10,2)" or
-    Spark's own types; `mode` as in `c.get`.
+    Spark's own types; "avro", "protobuf", `mode` and `writer_schema` as in `c.get`.
     """
     if not hasattr(spark, "range"):
         raise InvalidRequest(f"read: expected the session, then the path, got {type(spark).__name__}")

@@ -83,12 +83,12 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         values = options.checked(self.options, "read", "stream")
         with self._client(values) as client:
             subscriptions.attach(client, values)
-            if "decode" in values:
-                raise InvalidRequest(
-                    f"decode={values['decode'][:80]!r} needs a schema: .schema('id long, total decimal(10,2)')"
-                )
+            if values.get("decode") == "json":
+                raise InvalidRequest("decode='json' needs a schema: .schema('id long, total decimal(10,2)')")
+            _, at_server = options.decoding(client, values, None)
             columns = options.columns(values.get("columns"))
-            return to_spark(client.info(values["path"], columns=columns, filter=values.get("filter")).schema)[0]
+            info = client.info(values["path"], columns=columns, filter=values.get("filter"), decoding=at_server)
+            return to_spark(info.schema)[0]
 
     @without_traceback
     def reader(self, schema: StructType) -> sql.DataSourceReader:
@@ -172,25 +172,29 @@ class BatchReader(PartitionReader):
         self._client, self._values, self._path, self._filter = client, values, values["path"], values.get("filter")
         self._arrow = to_arrow(schema)
         """The very schema in which Spark takes batches: from 4.2 on it compares."""
-        self._decoding = options.decoding(client, values, self._arrow)
+        self._decoding, self._at_server = options.decoding(client, values, self._arrow)
         columns = options.columns(values.get("columns")) if self._decoding is None else self._decoding.columns
-        dataset = client.info(self._path, columns=columns).schema
+        dataset = client.info(self._path, columns=columns, decoding=self._at_server).schema
         if self._decoding is None:
             check_schema_matches(self._path, schema, dataset)
             dataset = pa.schema([dataset.field(name) for name in schema.names])
         else:
             self._decoding = self._decoding.reading(dataset)
         self._dataset = dataset
-        self._pushable = pushable_columns(schema, self._dataset) if self._decoding is None else {}
+        is_decoded = self._decoding is not None or self._at_server is not None
+        self._pushable = {} if is_decoded else pushable_columns(schema, self._dataset)
 
     @without_traceback
     def partitions(self) -> list[sql.InputPartition]:
-        names = self._dataset.names or None
-        info = self._client.info(self._path, columns=names, filter=self._filter, **self._range())
+        names = None if self._at_server else self._dataset.names or None
+        info = self._client.info(
+            self._path, columns=names, filter=self._filter, decoding=self._at_server, **self._range()
+        )
         if not info.schema.equals(self._dataset):
             raise SchemaMismatch(f"{self._path} was replaced by rows of another schema meanwhile: load it again")
         settings = self._client.settings.for_tasks(info.location)
-        get = GetTickets(settings, self._arrow, None if self._filter else info.local, self._decoding)
+        mapped = not (self._filter or self._at_server)
+        get = GetTickets(settings, self._arrow, info.local if mapped else None, self._decoding)
         tickets = split_tickets(info.endpoints, filtered=self._filter is not None)
         return [sql.InputPartition((get, each)) for each in tickets] or [sql.InputPartition(None)]
 

@@ -30,7 +30,7 @@ class StreamReader(StreamPartitionReader):
     def __init__(self, client: Client, values: Mapping[str, str], schema: StructType) -> None:
         self._client, self._schema = client, schema
         self._arrow = to_arrow(schema)
-        self._decoding = options.decoding(client, values, self._arrow)
+        self._decoding, self._at_server = options.decoding(client, values, self._arrow)
         self._names = schema.names if self._decoding is None else list(self._decoding.columns)
         self._min_tasks = options.count(values, "minPartitions") or 1
         self._consumption = Consumption(
@@ -45,7 +45,7 @@ class StreamReader(StreamPartitionReader):
                 options.switch(values, "failOnDataLoss", True),
                 options.seconds(values, "settle", SETTLE),
             ),
-            decoding=None if self._decoding is None else self._decoding.to_wire(),
+            decoding=self._at_server if self._decoding is None else self._decoding.to_wire(),
         )
         self._schema_matches = False
 
@@ -61,7 +61,8 @@ class StreamReader(StreamPartitionReader):
         for info in self._infos(begin, until):
             self._check_schema(info)
             settings = self._client.settings.for_tasks(info.location)
-            get = GetTickets(settings, self._arrow, info.local, self._decoding and self._decoding.reading(info.schema))
+            local = None if self._at_server else info.local
+            get = GetTickets(settings, self._arrow, local, self._decoding and self._decoding.reading(info.schema))
             partitions += [sql.InputPartition((get, tickets)) for tickets in self._tickets(info)]
         return partitions
 
@@ -77,8 +78,8 @@ class StreamReader(StreamPartitionReader):
                 starts[shard] = first + (until - first) * cut // cuts
                 ends[shard] = first + (until - first) * (cut + 1) // cuts
             yield self._client.info(
-                self._consumption.path, columns=self._names, start=starts,
-                end=Position(ends, end.position.life), journal=end.journal,
+                self._consumption.path, columns=None if self._at_server else self._names, start=starts,
+                end=Position(ends, end.position.life), journal=end.journal, decoding=self._at_server,
             )  # fmt: skip
 
     def _tickets(self, info: Info) -> Iterator[pa.RecordBatch]:
@@ -93,7 +94,7 @@ class StreamReader(StreamPartitionReader):
             yield pa.Table.from_batches(split_tickets(endpoints, filtered=False)).combine_chunks().to_batches()[0]
 
     def _check_schema(self, info: Info) -> None:
-        if not self._schema_matches and self._decoding is None:
+        if not self._schema_matches and self._decoding is None and self._at_server is None:
             check_schema_matches(self._consumption.path, self._schema, info.schema)
             self._schema_matches = True
 

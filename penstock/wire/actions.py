@@ -18,6 +18,7 @@ from penstock.wire.payloads import (
 from penstock.wire.position import Position
 from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishFigures, PublishOptions
 from penstock.wire.put import Mode, Release, Run, State
+from penstock.wire.read import PayloadSchema
 
 SchemaJson = tuple[dict[str, Any], ...]
 """A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
@@ -211,18 +212,6 @@ class Offsets(Body):
     log: tuple[LogLine, ...] = ()
     dead: int = 0
     """Of the consumer, if the request names one: its dead rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class PayloadSchema(Body):
-    """How a consumer makes columns of payloads."""
-
-    format: str
-    schema: str
-    """Its columns, the IPC message of an Arrow schema in base64."""
-    mode: str
-    payload: str
-    """The topic's column that has the payloads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,21 @@ from penstock.wire.body import Body
 Compression = Literal["gzip"]
 
 
+SchemaEncoding = Literal["avro", "protobuf"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSchema(Body):
+    """The schema of a topic of Pub/Sub's."""
+
+    name: str
+    """With its revision: projects/p/schemas/s@revision"""
+    format: str
+    definition: str
+    json: bool
+    """Whether payloads are its JSON, in place of bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishOptions(Body):
     """How the rows of a write are published."""
@@ -18,6 +33,10 @@ class PublishOptions(Body):
     """Whether each message has the attribute `penstock-id`, which is the same however often it is published."""
     compression: Compression | None = None
     """Of the requests to Pub/Sub."""
+    encoding: SchemaEncoding | None = None
+    """What the server makes of rows, by the topic's own schema; None: they are messages."""
+    schema: TopicSchema | None = None
+    """The topic's schema at the write's beginning; the server fills it in."""
 
 
 @dataclass(frozen=True, slots=True)

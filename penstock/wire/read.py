@@ -9,6 +9,20 @@ from penstock.wire.position import Position
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadSchema(Body):
+    """How a consumer, or a reader, makes columns of payloads."""
+
+    format: str
+    schema: str | None = None
+    """Its columns, the IPC message of an Arrow schema in base64; None: those of `writer`, or the newest revision."""
+    mode: str = "PERMISSIVE"
+    payload: str = "data"
+    """The topic's column that has the payloads."""
+    writer: str | None = None
+    """Of Avro and protobuf, the schema with which all payloads were written; None where each message names its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadCommand(Body):
     """A descriptor's command for get_flight_info: a path, some of its columns, some of its rows."""
 
@@ -29,6 +43,8 @@ class ReadCommand(Body):
     time."""
     journal: str | None = None
     """The id of the journal that the offsets belong to; refused if the topic has another one by now."""
+    decoding: PayloadSchema | None = None
+    """Of a topic, the columns that the server makes of Avro or protobuf, in place of `columns`."""
 
 
 @dataclass(frozen=True, slots=True)

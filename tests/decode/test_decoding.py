@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +14,9 @@ import pytest
 from penstock.cli import app
 from penstock.client.client import Client
 from penstock.decode.ddl import parse_ddl
+from penstock.decode.revisions import writer_schema
 from penstock.errors import InvalidRequest, SchemaMismatch
+from tests.kit.avro import encode
 from tests.kit.cli import Run
 
 TOPIC = "topic/orders"
@@ -111,6 +116,84 @@ def test_get_decodes_on_the_command_line(here: Run, client: Client) -> None:
     shown = here("get", TOPIC, *options, terminal=True)
     assert (shown.text.split()[:3], "2 of 2 rows" in shown.err) == (["id", "at", "_error"], True)
     assert here("get", "-f", TOPIC, *options).code == app.USAGE
+
+
+# --- with the schema of a file ---------------------------------------------------------------
+
+
+AVRO = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
+PROTO = 'syntax = "proto3"; message Row { int64 id = 1; string name = 2; }'
+
+
+@pytest.fixture
+def avsc(tmp_path: Path) -> Path:
+    (file := tmp_path / "row.avsc").write_text(json.dumps(AVRO))
+    return file
+
+
+def test_a_file_says_how_payloads_were_written(client: Client, avsc: Path, tmp_path: Path) -> None:
+    good, other = encode(AVRO, [{"id": 1, "name": "n"}, {"id": 2, "name": "m"}])
+    put(client, good, good[:-1], None, other)
+    rows = client.get(TOPIC, decode="avro", writer_schema=avsc).read_all().to_pylist()
+    assert rows == [
+        {"id": 1, "name": "n", "_error": None}, {"id": None, "name": None, "_error": "it ends too early"},
+        {"id": None, "name": None, "_error": None}, {"id": 2, "name": "m", "_error": None},
+    ]  # fmt: skip
+    typed = client.get(
+        TOPIC, decode="avro", writer_schema=avsc, schema="name string, _offset long", mode="DROPMALFORMED"
+    )
+    assert typed.read_all().to_pylist() == [
+        {"name": "n", "_offset": 0}, {"name": None, "_offset": 2}, {"name": "m", "_offset": 3},
+    ]  # fmt: skip
+    with pytest.raises(
+        InvalidRequest, match=r"a payload doesn't decode: it ends too early\. It is the row .*_offset=1"
+    ):
+        client.get(TOPIC, decode="avro", writer_schema=avsc, mode="FAILFAST").read_all()
+    filtered = client.get(TOPIC, decode="avro", writer_schema=avsc, filter="_offset >= 2", limit=1).read_all()
+    assert filtered["id"].to_pylist() == [None]
+    (proto := tmp_path / "row.proto").write_text(PROTO)
+    client.put("topic/proto", pa.table({"value": [b"\x08\x07"]}))
+    [row] = client.get("topic/proto", decode="protobuf", writer_schema=proto).read_all().to_pylist()
+    assert row == {"id": 7, "name": "", "_error": None}
+
+
+def test_get_reads_avro_on_the_command_line(here: Run, client: Client, avsc: Path) -> None:
+    put(client, *encode(AVRO, [{"id": 1, "name": "n"}]))
+    options = ("--decode", "avro", "--writer-schema", str(avsc))
+    assert here("get", TOPIC, *options, "--mode", "DROPMALFORMED").text == '"id","name"\n1,"n"\n'
+    assert here("get", "-f", TOPIC, *options).code == app.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"decode": "avro"}, "has no column 'attributes', in which messages name their schema: pass writer_schema"),
+        (
+            {"decode": "avro", "writer_schema": "none.avsc"},
+            "expected a file with an Avro or a protobuf schema: No such",
+        ),
+        ({"decode": "protobuf", "writer_schema": "row.avsc"}, "the schema is no protobuf schema"),
+        ({"decode": "json", "schema": "id long", "writer_schema": "row.avsc"}, "is for avro and protobuf"),
+        ({"decode": "avro", "writer_schema": "row.avsc", "schema": "_rest map<string,string>"}, "only JSON has fields"),
+        ({"decode": "avro", "writer_schema": "row.avsc", "mode": "PERMISIVE"}, "did you mean 'PERMISSIVE'"),
+        ({"writer_schema": "row.avsc"}, "writer_schema='row.avsc' is for a decoded read"),
+    ],
+)
+def test_what_no_schema_is_for_is_refused(
+    client: Client, avsc: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], why: str
+) -> None:
+    monkeypatch.chdir(avsc.parent)
+    put(client, b"")
+    with pytest.raises(InvalidRequest, match=why):
+        client.get(TOPIC, **arguments)
+
+
+def test_the_server_says_what_it_lacks(client: Client, avsc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.decode.avro", None)
+    writer_schema.cache_clear()
+    put(client, b"")
+    with pytest.raises(InvalidRequest, match=r"the server lacks penstock\.decode\.avro, which avro needs: pip install"):
+        client.get(TOPIC, decode="avro", writer_schema=avsc)
 
 
 # --- schemas as text -----------------------------------------------------------------------

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.cli import app
 from penstock.client.client import Client, connect
+from penstock.decode.decoding import plan_at_server
 from penstock.errors import InvalidRequest, NotFound
 from penstock.flight_server.dead_rows import DeadRows
 from penstock.flight_server.server import PenstockServer
-from penstock.queue.topics import journal
+from penstock.queue.topics import journal, revisions
 from penstock.queue.topics.retention import retain
 from penstock.wire import actions
+from penstock.wire.position import Position
 from tests.kit.cli import Run
 from tests.kit.dead import PAYLOADS, TOPIC, Consumer, looked_at, put, rows
 from tests.kit.server import RestartingServer, served
@@ -208,3 +211,31 @@ def test_deleting_a_topic_deletes_its_dead_rows(server: PenstockServer, client: 
     assert len(rows(client)) == 1
     client.delete(TOPIC)
     assert list(client.list("topic/")) == []
+
+
+def test_dead_rows_keep_the_revisions_that_they_name(server: PenstockServer, client: Client) -> None:
+    """So that they decode where they are kept, and where they are redriven to."""
+    name, definition = (
+        "projects/p/schemas/s@1",
+        '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}',
+    )
+    attributes = [("googclient_schemaname", "projects/p/schemas/s"), ("googclient_schemarevisionid", "1")]
+    kinds = pa.schema({"data": pa.binary(), "attributes": pa.map_(pa.string(), pa.string())})
+    client.put(TOPIC, pa.table({"data": [b"\2", b"\4\4"], "attributes": [attributes, attributes]}, kinds))
+    ledger = server.state.ledger
+    ledger.change(lambda t: revisions.note(t, TOPIC, [name], {0: (0, 2)}))
+    ledger.change(lambda t: revisions.settle(t, name, "avro", definition, 1.0))
+    decoding = plan_at_server(TOPIC, kinds.names, "avro", "id long")
+    journal = client.call(actions.ASK_OFFSETS, actions.AskOffsets(TOPIC)).journal
+    start = Position({0: 0})
+    client.call(
+        actions.ATTACH_CONSUMER, actions.AttachConsumer(TOPIC, journal, "c", "s", start, start, decoding=decoding)
+    )
+    client.call(actions.COMMIT_POSITION, actions.CommitPosition(TOPIC, journal, "c", "s", Position({0: 2})))
+    looked_at(server)
+    [row] = client.get(f"{TOPIC}/dead", decode="avro", schema="_offset long, id long").read_all().to_pylist()
+    assert row["_error"] == "more bytes follow: it was written with another schema"
+    client.call(actions.REDRIVE_ROWS, actions.RedriveRows(TOPIC, "topic/again"))
+    assert client.get("topic/again", decode="avro").read_all().to_pylist() == [
+        {"id": None, "_error": "more bytes follow: it was written with another schema"}
+    ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 import penstock
+from tests.kit.avro import encode
 from tests.kit.streams import IN, Streams
 from tests.kit.wait import eventually
 
@@ -65,6 +68,33 @@ def test_malformed_payloads_are_dropped_or_fail(streams: Streams) -> None:
     assert sorted(row.id for row in read("DROPMALFORMED").collect()) == [1, 2]
     with pytest.raises(Exception, match=r"_offset=1"):
         read("FAILFAST").collect()
+
+
+def test_avro_is_decoded_at_the_server(streams: Streams, tmp_path: Path) -> None:
+    """In streams and batches, without a schema too; and what fails is dead."""
+    row = {
+        "type": "record",
+        "name": "Row",
+        "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}],
+    }
+    (file := tmp_path / "row.avsc").write_text(json.dumps(row))
+    put(streams, *encode(row, [{"id": number, "name": f"n{number}"} for number in range(20)]), b"\2")
+    options = {"decode": "avro", "writerSchema": str(file)}
+    assert streams.run(streams.stream(schema="id int, name string", **options), "store/out") == [21]
+    rows = streams.client.get("store/out").read_all().to_pylist()
+    assert (rows[7], rows[20]) == ({"id": 7, "name": "n7"}, {"id": None, "name": None})
+    url = streams.client.settings.url
+    batch = streams.spark.read.format("penstock").options(**options, url=url).load(IN)
+    frame = penstock.read(streams.spark, IN, decode="avro", writer_schema=file, url=url)
+    assert batch.columns == frame.columns == ["id", "name", "_error"]
+    both = [sorted(map(tuple, each.na.fill({"id": -1}).collect())) for each in (batch, frame)]
+    assert both[0] == both[1]
+    assert both[0][0] == (-1, None, "it ends too early")
+    put(streams, *encode(row, [{"id": 21, "name": ""}]))
+    assert streams.run(streams.stream(schema="id int, name string", **options), "store/out") == [1]
+    eventually(lambda: [row["dead"] for row in streams.consumers()] == [1])
+    [dead] = streams.client.get(f"{IN}/dead").read_all().to_pylist()
+    assert (dead["_dead_offset"], dead["_dead_error"]) == (20, "it ends too early")
 
 
 SAME = [

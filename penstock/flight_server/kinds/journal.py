@@ -8,10 +8,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.decode.decoding import SCHEMA_FORMATS
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server import endpoints
 from penstock.flight_server.kinds.kind import Kind
-from penstock.flight_server.selection import Selection, select
+from penstock.flight_server.selection import Selection, select, with_meta
 from penstock.flight_server.state import State
 from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
@@ -47,19 +48,37 @@ class JournalKind(Kind):
     def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         topic = self.topics.topic(str(path))
         check_journal(topic, command.journal)
-        selection = _select(topic, command)
+        selection = self._select(topic, command)
         if command.start is not None and command.since is not None:
             raise InvalidRequest(f"{path}: expected `start` or `since`, not both")
         begin = {} if command.since is None else self.topics.at(topic, command.since)
         start = self.topics.complete_position(topic, command.start, begin)
         end = self.topics.complete_position(topic, command.end, topic.latest())
+        if selection.decoding is not None and selection.decoding.writer is None:
+            self.state.journals.revisions.check_settled(topic, end)
         expires = self.state.ticket_expiry()
         pieces = self.topics.range(topic, start, end, ticketed_until=expires)
         entry = replace(self._entry(topic), life=self.topics.labelled(topic, topic.latest()).life)
         return endpoints.readable(self.state, descriptor, selection, pieces, entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
-        return _select(self.topics.topic(str(path)), command).schema
+        return self._select(self.topics.topic(str(path)), command).schema
+
+    def _select(self, topic: Topic, command: ReadCommand) -> Selection:
+        """Return what is read, and what is made of it."""
+        said = command.decoding
+        if said is None:
+            return _select(topic, command)
+        if said.format not in SCHEMA_FORMATS:
+            raise InvalidRequest(f"decode={said.format[:80]!r}: its reader decodes it, expected {SCHEMA_FORMATS}")
+        if command.columns is not None:
+            raise InvalidRequest(f"{topic.path}: with a decoding its schema names the columns: leave `columns` out")
+        available = with_meta(topic.schema)
+        decoding = self.state.journals.revisions.decoding(topic.path, topic.journal, available, said)
+        decoding.reading(available)
+        selection = _select(topic, replace(command, columns=decoding.columns))
+        said = replace(said, schema=schemas.encode(decoding.schema))
+        return replace(selection, schema=decoding.schema, decoding=said, journal=topic.journal)
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
         """List the journals below a folder, at any depth: they have no lines for folders."""

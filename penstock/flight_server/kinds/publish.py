@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -25,7 +26,7 @@ from penstock.flight_server.put import Piece, keep, own_write
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
 from penstock.flight_server.upload import Admit, Upload
-from penstock.ledger import publications
+from penstock.ledger import publications, runs
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.publications import UnpublishedPart
 from penstock.ledger.tables import Transaction
@@ -47,6 +48,7 @@ from penstock.wire.publish import (
 from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import Entry
 
+log = logging.getLogger("penstock")
 _TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 _ANSWER = 5.0
 """Seconds after which a finish, or a publisher without work, is answered; then it calls again."""
@@ -92,12 +94,37 @@ class PublishKind(Kind):
         _check_topic(path)
         if request.queue is not None:
             raise InvalidRequest(f"{path} is a topic of Pub/Sub's: only a dataset's parts are splits of a queue")
-        if schema is not None:
+        if schema is not None and (request.publish is None or request.publish.encoding is None):
             check_columns(schema, str(path))
+        options = self._check_at_pubsub(path, request.run, request.publish)
         self._publishers.want(str(path))
         return self.state.ledger.open_write(
-            str(path), mode=request.mode, run=request.run, schema=MESSAGES, publish=request.publish
+            str(path), mode=request.mode, run=request.run, schema=MESSAGES, publish=options
         )
+
+    def _check_at_pubsub(self, path: Path, run: str | None, options: PublishOptions | None) -> PublishOptions | None:
+        """Return the options with the topic's schema, where rows are encoded by it; raise why they can't be published.
+
+        A write that goes on was checked at its beginning.
+        """
+        if options is None or options.encoding is None:
+            return options
+        options = replace(options, schema=None)
+        if self.state.ledger.change(lambda t: runs.write_of(t, str(path), run)) is not None:
+            return options
+        project, _, topic = path.key.partition("/")
+        name = f"projects/{project}/topics/{topic}"
+        try:
+            from penstock.queue.pubsub.schemas import schema_of_topic
+        except ImportError as missing:
+            raise InvalidRequest(
+                f"the server lacks {missing.name}, which publishing needs: pip install 'penstock-flight[serve,pubsub]' "
+                "there"
+            ) from missing
+        schema = schema_of_topic(self.state.config.pubsub_access(), name)
+        if schema.format != options.encoding:
+            raise InvalidRequest(f"{path}: its schema {schema.name} is {schema.format}: pass encode={schema.format!r}")
+        return replace(options, schema=schema)
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload)
@@ -107,9 +134,10 @@ class PublishKind(Kind):
         _check_topic(path)
         if command.create is not None:
             raise InvalidRequest(f"{path} is a topic of Pub/Sub's: `create` makes one of penstock's, expected topic/…")
+        options = self._check_at_pubsub(path, command.run, command.publish)
         self._publishers.want(str(path))
         mode = command.mode or "error"
-        with own_write(self.state, str(path), mode, command.run, command.publish) as write, admit() as upload:
+        with own_write(self.state, str(path), mode, command.run, options) as write, admit() as upload:
             if write.state == "finished":
                 upload.drain(upload.parts())
                 return self.state.ledger.finished_receipt(write.id)
@@ -131,9 +159,16 @@ class PublishKind(Kind):
         return receipt
 
     def _keep(self, write: Write, upload: Upload) -> Receipt:
-        check_columns(upload.sent, write.path)
         options = write.publish or PublishOptions()
-        batches = (batch for part in upload.parts() for batch in part)
+        batches: Iterable[pa.RecordBatch] = (batch for part in upload.parts() for batch in part)
+        if options.schema is None:
+            check_columns(upload.sent, write.path)
+        else:
+            from penstock.decode.encoding import SchemaEncoding
+
+            encoding = SchemaEncoding(write.path, options.schema)
+            encoding.check(upload.sent)
+            batches = encoding.batches(batches)
         messages = to_messages(batches, write.path, more_attributes=int(options.id_attribute))
         return keep(self.state, write, upload, _parts(messages), schema=MESSAGES, own=False)
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.pulled_subscription import PulledSubscription, wanted_pullers
 from penstock.flight_server.puller_stream import serve_puller
 from penstock.flight_server.pullers import pullers_of
+from penstock.flight_server.revisions import RevisionFetcher
 from penstock.flight_server.selection import Selection, select
 from penstock.flight_server.state import State
 from penstock.flight_server.subscription_figures import figures_of, gauges_of
@@ -30,7 +32,7 @@ from penstock.ledger import parts
 from penstock.ledger.parts import Slice
 from penstock.queue.pubsub import registry
 from penstock.queue.pubsub.registry import Options
-from penstock.queue.topics import journal
+from penstock.queue.topics import journal, revisions
 from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
 from penstock.wire import actions as wire
@@ -38,6 +40,7 @@ from penstock.wire.paths import Path, of_acks, of_dead, parse
 from penstock.wire.read import Entry, ReadCommand
 
 if TYPE_CHECKING:
+    from penstock.queue.pubsub.schemas import SchemaRevision
     from penstock.queue.pubsub.source import Source, Subscriptions
     from penstock.queue.pubsub.subscription import Subscription
 
@@ -62,6 +65,7 @@ class SubscriptionKind(JournalKind):
         self._attaching = threading.Lock()  # so that two first queries ask Pub/Sub once
         self._stopped = threading.Event()
         self._log = SubscriptionLog(lambda path: path in self._owners)
+        self._fetcher = RevisionFetcher(state.ledger, state.journals.revisions, self._get_revision)
         self._thread = threading.Thread(target=self._look_after, name="penstock-subscriptions", daemon=True)
         state.metrics.gauges(
             lambda: (gauge for owner in self._all_owners() for gauge in gauges_of(owner.path, owner.state()))
@@ -75,14 +79,22 @@ class SubscriptionKind(JournalKind):
             except PenstockError as error:  # the extra is missing
                 log.warning("%s: %s", path, error)
         self._thread.start()
+        self._fetcher.start()
 
     def close(self) -> None:
         """End the pullers first: what they still send is committed."""
         self._stopped.set()
         self._thread.join()
+        self._fetcher.close()
         for owner in self._all_owners():
             owner.close(Unavailable("the server is shutting down", retry_after=2))
         log.removeHandler(self._log)
+
+    def tend(self, stop: Callable[[], bool]) -> None:
+        """Remove revisions of schemas whose journal is gone."""
+        ledger, tickets_from = self.state.ledger, time.time() - self.state.config.ticket_life
+        if revisions.has_gone(ledger.database, tickets_from):
+            ledger.change(lambda t: revisions.forget(t, tickets_from))
 
     def totals(self) -> dict[str, int]:
         return {"subscriptions": journal.count(self.state.ledger.database, self.name)}
@@ -145,14 +157,14 @@ class SubscriptionKind(JournalKind):
         """Return Pub/Sub's subscriptions, called as the server's settings say."""
         try:
             from penstock.queue.pubsub.source import Subscriptions
-            from penstock.queue.pubsub.transport import Access
         except ImportError as missing:
             raise _extra_is_missing(missing) from missing
-        config = self.state.config
-        access = Access(
-            config.pubsub_credentials, config.pubsub_impersonate, config.pubsub_endpoint, config.allow_emulator
-        )
-        return Subscriptions(access)
+        return Subscriptions(self.state.config.pubsub_access())
+
+    def _get_revision(self, name: str) -> SchemaRevision:
+        from penstock.queue.pubsub.schemas import get_revision
+
+        return get_revision(self.state.config.pubsub_access(), name)
 
     def delete_source(self, path: Path) -> None:
         """Delete the subscription at Pub/Sub."""
@@ -189,7 +201,9 @@ class SubscriptionKind(JournalKind):
             owner = self._owners.get(path)
             if owner is None:
                 journals = self.state.journals
-                owner = Subscription(path, self.state.ledger, self.topics, self.state.store, journals.appender)
+                owner = Subscription(
+                    path, self.state.ledger, self.topics, self.state.store, journals.appender, named=self._fetcher.look
+                )
                 self._owners[path] = owner
                 name = f"penstock-index-{path[-40:]}"
                 threading.Thread(target=self._rebuild, args=(owner,), name=name, daemon=True).start()

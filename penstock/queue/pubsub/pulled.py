@@ -14,9 +14,10 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.pubsub import registry
 from penstock.queue.pubsub.index import UNKNOWN, Integers, Mask, keys_of, offsets_of, place_of, shards_of
 from penstock.queue.pubsub.registry import MESSAGES
-from penstock.queue.topics import journal
+from penstock.queue.topics import journal, revisions
 from penstock.queue.topics.append import Append, Placed
 from penstock.rows import slices
+from penstock.rows.attributes import named_revisions
 from penstock.store.database import Reader
 from penstock.wire.position import Position
 
@@ -70,6 +71,8 @@ class PulledBatch(Append):
         """Of duplicates, as far as they were known when the batch was judged."""
         self.is_new: Mask = np.ones(len(self.keys), dtype=np.bool_)
         self._owner = owner
+        self.revisions = named_revisions(batch.column("attributes"))
+        """Of schemas, that the messages name."""
 
     def judge(self, database: Reader) -> bool:
         """Tell duplicates from what is new; answer a batch that has nothing new."""
@@ -84,6 +87,7 @@ class PulledBatch(Append):
         layout = journal.layout(t, self.path)
         if registry.find(t, self.path) is None or layout is None or layout.journal != self._owner.journal:
             raise NotFound(f"{self.path} was detached")
+        revisions.note(t, self.path, self.revisions, placed.shards)
 
     def settle(self, placed: Placed) -> None:
         """Answer with the place of each row."""

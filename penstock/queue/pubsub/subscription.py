@@ -72,9 +72,12 @@ class Subscription:
         appender: Appender,
         *,
         steady: Callable[[], float] = time.monotonic,
+        named: Callable[[], None] = lambda: None,
         **window: Any,
     ) -> None:
+        """`named` is called once rows are durable that name revisions of schemas."""
         self.path = path
+        self._named = named
         self.known = KnownMessages(path, ledger, topics, store, **window)
         self._ledger, self._topics, self._appender, self._steady = ledger, topics, appender, steady
         self._lock = threading.RLock()  # everything below
@@ -247,6 +250,8 @@ class Subscription:
     def settle(self, batch: PulledBatch, placed: Placed) -> None:
         """Note where the rows are, which are durable now, and answer."""
         steps.passed("pull.committed")
+        if batch.revisions:
+            self._named()
         with self._lock:
             self._pending.pop(batch, None)
             batch.place(placed)

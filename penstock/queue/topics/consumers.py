@@ -19,8 +19,9 @@ from penstock.queue.topics import dead, journal
 from penstock.queue.topics.topic import Behind, Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store.database import Reader
-from penstock.wire.actions import ConsumerState, PayloadSchema
+from penstock.wire.actions import ConsumerState
 from penstock.wire.position import Position
+from penstock.wire.read import PayloadSchema
 
 log = logging.getLogger("penstock")
 UNSEEN = 7 * 24 * 3600.0

@@ -19,9 +19,9 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Topic
 from penstock.store.database import Reader, Tables
-from penstock.wire.actions import PayloadSchema
 from penstock.wire.paths import DEAD, Path
 from penstock.wire.position import Position
+from penstock.wire.read import PayloadSchema
 
 TABLES: Tables = {
     9: """

@@ -16,7 +16,8 @@ It does what the emulator does (tests/pubsub/test_contract.py runs on both), and
 - Cancelled and killed clients leave leases, which end once; the emulator may lease to a dead stream again.
 - Ack ids are as long as at the real service (`ack_id_bytes`); message ids have 16 digits, and are never reused within
   one server. A fake started at the same port is an emulator restarted: nothing is known, and ids begin as they did.
-- Not there: dead letters are counted (delivery_attempt) and not forwarded; filters, schemas, snapshots, push, IAM.
+- Schemas and their revisions; a message to a topic with a schema is said to be of the newest one, and isn't validated.
+- Not there: dead letters are counted (delivery_attempt) and not forwarded; filters, snapshots, push, IAM.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class FakePubSub:
         self._serial = 1_000
         self._topics: dict[str, Log] = {}
         self._subscriptions: dict[str, Subscription] = {}
+        self._schemas: dict[str, list[Any]] = {}
+        """The revisions of each, the newest last."""
+        self._settings: dict[str, Any] = {}
+        """By topic: its schema, and the encoding."""
         self._streams: dict[int, _Stream] = {}
         self._stream_number = PULL
         self._faults: dict[tuple[str, str], deque[_Fault]] = defaultdict(deque)
@@ -382,11 +387,13 @@ class FakePubSub:
         if topic.name in self._topics:
             raise Refused("ALREADY_EXISTS", "Topic already exists")
         self._topics[topic.name] = PublishedLog(self._new_serial())
+        if topic.HasField("schema_settings"):
+            self._settings[topic.name] = topic.schema_settings
         return topic
 
     def _GetTopic(self, request: Any) -> Any:  # noqa: N802
         self._topic(request.topic)
-        return pb.Topic(name=request.topic)
+        return pb.Topic(name=request.topic, schema_settings=self._settings.get(request.topic))
 
     def _DeleteTopic(self, request: Any) -> Any:  # noqa: N802
         self._topic(request.topic)
@@ -410,6 +417,8 @@ class FakePubSub:
         ):
             if wrong:
                 raise Refused("INVALID_ARGUMENT", message)
+        if (settings := self._settings.get(request.topic)) is not None:
+            self._stamp(messages, settings)
         return pb.PublishResponse(message_ids=log.publish(messages, self._clock()))
 
     def _CreateSubscription(self, about: Any) -> Any:  # noqa: N802
@@ -452,7 +461,49 @@ class FakePubSub:
         self._subscription(request.subscription).seek(request.time.ToMicroseconds() / 1e6)
         return pb.SeekResponse()
 
+    def _CreateSchema(self, request: Any) -> Any:  # noqa: N802
+        name = f"{request.parent}/schemas/{request.schema_id}"
+        if name in self._schemas:
+            raise Refused("ALREADY_EXISTS", "Schema already exists")
+        self._schemas[name] = []
+        return self._new_revision(name, request.schema)
+
+    def _CommitSchema(self, request: Any) -> Any:  # noqa: N802
+        self._revisions(request.name)
+        return self._new_revision(request.name, request.schema)
+
+    def _GetSchema(self, request: Any) -> Any:  # noqa: N802
+        name, _, revision = request.name.partition("@")
+        known = [each for each in self._revisions(name) if revision in ("", each.revision_id)]
+        if not known:
+            raise Refused("NOT_FOUND", f"Resource not found (resource={request.name})")
+        return known[-1]
+
+    def _DeleteSchema(self, request: Any) -> Any:  # noqa: N802
+        self._revisions(request.name)
+        del self._schemas[request.name]
+        return pb.Empty()
+
     # --- parts ---
+
+    def _new_revision(self, name: str, schema: Any) -> Any:
+        revision = pb.Schema(name=name, type_=schema.type_, definition=schema.definition)
+        revision.revision_id = f"{self._new_serial():08x}"
+        revision.revision_create_time.FromMicroseconds(int(self._clock() * 1e6) + self._serial)
+        self._schemas[name].append(revision)
+        return revision
+
+    def _revisions(self, name: str) -> list[Any]:
+        if name not in self._schemas:
+            raise Refused("NOT_FOUND", f"Resource not found (resource={name})")
+        return self._schemas[name]
+
+    def _stamp(self, messages: Any, settings: Any) -> None:
+        """Give messages the attributes of a topic with a schema."""
+        for message in messages:
+            message.attributes["googclient_schemaname"] = settings.schema
+            message.attributes["googclient_schemarevisionid"] = self._revisions(settings.schema)[-1].revision_id
+            message.attributes["googclient_schemaencoding"] = "JSON" if settings.encoding == 1 else "BINARY"
 
     def _topic(self, name: str) -> Log:
         if (log := self._topics.get(name)) is None:

@@ -8,8 +8,12 @@ from google.protobuf import empty_pb2
 from google.pubsub_v1 import types
 
 AcknowledgeRequest: Any = types.AcknowledgeRequest.pb()
+CommitSchemaRequest: Any = types.CommitSchemaRequest.pb()
+CreateSchemaRequest: Any = types.CreateSchemaRequest.pb()
+DeleteSchemaRequest: Any = types.DeleteSchemaRequest.pb()
 DeleteSubscriptionRequest: Any = types.DeleteSubscriptionRequest.pb()
 DeleteTopicRequest: Any = types.DeleteTopicRequest.pb()
+GetSchemaRequest: Any = types.GetSchemaRequest.pb()
 GetSubscriptionRequest: Any = types.GetSubscriptionRequest.pb()
 GetTopicRequest: Any = types.GetTopicRequest.pb()
 ModifyAckDeadlineRequest: Any = types.ModifyAckDeadlineRequest.pb()
@@ -19,6 +23,7 @@ PubsubMessage: Any = types.PubsubMessage.pb()
 PullRequest: Any = types.PullRequest.pb()
 PullResponse: Any = types.PullResponse.pb()
 ReceivedMessage: Any = types.ReceivedMessage.pb()
+Schema: Any = types.Schema.pb()
 SeekRequest: Any = types.SeekRequest.pb()
 SeekResponse: Any = types.SeekResponse.pb()
 StreamingPullRequest: Any = types.StreamingPullRequest.pb()
@@ -45,6 +50,10 @@ METHODS = (
     _unary("Publisher", "GetTopic", GetTopicRequest, Topic),
     _unary("Publisher", "DeleteTopic", DeleteTopicRequest, Empty),
     _unary("Publisher", "Publish", PublishRequest, PublishResponse),
+    _unary("SchemaService", "CreateSchema", CreateSchemaRequest, Schema),
+    _unary("SchemaService", "CommitSchema", CommitSchemaRequest, Schema),
+    _unary("SchemaService", "GetSchema", GetSchemaRequest, Schema),
+    _unary("SchemaService", "DeleteSchema", DeleteSchemaRequest, Empty),
     _unary("Subscriber", "CreateSubscription", Subscription, Subscription),
     _unary("Subscriber", "GetSubscription", GetSubscriptionRequest, Subscription),
     _unary("Subscriber", "DeleteSubscription", DeleteSubscriptionRequest, Empty),

@@ -118,6 +118,11 @@ def _changed(thing: Thing) -> str:
     return "" if moment is None else f"{_ago(moment)}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}"
 
 
+def _compacted(thing: Thing) -> str:
+    """Return when small parts of it became one last; nothing if that was never."""
+    return _ago(thing["compacted"]) if "compacted" in thing else ""
+
+
 def _queries(thing: Thing) -> str:
     """Return what the queries that write to it have landed last."""
     return ", ".join("{query} up to epoch {epoch}".format(**each) for each in thing.get("queries", ()))
@@ -130,7 +135,7 @@ def _kept(topic: Thing) -> str:
 
 _LOST = "its rows were in the memory of a server that has ended; put it again with --mode overwrite"
 _STORED: dict[str, Any] = {
-    "rows": "rows", "size": _size, "changed": _changed, "queries": _queries,
+    "rows": "rows", "size": _size, "compacted": _compacted, "changed": _changed, "queries": _queries,
     "lost": lambda thing: _LOST if thing.get("lost") else "",
 }  # fmt: skip
 _SCHEMA = Table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,11 @@ from penstock.ledger.tables import Transaction, paths_below, to_schema
 from penstock.ledger.writes import Write
 from penstock.rows import schemas
 from penstock.store.database import Reader
+from penstock.store.medium import Part
 from penstock.wire import paths
+
+SMALL = 1 << 20
+"""Bytes below which a part may be merged with its neighbours: as the index `small_parts` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,10 @@ class Dataset:
     changed: float
     lost: bool = False
     """Whether its bytes were in the memory of a server that has stopped."""
+    compacted: float | None = None
+    """When small parts became one last."""
+    end: str = ""
+    """Names its end: what is appended later is behind it, until it is overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +56,14 @@ class Folder:
 
 _DATASETS = (
     "SELECT datasets.*, ipc, EXISTS (SELECT 1 FROM parts WHERE parts.path = datasets.path AND parts.state = 'visible'"
-    " AND parts.incarnation <> '' AND parts.incarnation <> ?) AS lost"
+    " AND parts.incarnation <> '' AND parts.incarnation <> ?1) AS lost"
     " FROM datasets JOIN schemas ON schemas.id = datasets.schema"
 )
 
 
 def by_path(reader: Reader, path: str, incarnation: str) -> Dataset:
     """Return the dataset at a path."""
-    row = reader.row(f"{_DATASETS} WHERE datasets.path = ?", incarnation, path)
+    row = reader.row(f"{_DATASETS} WHERE datasets.path = ?2", incarnation, path)
     if row is not None:
         return _dataset(row)
     if below(reader, path + "/", incarnation):
@@ -65,7 +74,7 @@ def by_path(reader: Reader, path: str, incarnation: str) -> Dataset:
 def below(reader: Reader, folder: str, incarnation: str) -> list[Dataset]:
     """Return the datasets below a folder's path, `store/` or `store/demo/`, in the order of their paths."""
     rows = reader.rows(
-        f"{_DATASETS} WHERE datasets.path >= ? AND datasets.path < ? ORDER BY datasets.path",
+        f"{_DATASETS} WHERE datasets.path >= ?2 AND datasets.path < ?3 ORDER BY datasets.path",
         incarnation, *paths_below(folder),
     )  # fmt: skip
     return [_dataset(row) for row in rows]
@@ -105,8 +114,80 @@ def slices(reader: Reader, path: str) -> list[Slice]:
 
 def _dataset(row: sqlite3.Row) -> Dataset:
     return Dataset(
-        row["path"], to_schema(row["ipc"]), row["rows"], row["bytes"], row["parts"], row["changed"], bool(row["lost"])
+        row["path"], to_schema(row["ipc"]), row["rows"], row["bytes"], row["parts"], row["changed"], bool(row["lost"]),
+        row["compacted"], f"{row['made']}.{row['next_seq']}",
+    )  # fmt: skip
+
+
+# --- small parts ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SmallPart:
+    """A visible part that may be merged with those beside it."""
+
+    name: str
+    seq: int
+    places: int
+    rows: int
+    bytes: int
+    schema_id: int
+    digest: str | None
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows"
+
+    @property
+    def end(self) -> int:
+        """The place behind it."""
+        return self.seq + self.places
+
+
+_GRACE = 60.0
+"""Seconds for which parts that were merged stay: a backup may be copying them, and each second there may be others."""
+_ARE_SMALL = f"state = 'visible' AND path IS NOT NULL AND attempt <> '' AND NOT pinned AND bytes < {SMALL}"
+
+
+def small_parts(reader: Reader, path: str, incarnation: str) -> list[SmallPart]:
+    """Return the small parts of a dataset, in order."""
+    rows = reader.rows(
+        "SELECT name, seq, places, rows, bytes, schema AS schema_id, digest FROM parts INDEXED BY small_parts"  # noqa: S608  # our own text
+        f" WHERE {_ARE_SMALL} AND path = ? AND incarnation = ? AND NOT missed ORDER BY seq",
+        path, incarnation,
+    )  # fmt: skip
+    return [SmallPart(**dict(row)) for row in rows]
+
+
+def paths_of_small_parts(reader: Reader, *, many: int) -> list[str]:
+    """Return the datasets that have many small parts."""
+    rows = reader.rows(
+        f"SELECT path FROM parts INDEXED BY small_parts WHERE {_ARE_SMALL} GROUP BY path HAVING count(*) >= ?",  # noqa: S608  # our own text
+        many,
     )
+    return [row["path"] for row in rows]
+
+
+def replace(t: Transaction, path: str, run: Sequence[SmallPart], part: Part) -> bool:
+    """Put one part with the same rows in the place of a run of parts; False if these very parts are not there."""
+    names, rows = [each.name for each in run], sum(each.rows for each in run)
+    in_place = t.rows(
+        "SELECT name FROM parts WHERE path = ? AND state = 'visible' AND seq >= ? AND seq < ? AND NOT pinned"
+        " ORDER BY seq",
+        path, run[0].seq, run[-1].end,
+    )  # fmt: skip
+    if [row["name"] for row in in_place] != names or part.rows != rows:
+        return False
+    parts.retire(t, names, path, grace=_GRACE)
+    t.insert(
+        "parts", name=part.name, attempt=uuid.uuid4().hex, number=0, rows=part.rows, bytes=part.bytes,
+        schema=run[0].schema_id, incarnation=t.ledger.incarnation, state="visible", path=path, seq=run[0].seq,
+        places=run[-1].end - run[0].seq, digest=part.digest,
+    )  # fmt: skip
+    t.execute(
+        "UPDATE datasets SET parts = parts - ?, bytes = bytes - ? + ?, compacted = ? WHERE path = ?",
+        len(run) - 1, sum(each.bytes for each in run), part.bytes, t.now, path,
+    )  # fmt: skip
+    return True
 
 
 # --- the destination of writes -------------------------------------------------------------
@@ -132,7 +213,7 @@ def schema_at(reader: Reader, path: str) -> pa.Schema | None:
 
 def check_write(t: Transaction, write: Write, *, exists: bool) -> None:
     """Reject a write that may not make or change the path."""
-    if write.mode != "overwrite" and parts.are_lost(t, "path = ? AND state = 'visible'", write.path):
+    if write.mode != "overwrite" and parts.are_lost(t, write.path):
         verb = "appended to" if write.mode == "append" else "made"
         raise Lost(f"{write.path} can't be {verb}, its rows are lost: write it again with mode 'overwrite'")
     payloads.check_is_none(t, paths.parse(write.path).key)
@@ -157,10 +238,12 @@ def is_due(t: Transaction, write: Write, attempts: Sequence[str], chosen: str) -
 def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
     """Make the attempts' parts the end of what is at the path."""
     t.execute(
-        "INSERT INTO datasets(path, schema, rows, bytes, parts, next_seq, changed) VALUES (?, ?, 0, 0, 0, 0, ?)"
+        "INSERT INTO datasets(path, schema, changed, made, rows, bytes, parts, next_seq)"
+        " VALUES (?, ?, ?, ?, 0, 0, 0, 0)"
         " ON CONFLICT(path) DO UPDATE SET schema = excluded.schema, changed = excluded.changed",
-        path, t.schema_id(schema), t.now,
+        path, t.schema_id(schema), t.now, uuid.uuid4().hex[:16],
     )  # fmt: skip
+    t.ledger.note_grown(path)
     for attempt in attempts:
         t.execute(
             "UPDATE parts SET state = 'visible', path = ?1,"

@@ -74,9 +74,11 @@ class Ledger:
         """The puts that a crash cut, while the disk has no room to note their end: each write and its opener."""
         self._signs: dict[tuple[str, float], float] = {}
         """Last signs of life of open writes with a queue, each id and time, and when `expire` has seen them first."""
-        self._lock = threading.Lock()  # _unnoted
+        self._lock = threading.Lock()  # _unnoted, _grown
         self._unnoted: dict[str, float] = {}
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
+        self._grown: set[str] = set()
+        """The datasets that writes were finished to, for the compactor."""
 
     @property
     def queues(self) -> WorkQueues:
@@ -260,7 +262,10 @@ class Ledger:
             idle += writes.end_where(t, f"touched < ? AND {writes.IS_PUBLISHED}", t.now - REMEMBERED, state="expired")
             for write, touched in silent:
                 idle += writes.end_where(t, "id = ? AND touched = ?", write, touched, state="expired")
-            t.execute("DELETE FROM writes WHERE state <> 'open' AND touched < ?", t.now - REMEMBERED)
+            ended = (
+                "state IN ('finished', 'aborted', 'expired')"  # not <> 'open', which looks at all that are remembered
+            )
+            t.execute(f"DELETE FROM writes WHERE {ended} AND touched < ?", t.now - REMEMBERED)  # noqa: S608  # our own text
             t.execute(
                 "DELETE FROM writes WHERE id IN (SELECT id FROM writes INDEXED BY brief_writes WHERE brief"
                 " AND state = 'finished' AND touched < ? LIMIT ?)",
@@ -325,6 +330,22 @@ class Ledger:
         self.hold(path, ticketed_until)  # 1.
         with self.reading() as reader:  # 2.
             return datasets.by_path(reader, path, self.incarnation), datasets.slices(reader, path)
+
+    def pin(self, path: str) -> None:
+        """Let the parts that a dataset has now keep their numbers: a reader names one by it."""
+        if parts.are_mergeable(self.database, path):
+            self.change(partial(parts.pin, path=path))
+
+    def note_grown(self, path: str) -> None:
+        """Note that a dataset may have got small parts."""
+        with self._lock:
+            self._grown.add(path)
+
+    def take_grown(self) -> set[str]:
+        """Return the datasets that may have got small parts since the last call."""
+        with self._lock:
+            grown, self._grown = self._grown, set()
+        return grown
 
     def delete(self, path: str) -> Dataset:
         """Delete a dataset; its bytes stay for as long as tickets name them.
@@ -489,11 +510,12 @@ class Ledger:
     def totals(self) -> dict[str, int]:
         """Return the counts for health and metrics."""
         row = self.database.row(
-            "SELECT (SELECT count(*) FROM datasets) AS datasets,"
-            " (SELECT coalesce(sum(rows), 0) FROM datasets) AS rows,"
+            "SELECT datasets, rows, dataset_parts, compacted,"
             " (SELECT count(*) FROM writes WHERE state = 'open') AS open_writes,"
             " (SELECT coalesce(sum(bytes), 0) FROM parts WHERE state = 'visible') AS visible_bytes,"
             " (SELECT coalesce(sum(bytes), 0) FROM parts WHERE state = 'retired') AS retired_bytes"
+            " FROM (SELECT count(*) AS datasets, coalesce(sum(rows), 0) AS rows, coalesce(sum(parts), 0) AS"
+            " dataset_parts, CAST(coalesce(max(compacted), 0) AS INTEGER) AS compacted FROM datasets)"
         )
         return dict(row) if row is not None else {}
 

@@ -103,9 +103,9 @@ def add_payload(
     )  # fmt: skip
 
 
-def retire(t: Transaction, names: Sequence[str], path: str) -> None:
-    """Hide the parts of a path; their bytes stay for as long as tickets may name them."""
-    free_at = _free_at(t, path)
+def retire(t: Transaction, names: Sequence[str], path: str, *, grace: float = 0.0) -> None:
+    """Hide the parts of a path; their bytes stay for as long as tickets may name them, and a grace of seconds."""
+    free_at = max(t.now + grace, _free_at(t, path))
     t.sql.executemany(
         "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ? WHERE name = ?",
         [(free_at, name) for name in names],
@@ -127,10 +127,19 @@ def _free_at(t: Transaction, path: str) -> float:
     return max(t.now, t.ledger.ticketed_until(t, path), t.ledger.ticketed_until(t, kind))
 
 
-def are_lost(reader: Transaction, condition: str, *arguments: object) -> bool:
-    """Whether bytes of these parts were in the memory of a server that has stopped."""
-    query = f"SELECT 1 FROM parts WHERE {condition} AND incarnation NOT IN ('', ?) LIMIT 1"  # noqa: S608  # our own text
-    return reader.row(query, *arguments, reader.ledger.incarnation) is not None
+def are_lost(t: Transaction, path: str) -> bool:
+    """Whether bytes of a dataset were in the memory of a server that has stopped. Each append asks for it."""
+    row = t.row(
+        "SELECT 1 FROM parts WHERE path = ? AND state = 'visible' AND incarnation <> '' AND incarnation <> ? LIMIT 1",
+        path, t.ledger.incarnation,
+    )  # fmt: skip
+    return row is not None
+
+
+def are_lost_of_attempt(t: Transaction, attempt: str) -> bool:
+    """Whether bytes of an attempt were in the memory of a process that has ended."""
+    query = "SELECT 1 FROM parts WHERE attempt = ? AND incarnation NOT IN ('', ?) LIMIT 1"
+    return t.row(query, attempt, t.ledger.incarnation) is not None
 
 
 def note_lost(t: Transaction, names: Sequence[str]) -> None:
@@ -147,6 +156,11 @@ def known(reader: Reader, names: Sequence[str]) -> set[str]:
     """Return those of these parts that rows name."""
     rows = reader.rows("SELECT name FROM parts WHERE name IN (SELECT value FROM json_each(?))", json.dumps(names))
     return {row["name"] for row in rows}
+
+
+def is_visible(reader: Reader, name: str) -> bool:
+    """Whether readers see a part."""
+    return reader.row("SELECT 1 FROM parts WHERE name = ? AND state = 'visible'", name) is not None
 
 
 def names(reader: Reader) -> list[str]:
@@ -169,20 +183,12 @@ def of_dataset(reader: Reader, path: str, attempt: str, number: int) -> str | No
     return None if row is None else row["name"]
 
 
-def of_path(reader: Reader, path: str) -> list[tuple[str, int, int, int]]:
-    """Return the parts of a dataset in order: attempt, number, rows and bytes of each."""
+def of_path(reader: Reader, path: str) -> list[tuple[int, str, int, int, int]]:
+    """Return the parts of a dataset in order: place, attempt, number, rows and bytes of each."""
     rows = reader.rows(
-        "SELECT attempt, number, rows, bytes FROM parts WHERE path = ? AND state = 'visible' ORDER BY seq", path
+        "SELECT seq, attempt, number, rows, bytes FROM parts WHERE path = ? AND state = 'visible' ORDER BY seq", path
     )
-    return [(row["attempt"], row["number"], row["rows"], row["bytes"]) for row in rows]
-
-
-def last_of_path(reader: Reader, path: str) -> str | None:
-    """Return the last part of a dataset, ATTEMPT-NUMBER; None of one without parts."""
-    row = reader.row(
-        "SELECT attempt, number FROM parts WHERE path = ? AND state = 'visible' ORDER BY seq DESC LIMIT 1", path
-    )
-    return None if row is None else f"{row['attempt']}-{row['number']}"
+    return [(row["seq"], row["attempt"], row["number"], row["rows"], row["bytes"]) for row in rows]
 
 
 def of_attempt(reader: Reader, attempt: str) -> list[tuple[int, int, int]]:
@@ -210,8 +216,21 @@ def names_of_attempt(reader: Reader, attempt: str) -> list[str]:
 
 
 def hold(t: Transaction, names: Iterable[str]) -> None:
-    """Keep the bytes of parts that messages name, whatever becomes of their dataset."""
-    t.sql.executemany("UPDATE parts SET held = 1 WHERE name = ?", [(name,) for name in names])
+    """Keep the bytes of parts that messages name, whatever becomes of their dataset; from now on none is merged."""
+    t.sql.executemany("UPDATE parts SET held = 1, pinned = 1 WHERE name = ?", [(name,) for name in names])
+
+
+_IS_MERGEABLE = "path = ? AND state = 'visible' AND NOT pinned"
+
+
+def are_mergeable(reader: Reader, path: str) -> bool:
+    """Whether parts of a dataset may still become one with others, so that the numbers of those behind change."""
+    return reader.row(f"SELECT 1 FROM parts WHERE {_IS_MERGEABLE} LIMIT 1", path) is not None  # noqa: S608  # our own text
+
+
+def pin(t: Transaction, path: str) -> None:
+    """Let the parts that a dataset has now keep their numbers."""
+    t.execute(f"UPDATE parts SET pinned = 1 WHERE {_IS_MERGEABLE}", path)  # noqa: S608  # our own text
 
 
 def let_go(t: Transaction, name: str) -> None:

@@ -15,7 +15,7 @@ def write_of(t: Transaction, path: str, run: str | None) -> sqlite3.Row | None:
     All runs of a lost dataset are forgotten at once: the first one that is written again replaces the rows of all.
     """
     row = t.row("SELECT * FROM writes WHERE path = ? AND run = ? AND state IN ('open', 'finished')", path, run)
-    if row is not None and row["state"] == "finished" and parts.are_lost(t, "path = ? AND state = 'visible'", path):
+    if row is not None and row["state"] == "finished" and parts.are_lost(t, path):
         forget(t, path)
         return None
     return row

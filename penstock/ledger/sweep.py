@@ -1,4 +1,4 @@
-"""The sweep: retired parts lose their bytes, idle writes expire, and what a crash left is removed."""
+"""The sweep: retired parts lose their bytes, idle writes expire, small parts are merged, and what a crash left goes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from penstock import steps
 from penstock.errors import PenstockError, StoreFull
 from penstock.ledger.ledger import Ledger
+from penstock.ledger.merging import Compactor
 from penstock.store.payloads import Store
 
 log = logging.getLogger("penstock")
@@ -74,6 +75,7 @@ class Sweeper:
         self._ledger = ledger
         self._store = store
         self._tend = tend
+        self._compactor = Compactor(ledger, store)
         self._every = every
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -115,10 +117,13 @@ class Sweeper:
             freed = free(self._ledger, self._store)
             if freed:
                 log.info("swept %d parts", freed)
-        if time.monotonic() - self._tended >= TEND_EVERY:
+        is_due = time.monotonic() - self._tended >= TEND_EVERY
+        if is_due:
             self._tended = time.monotonic()
             dropped = self._store.drop_set_aside()
             if dropped:
                 log.info("deleted %d orphans", dropped)
             drop_schemas(self._ledger)
             self._tend(self._stop.is_set)
+        if self._compactor.compact(self._stop.is_set, everywhere=is_due):
+            self.soon()  # the parts before may be free, and the new ones worth it again

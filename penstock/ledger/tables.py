@@ -99,15 +99,30 @@ CREATE TABLE published(
     end INTEGER NOT NULL, PRIMARY KEY (write, part, first)
 ) WITHOUT ROWID;
 """,
+    10: """
+ALTER TABLE parts ADD COLUMN places INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE parts ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+UPDATE parts SET pinned = 1 WHERE held OR attempt IN
+    (SELECT attempts.id FROM attempts JOIN writes ON writes.id = attempts.write WHERE queue IS NOT NULL);
+CREATE INDEX small_parts ON parts(path, seq)
+    WHERE state = 'visible' AND path IS NOT NULL AND attempt <> '' AND NOT pinned AND bytes < 1048576;
+CREATE INDEX parts_in_memory ON parts(path, incarnation) WHERE state = 'visible' AND incarnation <> '';
+ALTER TABLE datasets ADD COLUMN made TEXT NOT NULL DEFAULT '';
+ALTER TABLE datasets ADD COLUMN compacted REAL;
+UPDATE datasets SET made = lower(hex(randomblob(8)));
+""",
 }
 """`writes.brief`: remembered for an hour only. `writes.queue`: gets a message for each part at finish.
 `writes.split_rows`: the most rows of a part. `writes.differs`: why the released rows aren't those of the write.
 `writes.publish`: how its rows are published, as JSON. `publications`: what a finish has named of a write to publish/…,
 until all of it is published; `code`, `text`: why that has failed. `published`: positions in those parts.
 `evaluations`: each evaluation of a partition of a write that releases them; `number`: the how manieth of its task.
-`parts.held`: a message names it. `parts.digest`: of its records; NULL in rows of before format 6.
-`ticketed`: until when read tickets may name the bytes at a path. `parts.missed`:
-its bytes are gone, and a start has accepted that. `schemas.crc`: of its bytes; NULL in older rows."""
+`parts.held`: a message names it. `parts.pinned`: a message has named it, or a reader by its number: it is never merged.
+`parts.places`: how many places it has in its dataset's order, from `seq` on: as many as parts were merged to it.
+`parts.digest`: of its records; NULL in rows of before format 6. `parts.missed`: its bytes are gone, and a start has
+accepted that. `datasets.made`: tells it from others that were at its path before. `datasets.compacted`: when parts were
+merged last. `ticketed`: until when read tickets may name the bytes at a path. `schemas.crc`: of its bytes; NULL in
+older rows."""
 
 
 class Transaction(View):

@@ -498,7 +498,7 @@ def _schema_of_whole(t: Transaction, finishing: Write, attempt: str) -> pa.Schem
             f"write/{finishing.id} to {finishing.path} has no whole attempt {attempt[:40]!r}: "
             "list what the receipts say, and only that"
         )
-    if parts.are_lost(t, "attempt = ?", attempt):
+    if parts.are_lost_of_attempt(t, attempt):
         raise Lost(
             f"write/{finishing.id} to {finishing.path} can't be finished: some of its rows were in the memory of a "
             "process that has ended. Write them again"

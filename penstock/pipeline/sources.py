@@ -86,14 +86,14 @@ class ReadDataset:
         return f"ReadDataset {self.path}"
 
     def pin(self, client: Client) -> dict[str, Any]:
-        """Return the dataset's last part; nothing if it is gone, which a job that has its splits may outlive."""
+        """Return the dataset's end; nothing if it is gone, which a job that has its splits may outlive."""
         try:
             return {"last": client.call(DESCRIBE, Target(self.path)).last or ""}
         except NotFound:
             return {}
 
     def fill(self, filling: Filling) -> None:
-        """Push a message for each part up to the pinned one."""
+        """Push a message for each part up to the pinned end."""
         for queue in filling.queues:
             filling.client.call(PUSH_DATASET, PushDataset(queue, self.path, filling.pinned.get("last")))
 

@@ -459,7 +459,9 @@ class Description(Body):
     lost: bool | None = None
     """Of a dataset: its rows were in the memory of a server that has stopped."""
     last: str | None = None
-    """Of a dataset: its last part, ATTEMPT-NUMBER; a dataset that is appended to keeps those up to it."""
+    """Of a dataset: its end; a dataset that is appended to keeps the rows up to it."""
+    compacted: float | None = None
+    """Of a dataset: when small parts became one last."""
     journal: str | None = None
     epoch: int | None = None
     key: str | None = None
@@ -504,6 +506,9 @@ class Health(Body):
     queues: int | None = None
     jobs: int | None = None
     rows: int | None = None
+    dataset_parts: int | None = None
+    compacted: int | None = None
+    """When small parts of a dataset became one last, in seconds since 1970; 0 if none ever did."""
     open_writes: int | None = None
     visible_bytes: int | None = None
     retired_bytes: int | None = None

@@ -190,7 +190,7 @@ class PushDataset(Body):
     path: str
     dataset: str
     last: str | None = None
-    """The last part to push, as `last` of describe has it; "" for none, by default all are."""
+    """The end up to which parts are pushed, as `last` of describe has it; "" for none, by default all are."""
 
 
 @dataclass(frozen=True, slots=True)

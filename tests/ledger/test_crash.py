@@ -127,8 +127,8 @@ def test_a_kill_at_a_step_leaves_the_state_before_or_after(
 def restarted(data: Path) -> Iterator[flight.FlightClient]:
     """Serve the folder again: bytes and rows must agree from the first answer on."""
     with served(data) as server, flight.connect(server.url) as bare:
-        assert files(data / "parts") == named_parts(data)
-        assert files(data / "tmp") == files(data / "quarantine") == set()
+        eventually(lambda: files(data / "parts") == named_parts(data), what="small parts are merged")
+        eventually(lambda: files(data / "tmp") == files(data / "quarantine") == set())
         yield bare
 
 

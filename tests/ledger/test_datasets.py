@@ -199,4 +199,5 @@ def test_totals_count_datasets_rows_writes_and_bytes(ledger: Ledger) -> None:
     ledger.open_write("store/c")
     ledger.delete("store/a")
     totals = ledger.totals()
-    assert totals == {"datasets": 1, "rows": 4, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}
+    sums = {"datasets": 1, "rows": 4, "dataset_parts": 1, "compacted": 0}
+    assert totals == {**sums, "open_writes": 1, "visible_bytes": 40, "retired_bytes": 30}

@@ -264,7 +264,7 @@ def test_an_overwritten_dataset_is_no_source_of_a_resume(
         new_job(Fails([1]), source=ReadDataset("store/source")).run()
     client.put("store/source", pa.table({"x": [2]}), mode="overwrite")
     server.state.ledger.change(lambda t: queues.add_upstream(t, "queue/j/work", "put"))
-    with pytest.raises(JobFailed, match=r"store/source has no part .* any more: it was overwritten since"):
+    with pytest.raises(JobFailed, match=r"store/source has no end .* any more: it was overwritten since"):
         new_job(source=ReadDataset("store/source")).run()
 
 

@@ -245,7 +245,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     @rule()
     def compacts(self) -> None:
-        with mock.patch("penstock.queue.topics.compaction.MANY", 2):
+        with mock.patch("penstock.ledger.merging.MANY", 2):
             Compactor(self.owned.reach.ledger, self.owned.reach.store).compact()
         self.check_rows(self.rows())
 

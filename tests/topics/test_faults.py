@@ -15,7 +15,7 @@ import pytest
 
 from penstock.client.client import connect
 from penstock.errors import Lost
-from penstock.queue.topics import compaction
+from penstock.ledger import merging
 from penstock.queue.topics.compaction import Compactor
 from tests.kit.faults import Damage, blank, cut, flip, lengthen
 from tests.kit.server import process_server
@@ -138,7 +138,7 @@ def test_a_damaged_segment_costs_only_its_own_rows(reach: Reach, seed: int, dama
                 assert [row[2] for row in reach.read(**limits)] == list(numbers)  # type: ignore[arg-type]
         with pytest.raises(Lost, match=name):
             reach.ids()
-    with mock.patch.object(compaction, "MANY", 2):
+    with mock.patch.object(merging, "MANY", 2):
         Compactor(reach.ledger, reach.store).compact()
     reach.put(14)
     assert [row[1] for row in reach.read(start={0: 14})] == [14]

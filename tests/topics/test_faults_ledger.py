@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.queue.topics import compaction
+from penstock.ledger import merging
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
 from penstock.queue.topics.retention import retain
@@ -138,7 +138,7 @@ def test_clock_jumps_change_no_offset_and_no_row(reach: Reach, seed: int) -> Non
         reach.put(*numbers)
         appended += [(number, round(reach.clock.now(), 6)) for number in numbers]
         if step % 10 == 9:
-            with mock.patch.object(compaction, "MANY", 2):
+            with mock.patch.object(merging, "MANY", 2):
                 Compactor(reach.ledger, reach.store).compact()
             retain(reach.ledger)
             reach.restart()

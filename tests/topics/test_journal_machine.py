@@ -24,8 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock import steps
 from penstock.errors import InvalidRequest, Lost
+from penstock.ledger import merging
 from penstock.ledger.sweep import free, recover
-from penstock.queue.topics import compaction
 from penstock.queue.topics.append import Appender, SmallPut
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
@@ -377,7 +377,7 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shards)
     @rule(crash=st.sampled_from([None, None, "written", "compact.durable", "compact.shown"]))
     def compacts(self, crash: str | None) -> None:
-        with mock.patch.object(compaction, "MANY", 2):
+        with mock.patch.object(merging, "MANY", 2):
             if crash is None:
                 self.compactor.compact()
             else:

@@ -21,9 +21,8 @@ from penstock import steps
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
 from penstock.flight_server.server import PenstockServer
-from penstock.ledger import ledger
+from penstock.ledger import ledger, merging
 from penstock.ledger.sweep import TEND_EVERY
-from penstock.queue.topics import compaction
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import UNSEEN, Consumers
 from penstock.queue.topics.retention import retain
@@ -290,8 +289,8 @@ def test_few_parts_are_compacted_if_they_fill_a_large_one(reach: Reach, monkeypa
 
 def test_a_compacted_part_has_one_shard_and_one_schema(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large parts are left out."""
-    monkeypatch.setattr(compaction, "SMALL", 4_000)
-    monkeypatch.setattr(compaction, "MANY", 3)
+    monkeypatch.setattr(merging, "SMALL", 4_000)
+    monkeypatch.setattr(merging, "MANY", 3)
     reach.create(shards=2)
     wider = pa.RecordBatch.from_pydict({"id": [5], "city": ["x"], "more": ["y"]})
 
@@ -413,7 +412,7 @@ def test_a_failed_compaction_does_not_stop_the_next_shard(
 
 
 def test_compaction_opens_a_bounded_number_of_parts(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "MOST", 20)
+    monkeypatch.setattr(merging, "MOST", 20)
     put_parts(reach, 50)
     before = reach.read()
     assert Compactor(reach.ledger, reach.store).compact() == 40

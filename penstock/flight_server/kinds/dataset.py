@@ -14,7 +14,6 @@ from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import select
 from penstock.flight_server.upload import Admit, Upload
-from penstock.ledger import parts
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
 from penstock.ledger.payloads import ListedPayload
@@ -48,6 +47,8 @@ class DatasetKind(Kind):
             selection = select(command, str(path), payload.schema)
             entry = Entry(str(path), "payload", payload.rows, payload.bytes, 1, local=self.state.local)
             return endpoints.readable(self.state, descriptor, selection, [payload], entry, expires)
+        if command.part is not None:
+            self.state.ledger.pin(str(path))
         dataset, parts = self.state.ledger.snapshot(str(path), ticketed_until=expires)
         if dataset.lost:
             raise Lost(
@@ -98,7 +99,7 @@ class DatasetKind(Kind):
         dataset = self.state.ledger.dataset(str(path))
         return Description(
             "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
-            schemas.to_json(dataset.schema), dataset.lost, parts.last_of_path(self.state.ledger.database, dataset.path),
+            schemas.to_json(dataset.schema), dataset.lost, dataset.end, compacted=dataset.compacted,
             queries=self.state.ledger.last_epochs(dataset.path),
         )  # fmt: skip
 

@@ -178,6 +178,9 @@ class PlacedPart:
     incarnation: str
     digest: str | None
 
+    def __str__(self) -> str:
+        return f"the offsets {self.first} up to {self.end}"
+
     @property
     def end(self) -> int:
         """The offset behind its last row."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.errors import InvalidRequest
 from penstock.ledger import datasets, parts
+from penstock.ledger.datasets import Dataset
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Write
 from penstock.queue.work import messages, queues
@@ -51,13 +52,14 @@ def push_parts(t: Transaction, write: Write, attempts: Sequence[str]) -> None:
 
 
 def splits_of(t: Transaction, path: str, queue: str, last: str | None) -> list[tuple[QueueMessage, int]]:
-    """Return the parts of a dataset, up to the last one to push, as messages for a queue, each with its size.
+    """Return the parts of a dataset, up to the end to push, as messages for a queue, each with its size.
 
-    Their ids are of that queue alone: outputs are named after them, and may meet those of another queue's.
+    Their ids are of that queue alone: outputs are named after them, and may meet those of another queue's. Parts that
+    were pushed once are never merged, so that up to one end they are the same each time.
     """
-    datasets.by_path(t, path, t.ledger.incarnation)  # or the error that there is none
+    dataset = datasets.by_path(t, path, t.ledger.incarnation)
     key, prefix = path.removeprefix("store/"), queue.removeprefix("queue/")
-    splits = [
+    return [
         (
             QueueMessage(
                 f"{prefix}/{attempt}_{number}", f"{attempt}-{number}", f"{key}@{attempt}-{number}",
@@ -65,17 +67,25 @@ def splits_of(t: Transaction, path: str, queue: str, last: str | None) -> list[t
             ),
             size,
         )
-        for attempt, number, records, size in parts.of_path(t, path)
+        for _, attempt, number, records, size in _parts_up_to(t, dataset, last)
     ]  # fmt: skip
-    if last is None:
-        return splits
-    ids = ["", *(message.split_id for message, _ in splits)]
-    if last not in ids:
-        raise InvalidRequest(
-            f"{path} has no part {last[:80]} any more: it was overwritten since. Begin anew with what it has "
-            "now (a job: penstock rm job/…)"
-        )
-    return splits[: ids.index(last)]
+
+
+def _parts_up_to(t: Transaction, dataset: Dataset, last: str | None) -> list[tuple[int, str, int, int, int]]:
+    rows = parts.of_path(t, dataset.path)
+    if last is None or last == dataset.end:
+        return rows
+    made, _, place = last.rpartition(".")
+    now, _, end = dataset.end.rpartition(".")
+    if made == now and place.isdecimal() and int(place) <= int(end):
+        return [row for row in rows if row[0] < int(place)]
+    ids = ["", *(f"{attempt}-{number}" for _, attempt, number, _, _ in rows)]  # as a job of an older penstock has it
+    if last in ids:
+        return rows[: ids.index(last)]
+    raise InvalidRequest(
+        f"{dataset.path} has no end {last[:80]} any more: it was overwritten since. Begin anew with what it has now "
+        "(a job: penstock rm job/…)"
+    )
 
 
 def end_write(t: Transaction, write: Write) -> None:

@@ -99,7 +99,7 @@ CREATE TABLE published(
     end INTEGER NOT NULL, PRIMARY KEY (write, part, first)
 ) WITHOUT ROWID;
 """,
-    10: """
+    11: """
 ALTER TABLE parts ADD COLUMN places INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE parts ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
 UPDATE parts SET pinned = 1 WHERE held OR attempt IN

@@ -571,8 +571,8 @@ def test_5000_appends_leave_few_parts(server: PenstockServer, client: Client) ->
 
 
 def test_parts_that_messages_named_before_are_pinned(tmp_path: Path, clock: Clock) -> None:
-    """In a folder of format 9, also those of messages that are done, and of writes with a queue."""
-    with mock.patch.object(database, "FORMAT", 9):
+    """In a folder of format 10, also those of messages that are done, and of writes with a queue."""
+    with mock.patch.object(database, "FORMAT", 10):
         old = Database(tmp_path / "ledger.db", *TABLES)
     writes = "id, path, mode, state, opener, opened, touched, queue"
     parts_ = "name, attempt, number, rows, bytes, schema, incarnation, state, path, seq, held"
@@ -591,4 +591,4 @@ def test_parts_that_messages_named_before_are_pinned(tmp_path: Path, clock: Cloc
     old.close()
     with contextlib.closing(Database(tmp_path / "ledger.db", *TABLES)) as new:
         assert [row["name"] for row in new.rows("SELECT name FROM parts WHERE pinned ORDER BY name")] == ["a", "b", "c"]
-        assert FORMAT >= 10
+        assert FORMAT >= 11

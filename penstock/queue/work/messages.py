@@ -39,7 +39,7 @@ CREATE INDEX messages_dead ON messages(queue, id) WHERE state = 'dead';
 CREATE INDEX messages_to_prune ON messages(ended) WHERE state = 'done';
 CREATE INDEX messages_of_payload ON messages(payload_key) WHERE state <> 'done' AND payload_key <> '';
 """,
-    10: "UPDATE parts SET pinned = 1 WHERE name IN (SELECT part FROM messages);",
+    11: "UPDATE parts SET pinned = 1 WHERE name IN (SELECT part FROM messages);",
 }
 """`delayed`: pending, and not to be claimed before a time that is in memory. `token`: of the last claim, and of the
 lease that ended it. `part`: has the payload's bytes, where the payload is a part of a dataset. `failure`: the last."""

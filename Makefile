@@ -12,7 +12,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-connect bench-jobs bench-pubsub bench-queue bench-spark bench-topics planted fmt clean
+.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-connect bench-jobs bench-pubsub bench-queue bench-spark bench-topics bench-typed planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -85,6 +85,9 @@ bench-spark: $(STAMP) $(JAVA)  ## measure Spark's way out and in beside its own 
 
 bench-topics: $(STAMP) $(JAVA)  ## measure topics and streams beside Kafka
 	@$(BIN)/python -m scripts.bench topics $(ARGS)
+
+bench-typed: $(STAMP) $(JAVA)  ## measure typed rows and publishing beside Kafka, pyarrow.json and Google's publisher
+	@$(BIN)/python -m scripts.bench typed $(ARGS)
 
 planted: $(STAMP)  ## plant known faults in copies of the code: the tests must find each
 	@$(IN_MEMORY) $(BIN)/python scripts/planted/run.py $(ARGS)

@@ -24,7 +24,7 @@ from scripts.bench.against import ROOT, ROUNDS, compare, take_turns
 from scripts.bench.bench import Bench, Page
 from scripts.bench.figures import Result, Work, nothing
 from scripts.bench.page import check_headings, filled, machine
-from scripts.bench.pages import connect, flight, jobs, pubsub, queue, spark, topics
+from scripts.bench.pages import connect, flight, jobs, pubsub, queue, spark, topics, typed
 
 PAGES = {
     "connect": connect.PAGE,
@@ -34,6 +34,7 @@ PAGES = {
     "queue": queue.PAGE,
     "spark": spark.PAGE,
     "topics": topics.PAGE,
+    "typed": typed.PAGE,
 }
 
 

@@ -31,16 +31,17 @@ def timed(
     clear: Work = nothing,
     times: int = 1,
     watched: Mapping[str, Process] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Measure:
     """Measure the seconds of some work, on average if it is done several times, and the most memory of processes."""
 
     def measure() -> Sample:
         before()
         with peaks(watched or {}) as most:
-            began = time.perf_counter()
+            began = clock()
             for _ in range(times):
                 work()
-            taken = (time.perf_counter() - began) / times
+            taken = (clock() - began) / times
         clear()
         return {"seconds": [taken], **{name: [size] for name, size in most.items()}}
 

@@ -1,4 +1,4 @@
-"""Peers of the way in from Pub/Sub: Google's subscriber, and the least that building the same columns costs in Python.
+"""Peers of the ways from and to Pub/Sub: Google's clients, and the least that the same costs in Python.
 
 `python -m scripts.bench.pubsub PEER HOST:PORT COUNT SUBSCRIPTION…` is one of these, and prints its figures as JSON.
 """
@@ -21,9 +21,11 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.queue.pubsub.registry import MESSAGES
+from scripts.bench.publisher import message
 
 BATCH = 1_000
-"""Messages in a batch of columns, at least."""
+"""Messages in a batch of columns, at least, and in a request to publish."""
+_IN_FLIGHT = 32
 _SUBSCRIBER = "/google.pubsub.v1.Subscriber/"
 _CONTROL = "/penstock.tests.FakePubSub/Call"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -133,6 +135,39 @@ def bare_pull(address: str, count: int, *subscriptions: str) -> None:
             future.cancel()
 
 
+def publish(address: str, count: int, topic: str) -> None:
+    """Publish so many messages by Google's `publish()` as it comes, row by row."""
+    import grpc
+    from google.cloud.pubsub_v1 import PublisherClient
+    from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
+
+    client = PublisherClient(transport=PublisherGrpcTransport(channel=grpc.insecure_channel(address, _UNLIMITED)))
+    for future in [client.publish(topic, data) for data in map(message, range(count))]:
+        future.result()
+
+
+def bare_publish(address: str, count: int, topic: str) -> None:
+    """Send requests of a thousand messages that are ready, 32 at a time."""
+    import grpc
+    from google.pubsub_v1 import types
+
+    def request(size: int) -> bytes:
+        messages = [types.PubsubMessage.pb()(data=message(number)) for number in range(size)]
+        ready: bytes = types.PublishRequest.pb()(topic=topic, messages=messages).SerializeToString()
+        return ready
+
+    requests = [request(BATCH)] * (count // BATCH) + [request(count % BATCH)] * bool(count % BATCH)
+    with grpc.insecure_channel(address, _UNLIMITED) as channel:
+        call = channel.unary_unary("/google.pubsub.v1.Publisher/Publish")
+        flying = deque[Any]()
+        for body in requests:
+            if len(flying) == _IN_FLIGHT:
+                flying.popleft().result()
+            flying.append(call.future(body))
+        for future in flying:
+            future.result()
+
+
 def columns(received: Sequence[Any]) -> pa.RecordBatch:
     """Return the columns of received messages: one comprehension for each."""
     messages = [each.message for each in received]
@@ -159,7 +194,9 @@ def columns(received: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
 
 
-PEERS: Mapping[str, Callable[..., None]] = {"subscribe": subscribe, "stream": bare_stream, "pull": bare_pull}
+PEERS: Mapping[str, Callable[..., None]] = {
+    "subscribe": subscribe, "stream": bare_stream, "pull": bare_pull, "publish": publish, "requests": bare_publish,
+}  # fmt: skip
 
 
 def run_peer(peer: str, address: str, count: int, *subscriptions: str) -> dict[str, float]:

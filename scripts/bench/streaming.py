@@ -32,10 +32,13 @@ _RUNNER = b"python_streaming_source_runner"
 """The module of the process in which Spark has a source's driver side, for as long as a query runs."""
 
 
-def stream(bench: Bench, source: str, options: Mapping[str, object], path: str | None = None) -> DataFrame:
+def stream(
+    bench: Bench, source: str, options: Mapping[str, object], path: str | None = None, schema: str | None = None
+) -> DataFrame:
     """Read a source as a stream."""
     texts = {name: str(value) for name, value in options.items()}
-    return bench.spark.readStream.format(source).options(**texts).load(path)
+    reader = bench.spark.readStream.format(source).options(**texts)
+    return (reader if schema is None else reader.schema(schema)).load(path)
 
 
 def drained(bench: Bench, frame: DataFrame, rows: int, *, watched: bool = False) -> Measure:

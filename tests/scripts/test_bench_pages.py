@@ -28,13 +28,14 @@ ROOT = Path(__file__).parents[2]
         pytest.param("queue", marks=pytest.mark.spark),
         pytest.param("spark", marks=pytest.mark.spark),
         pytest.param("topics", marks=pytest.mark.spark),
+        pytest.param("typed", marks=pytest.mark.spark),
     ],
 )
 def test_a_page_has_every_figure_and_nothing_is_left_behind(page: str, tmp_path: Path) -> None:
     needed = {"pubsub": emulator.missing, "jobs": kafka_broker.missing}
     if page in needed and (lack := needed[page]()):
         pytest.skip(lack)
-    if page in ("connect", "queue", "spark", "topics"):
+    if page in ("connect", "queue", "spark", "topics", "typed"):
         needs_spark()
         needs_limits()
     output, data = tmp_path / "out" / "page.md", tmp_path / "data"

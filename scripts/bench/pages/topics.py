@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import penstock
 from scripts.bench import kafka
+from scripts.bench.backlog import SHARDS, copied, filled, of_kafka
 from scripts.bench.bench import Bench, Case, Page, Side
 from scripts.bench.figures import Line, Measure, Sample
 from scripts.bench.publisher import batches, publisher, rows
@@ -23,15 +24,10 @@ from scripts.bench.session import TENTH, growth, lacks
 from scripts.bench.streaming import Pace, drained, stream, tailed
 from scripts.bench.watch import processor_seconds
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 OURS, KAFKA, READY = "penstock", "Spark's Kafka source", "ready batches"
 PRODUCER, FSYNC = "kafka-python", "a bare fsync"
 PUT, PIPELINE = "c.put", "a producer"
-_SHARDS = 2
 _CLIENTS, _BATCH = 4, 1_000
-_PUT = {"json": 10_000, "integers": 500_000}  # rows of a busy producer's put
 _MOST_OF_KAFKA = 10_000  # rows a second; kafka-python sends twice as many at best, with a core for itself
 _INTO_A_DATASET = 10_000  # rows a second, of the side with a sink that keeps them
 _PHASES = {
@@ -165,7 +161,7 @@ def _latency(heading: str, what: str, beside: str = "") -> list[Line]:
 def _backlog(bench: Bench, kind: str, number: int, limit: int = 0, *, watched: bool = False) -> Measure:
     """A topic, read by penstock's source."""
     options = {"url": bench.penstock().url, **({"maxRowsPerTrigger": limit} if limit else {})}
-    return drained(bench, stream(bench, "penstock", options, _filled(bench, kind, number)), number, watched=watched)
+    return drained(bench, stream(bench, "penstock", options, filled(bench, kind, number)), number, watched=watched)
 
 
 def _ready(bench: Bench, kind: str, number: int, limit: int = 0) -> Measure:
@@ -173,42 +169,15 @@ def _ready(bench: Bench, kind: str, number: int, limit: int = 0) -> Measure:
     from scripts.bench.ready import Ready
 
     bench.spark.dataSource.register(Ready)
-    tickets = penstock.do_get(_filled(bench, kind, number), url=bench.penstock().url).tickets(bench.spark)
+    tickets = penstock.do_get(filled(bench, kind, number), url=bench.penstock().url).tickets(bench.spark)
     options = {"kind": kind, "rows": number, "each": min(-(-number // tickets.count()), limit or number), "most": limit}
     return drained(bench, stream(bench, "ready", options), number)
 
 
 def _kafka(bench: Bench, kind: str, number: int, limit: int) -> Measure:
     """The same rows in Kafka, partition by shard, read by Spark's source for it."""
-    path = _filled(bench, kind, number)
-
-    def copy() -> None:
-        reader = bench.spark.read.format("penstock").option("url", bench.penstock().url)
-        frame = reader.option("columns", "value, _shard").load(path)
-        writer = frame.selectExpr("value", "cast(_shard as int) as partition").write.format("kafka")
-        writer.option("kafka.bootstrap.servers", bench.kafka.address).option("topic", kind).save()
-
-    bench.once("the topic in Kafka", copy)
-    return drained(bench, _of_kafka(bench, kind, {"maxOffsetsPerTrigger": limit} if limit else {}), number)
-
-
-def _of_kafka(bench: Bench, topic: str, options: Mapping[str, object]) -> DataFrame:
-    earliest = {"subscribe": topic, "startingOffsets": "earliest", "kafka.bootstrap.servers": bench.kafka.address}
-    return stream(bench, "kafka", {**earliest, **options}).select("value")  # of its columns the one that ours has too
-
-
-def _filled(bench: Bench, kind: str, number: int) -> str:
-    """Fill a topic of two shards, once, in batches as a busy producer would, and return its path."""
-    path, server = f"topic/bench/{kind}-{number}", bench.penstock()
-
-    def fill() -> None:
-        server.create_topic(path, rows(kind, range(0)).schema, shards=_SHARDS)
-        with penstock.connect(server.url) as client:
-            for first in range(0, number, _PUT[kind]):
-                client.put(path, rows(kind, range(number)[first : first + _PUT[kind]]))
-
-    bench.once(path, fill)
-    return path
+    copied(bench, kind, number)
+    return drained(bench, of_kafka(bench, kind, {"maxOffsetsPerTrigger": limit} if limit else {}), number)
 
 
 def _publish(bench: Bench, kind: str, clients: int, number: int, rows: int) -> Measure:
@@ -255,7 +224,7 @@ def _tail(bench: Bench, topic: str, pace: Pace, into: str = "") -> Measure:
 
     def measure() -> Sample:
         server, path = bench.penstock(), f"{topic}-{next(numbers)}"
-        server.create_topic(path, rows("json", range(0)).schema, shards=_SHARDS)
+        server.create_topic(path, rows("json", range(0)).schema, shards=SHARDS)
         with publisher("penstock", server.url, path) as client:
             return tailed(bench, stream(bench, "penstock", {"url": server.url}, path), client, pace, into=into)
 
@@ -269,7 +238,7 @@ def _kafka_tail(bench: Bench, pace: Pace) -> Measure:
         topic = f"tail-{pace['rate']}"
         with publisher("kafka", bench.kafka.address, topic, bench.kafka.libraries) as client:
             client(batches, count=1, rows=1).result()
-            return tailed(bench, _of_kafka(bench, topic, {}), client, pace, before=1)
+            return tailed(bench, of_kafka(bench, topic, {}), client, pace, before=1)
 
     return measure
 

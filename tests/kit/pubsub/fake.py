@@ -42,7 +42,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from tests.kit.pubsub import messages as pb
 from tests.kit.pubsub.client import SIZES
-from tests.kit.pubsub.log import GeneratedLog, Log, PublishedLog
+from tests.kit.pubsub.log import CountedLog, GeneratedLog, Log, PublishedLog
 from tests.kit.pubsub.subscription import PULL, UNLIMITED, Outstanding, Subscription
 
 CONTROL = "/penstock.tests.FakePubSub/Call"
@@ -154,6 +154,18 @@ class FakePubSub:
             self._subscriptions[subscription] = self._new_subscription(about, log, first=0)
             self._subscriptions[subscription].each = each
             self.changed.notify_all()
+
+    def count(self, topic: str) -> None:
+        """Create a topic whose messages are counted, and not kept."""
+        with self.changed:
+            self._topics[topic] = CountedLog(self._new_serial())
+
+    def counted(self, topic: str) -> int:
+        """Return how many messages such a topic was sent."""
+        with self.changed:
+            log = self._topics[topic]
+            assert isinstance(log, CountedLog)
+            return log.count
 
     def totals(self, subscription: str) -> dict[str, int]:
         """Count messages by state, deliveries, acks, modacks, nacks, expired leases, stale ids, streams and pulls.

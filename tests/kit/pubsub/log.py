@@ -94,6 +94,18 @@ class PublishedLog:
         return b"".join(parts)
 
 
+class CountedLog(PublishedLog):
+    """Messages that clients have published, of which nothing is kept but how many there were."""
+
+    def __init__(self, serial: int) -> None:
+        super().__init__(serial)
+        self.count = 0
+
+    def publish(self, messages: Sequence[Any], now: float) -> list[str]:
+        first, self.count = self.count, self.count + len(messages)
+        return [message_id(self.serial, number) for number in range(first, self.count)]
+
+
 class GeneratedLog:
     """So many messages of one size, at a rate or all at once: a number and filler as data, unique ids, keys in turn.
 

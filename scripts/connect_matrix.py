@@ -2,7 +2,7 @@
 
     python scripts/connect_matrix.py [4.0 4.1 4.2 4.3 sail]
 
-Spark 3.5's server is no part of pip's package. The table is written where all servers were asked.
+Spark 3.5's server is no part of pip's package. The table has the servers that were asked.
 """
 
 from __future__ import annotations
@@ -146,8 +146,7 @@ def main() -> int:
     table += [[check, *(answers[check] for answers in columns.values())] for check in CHECKS]
     text = "\n".join(f"| {' | '.join(row)} |" for row in table)
     print(text)
-    if not sys.argv[1:]:
-        write(text)
+    write(text)
     return 0
 
 

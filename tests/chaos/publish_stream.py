@@ -119,7 +119,7 @@ def id_of(message: Any) -> str:
 def row_of(message: Any) -> Landed:
     """Return the row of a message that was published."""
     fields = json.loads(message.data)
-    row = Row(fields["seq"], fields["key"], fields["text"], fields["amount"])
+    row = Row(fields["seq"], fields["key"], fields["text"], float(fields["amount"]))  # 31.0 is written as 31
     return Landed(fields["shard"], fields["at"], row.seq, row.key, row.crc)
 
 

@@ -79,14 +79,14 @@ class Site:
 
     @contextmanager
     def served(self) -> Iterator[tuple[PenstockServer, Client]]:
-        """Serve its data folder, and attach the subscription."""
+        """Serve its data folder, and attach the subscription, so that no bound on unreleased rows stops it."""
         settings: dict[str, Any] = {"allow_emulator": True, "pubsub_endpoint": self.address, "pubsub_lease": 10}
         with serving(self.data, **settings) as server, penstock.connect(server.url, retry_for=10) as client:
-            client.call(actions.ATTACH_SUBSCRIPTION, actions.AttachSubscription(self.names.path))
+            client.call(actions.ATTACH_SUBSCRIPTION, actions.AttachSubscription(self.names.path, ack="journal"))
             yield server, client
 
     def wait_for(self, client: Client, rows: int) -> None:
-        eventually(lambda: client.call("describe", {"path": self.names.path})["rows"] == rows, within=60)
+        eventually(lambda: client.call("describe", {"path": self.names.path})["rows"] == rows, within=200)
 
 
 def record(fields: Any) -> str:

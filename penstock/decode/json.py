@@ -42,10 +42,11 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SPECIAL = dict.fromkeys(("NaN",), "nan") | dict.fromkeys(("Infinity", "+Infinity", "INF", "+INF"), "inf")
 _SPECIAL |= dict.fromkeys(("-Infinity", "-INF"), "-inf")
 """What Spark takes for these floats, too."""
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """What Arrow's reader takes for a decimal, as text."""
 _EXACT = Context(prec=100)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+"""Also one without an end: else the search for it began again at each escaped quote, hours for 1 MB."""
 _NOT_JSON = r"[:\[,]\s*-?(?:NaN|Inf)"
 """Numbers that JSON doesn't have: Arrow's reader takes more ways to write them than Python's."""
 _LONG_NUMBER = "[0-9]{39}|[0-9.][eE][+-]?[0-9]"

@@ -252,3 +252,17 @@ def test_no_payload_makes_no_row() -> None:
     columns, errors = JsonDecoder(pa.schema([]), "_rest").decode(pa.array([b'{"a": [1.0]}', b"x"]))
     assert columns[0].to_pylist() == [[("a", "[1.0]")], None]
     assert errors.null_count == 1
+
+
+def test_no_payload_takes_quadratic_time() -> None:
+    """A regular expression that searches again from each character holds the GIL for five minutes, for 200 kB."""
+    quotes, digits = rb"\"" * 200_000, b"1" * 200_000
+    for schema in (pa.schema({"a": pa.decimal128(38, 10)}), A, pa.schema({"a": pa.map_(pa.string(), pa.string())})):
+        for value in (
+            b"[" * 201 + b'"' + quotes,
+            b'"' + b"{" * 201 + quotes,
+            b'"%bx"' % digits,
+            b'"%b.%bx"' % (digits, digits),
+        ):
+            columns, errors = JsonDecoder(schema).decode(pa.array([b'{"a": %b}' % value, b'{"a": %b' % value]))
+            assert (columns[0].null_count, errors.null_count) == (2, 0)

@@ -132,10 +132,12 @@ class Pushed:
 
     def bind(self, t: Transaction, index: int, by_key: Mapping[str, PayloadRow], new: Sequence[NewMessage]) -> None:
         """Store the payloads of those messages of a forward that are new, for as long as these aren't done."""
-        known = set() if self.forwards[index] else messages.known(t, new)
+        known = messages.known(t, new)
         for each, message in zip(self._messages[index], new, strict=True):
-            if (message.queue, message.message.message_id) in known:
+            name = message.queue, message.message.message_id
+            if name in known:
                 continue
+            known.add(name)  # a stream may bring one id twice
             if each.key is not None:
                 payloads.bind(t, by_key[each.key], bound=True)
             elif each.note.payload_key:

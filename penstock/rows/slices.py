@@ -64,6 +64,16 @@ def size_of_table(table: pa.Table) -> int:
     return sum(map(size_of, table.to_batches()))
 
 
+def size_of_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Return the bytes of an IPC stream, nearly: those of a wide schema may be far more than those of the rows."""
+    return int(schema.serialize().size) + sum(map(_size_of_message, batches))
+
+
+def _size_of_message(batch: pa.RecordBatch) -> int:
+    coded = (each for column in batch.columns for each in _dictionaries(column))
+    return int(pa.ipc.get_record_batch_size(batch)) + sum(map(_size_of_array, coded))
+
+
 def _size_of_array(array: Any) -> int:
     if not len(array):
         return 0

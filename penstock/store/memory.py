@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.rows.slices import size_of
 from penstock.store import records
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import NotOnDisk, Part, Room, StoredPart
@@ -39,8 +38,8 @@ class MemoryMedium(NotOnDisk):
         """Keep the batches themselves, without a copy; a part beyond the bound goes to disk."""
         table = pa.Table.from_batches(batches, schema)
         batches = table.to_batches()
-        digest = records.write(None, schema, batches).digest
-        part = _MemoryPart(schema, table.num_rows, sum(map(size_of, batches)), digest, table)
+        written = records.write(None, schema, batches)
+        part = _MemoryPart(schema, written.rows, written.bytes, written.digest, table)
         with self._lock:
             before = self._parts.pop(name, None)
             self._bytes -= before.bytes if before else 0
@@ -50,7 +49,7 @@ class MemoryMedium(NotOnDisk):
                 self._parts[name] = part
         if not fits:
             return self._spill.write(name, schema, batches, label)
-        return Part(name, part.rows, part.bytes, digest)
+        return Part(name, part.rows, part.bytes, part.digest)
 
     def room(self) -> Room:
         """Return the room of memory and of the disk together."""

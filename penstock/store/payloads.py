@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import Lost, StoreFull
 from penstock.rows.payload import PayloadStore, SplitPayload, payloads_by_key
-from penstock.rows.slices import PART_BYTES, size_of
+from penstock.rows.slices import PART_BYTES, size_of_stream
 from penstock.store import payload_table
 from penstock.store.database import Database, Unsettled, View
 from penstock.store.medium import Medium, NewPart, OpenPart, Part, Room, file_of, lost
@@ -50,8 +50,8 @@ class NewPayload:
     def of(
         cls, key: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str, expires: float | None = None
     ) -> NewPayload:
-        """Return a payload with its size."""
-        return cls(key, schema, batches, path, sum(map(size_of, batches)), expires)
+        """Return a payload with the size of its IPC stream."""
+        return cls(key, schema, batches, path, size_of_stream(schema, batches), expires)
 
     @property
     def rows(self) -> int:
@@ -258,7 +258,7 @@ class Store(PayloadStore):
 
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
         """Write a part for a path, durable and unseen. StoreFull when it does not fit."""
-        size, room = sum(map(size_of, batches)), self.medium.room()
+        size, room = size_of_stream(schema, batches), self.medium.room()
         with self._lock:
             self._check_room(size, room)
             self._note(name, size)

@@ -53,8 +53,9 @@ def asks(peer: socket.socket, ticket: bytes) -> int | None:
         return None
     if not answer:
         return None
-    (length,) = json.loads(answer)["bytes"]
+    [(start, length)] = json.loads(answer)["ranges"]
     with os.fdopen(fds[0], "rb") as file:
+        file.seek(start)
         return int(pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_all().num_rows)
 
 

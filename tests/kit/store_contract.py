@@ -19,7 +19,7 @@ from penstock.rows.payload import SplitPayload
 from penstock.store.database import Database
 from penstock.store.medium import Medium, OpenPart
 from penstock.store.payload_table import TABLES
-from penstock.store.payloads import Store
+from penstock.store.payloads import NewPayload, Store
 from tests.kit.clock import Clock
 from tests.kit.rows import PAYLOADS, SHAPES, as_file, as_stream, assert_same, numbers
 from tests.kit.wire import NASTY
@@ -255,6 +255,15 @@ class StoreContract:
             store.write("p1", numbers(1_000).schema, numbers(1_000).to_batches(), path="store/a")
         assert store.used == 0
         assert list(store.medium.names()) == []
+
+    def test_the_quota_counts_the_schemas_of_payloads(self, make: Make) -> None:
+        store, wide = make(quota=200_000), pa.schema([(f"column {n}", pa.int64()) for n in range(1_000)])
+        new = [NewPayload.of(f"{n}", wide, wide.empty_table().to_batches(), path=f"store/{n}") for n in range(10)]
+        for keep in (store.keep_together, lambda some: [store.keep(each) for each in some]):
+            with pytest.raises(StoreFull, match="of 200,000 bytes in use"):
+                keep(new)
+            assert store.used <= 200_000
+        assert sum(size for _, size in store.medium.names()) <= 200_000
 
     # --- parts by name ----------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, LeaseLost, NotFound, Unavailable, WriteEnded
 from penstock.flight_server.pacing import Polls, Rates
 from penstock.flight_server.server import PenstockServer
+from penstock.flight_server.storing import SMALL
 from penstock.ledger.sweep import free
 from penstock.queue.work.ledger_queue import LedgerQueue
+from penstock.queue.work.messages import drop_removed
 from penstock.rows.payload import SplitPayload
 from penstock.wire.message import QueueMessage
 from penstock.wire.payloads import PayloadNote
@@ -299,6 +301,41 @@ def test_a_lost_lease_takes_no_file_from_others(client: Client, server: Penstock
         lease.ack()
     assert drained(client, OUT) == [0] * 10_000 + [3] * 10_000
     assert files_of(server) == []
+
+
+def test_repeated_outputs_keep_no_bytes(client: Client, server: PenstockServer) -> None:
+    """A message that is pushed again, its queue deleted meanwhile, makes outputs whose ids are known."""
+    for _ in range(2):
+        client.push(IN, QueueMessage("m1", "s1", "", {}, 1.0))
+        [lease] = first(client)
+        [outcome] = settle(client.connection, [(lease.key, to_outputs(OUT, [*wide(7), *numbered(7)]))], retry_for=5)
+        assert outcome.code is None
+        client.delete(IN)
+    assert len(files_of(server)) == 1
+    assert counts(client, OUT)["pushed"] == 2
+    client.delete(OUT)
+    while server.state.ledger.change(drop_removed):
+        pass
+    assert (files_of(server), server.state.store.used) == ([], 0)
+
+
+def test_an_id_that_comes_twice_in_a_push_keeps_one(client: Client, server: PenstockServer) -> None:
+    [table] = wide(7)
+    with Writer(client.connection, PutCommand(uuid.uuid4().hex, path=IN), table.schema) as writer:
+        for _ in range(2):
+            writer.write_noted(table.to_batches()[0], PayloadNote(message_id="m1").encode())
+    [lease] = first(client)
+    lease.ack()
+    assert (files_of(server), server.state.store.used) == ([], 0)
+
+
+def test_wide_payloads_of_few_rows_fill_a_file(client: Client, server: PenstockServer) -> None:
+    """A file's bound counts schemas: here they are ten times the rows."""
+    client.push(IN, [pa.table({f"column {n}": [float(n)] for n in range(600)})] * 60, finish=True)
+    sizes = [size for _, size in server.state.store.medium.names()]
+    assert len(sizes) > 1
+    assert max(sizes) < 2 * SMALL
+    assert sum(sizes) > 2 * SMALL  # what one file would have
 
 
 def test_what_can_not_be_forwarded_fails_its_message(client: Client) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from penstock import store as stores
 from penstock.errors import InvalidRequest, Lost, StoreFull
+from penstock.rows.slices import size_of_stream
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
@@ -69,7 +70,7 @@ class TestSpillingMemoryStore(TestMemoryStore):
 def test_memory_is_used_up_to_its_bound(tmp_path: Path) -> None:
     """A delete makes room again."""
     table = numbers(100)
-    medium = MemoryMedium(tmp_path, max_bytes=2 * table.nbytes)
+    medium = MemoryMedium(tmp_path, max_bytes=2 * (size_of_stream(table.schema, table.to_batches()) + 8))
     for _ in range(3):
         for name in ("a", "b", "c"):
             medium.write(name, table.schema, table.to_batches())
@@ -84,7 +85,7 @@ def test_memory_is_used_up_to_its_bound(tmp_path: Path) -> None:
 
 def test_a_part_written_again_takes_its_room_once(tmp_path: Path) -> None:
     table = numbers(100)
-    medium = MemoryMedium(tmp_path, max_bytes=table.nbytes)
+    medium = MemoryMedium(tmp_path, max_bytes=size_of_stream(table.schema, table.to_batches()) + 8)  # and its end
     for rows in (100, 50, 100):
         medium.write("a", table.schema, table.slice(0, rows).to_batches())
         assert set(medium._parts) == {"a"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
 
 import pyarrow as pa
@@ -120,7 +120,8 @@ def redrive(connection: Connection, path: str, to: str, consumer: str | None) ->
 
     def ask() -> Summary | None:
         nonlocal done
-        done = connection.call(REDRIVE_ROWS, RedriveRows(path, to, done.consumer or None))
+        answer = connection.call(REDRIVE_ROWS, RedriveRows(path, to, done.consumer or None))
+        done = replace(answer, rows=answer.rows or done.rows)  # none by now if the answer that told the end was lost
         return done.write
 
     wait_until_published(ask)

@@ -92,7 +92,7 @@ class ConsumerActions:
         dead = self._state.journals.dead
         if isinstance(kind, PublishKind):
             consumer, write = dead.publish(str(path), request.consumer, str(to), partial(kind.publish, to))
-            return wire.RedrivenRows(consumer, write.rows, write)
+            return wire.RedrivenRows(consumer, 0 if write is None else write.rows, write)
         if to.kind != "topic":
             raise InvalidRequest(
                 f"{to} can't take dead rows: expected topic/…, which a query reads beside {path}, or publish/…"

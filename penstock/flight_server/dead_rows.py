@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import pyarrow as pa
@@ -40,6 +41,8 @@ _READABLE = 600.0
 """Seconds for which these rows stay while they are looked at."""
 _RETRY = 60.0
 """Seconds after which a look that failed is tried again."""
+_TURN = 30.0
+"""Seconds for which a redrive waits until another one has ended."""
 _CATCH_UP = 30.0
 """Seconds for which a session with another schema waits until rows of the one before were looked at."""
 
@@ -148,11 +151,10 @@ class DeadRows:
         1. A piece of the dead journal from where the last redrive ended. 2. One transaction: its rows are in the topic,
         and the next redrive begins behind them. So each is redriven once, whatever crashes.
         """
-        with self._redriving:
+        with self._alone(path):
             consumer, start = dead.waiting(self._ledger.database, path, consumer)
             topic = self._topics.topic(dead.journal_of(path))
-            begun = publications.of_run(self._ledger.database, _run_of(topic, consumer, start))
-            if begun is not None:
+            if (begun := self._begun(topic, consumer, start)) is not None:
                 raise _is_being_published(path, consumer, begun)
             schema = self._ledger.fit_schema(to, dead.own_schema(topic.schema))
             total, start, last = 0, max(start, topic.earliest()[0]), topic.latest()[0]
@@ -169,29 +171,62 @@ class DeadRows:
         return consumer, total
 
     def publish(
-        self, path: str, consumer: str | None, to: str, put: Callable[[str, Iterator[pa.RecordBatch]], Summary]
-    ) -> tuple[str, Summary]:
-        """Publish a consumer's dead rows, as they came, by `put`; return whose they are, and the write.
+        self, path: str, consumer: str | None, to: str,
+        put: Callable[[str, Iterator[pa.RecordBatch], Callable[[int], str]], Summary],
+    ) -> tuple[str, Summary | None]:  # fmt: skip
+        """Publish a consumer's dead rows, as they came, by `put`; return whose they are, and the write, if any.
 
         1. The rows behind the last redrive are one run, whose name says up to where: however often this is called, they
         are published once. 2. Once they are, the next redrive begins behind them. A crash in between finds the run
         finished, and notes that alone.
         """
-        with self._redriving:
+        with self._alone(path):
             consumer, start = dead.waiting(self._ledger.database, path, consumer)
             topic = self._topics.topic(dead.journal_of(path))
-            begin, prefix = max(start, topic.earliest()[0]), _run_of(topic, consumer, start)
-            begun = publications.of_run(self._ledger.database, prefix)
+            begin, end = max(start, topic.earliest()[0]), topic.latest()[0]
+            begun = self._begun(topic, consumer, start)
+            if begun is None and begin >= end:  # as when the last answer of a redrive is lost, and it is repeated
+                return consumer, None
             if begun is not None and begun["path"] != to:
                 raise _is_being_published(path, consumer, begun)
-            run = f"{prefix}{topic.latest()[0]}" if begun is None else str(begun["run"])
+            run = _run_of(topic, consumer, start, end) if begun is None else str(begun["run"])
             end = int(run.rpartition("-")[2])
-            write = put(run, self._own_rows(topic, consumer, begin, end))  # 1.
+            rows = self._own_rows(topic, consumer, begin, end)
+            write = put(run, rows, partial(self._name, topic, consumer, begin, end))  # 1.
             steps.passed("redrive.published")
             if write.state == "finished":
                 note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=write.rows)
                 self._ledger.change(note)  # 2.
         return consumer, write
+
+    @contextmanager
+    def _alone(self, path: str) -> Iterator[None]:
+        """Redrive while nobody else does."""
+        if not self._redriving.acquire(timeout=_TURN):
+            raise Unavailable(f"{path}: other dead rows are still being redriven: try again", retry_after=5)
+        try:
+            yield
+        finally:
+            self._redriving.release()
+
+    def _begun(self, topic: Topic, consumer: str, start: int) -> sqlite3.Row | None:
+        """Return the write by which the dead rows from an offset on are published, or were.
+
+        One up to the same offset had no rows: folders of earlier servers have such, which must not hide later rows.
+        """
+        empty = _run_of(topic, consumer, start, start)
+        prefix = empty.removesuffix(str(start))
+        return publications.of_run(self._ledger.database, prefix, other_than=empty)
+
+    def _name(self, topic: Topic, consumer: str, begin: int, end: int, row: int) -> str:
+        """Return how a user finds one of a consumer's rows of a dead journal."""
+        for batch in self._batches(topic, {0: begin}, {0: end}, topic.schema):
+            own = batch.filter(pc.equal(batch.column("_dead_consumer"), consumer))
+            if row < own.num_rows:
+                shard, offset = (own.column(name)[row] for name in ("_dead_shard", "_dead_offset"))
+                return f"the dead row with _dead_shard {shard} and _dead_offset {offset} (--to topic/… takes all)"
+            row -= own.num_rows
+        return "a dead row"
 
     def _own_rows(self, topic: Topic, consumer: str, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield a consumer's rows of a dead journal, as they came."""
@@ -220,15 +255,16 @@ class DeadRows:
         append.answer.result(PATIENCE)
 
 
-def _run_of(topic: Topic, consumer: str, start: int) -> str:
-    """Return how the run begins by which dead rows from an offset on are published."""
-    return f"redrive:{topic.journal}:{consumer}:{start}-"
+def _run_of(topic: Topic, consumer: str, start: int, end: int) -> str:
+    """Return the run by which dead rows between two offsets are published."""
+    return f"redrive:{topic.journal}:{consumer}:{start}-{end}"
 
 
 def _is_being_published(path: str, consumer: str, begun: sqlite3.Row) -> WriteEnded:
     return WriteEnded(
         f"{path}: the dead rows of consumer {consumer[:40]} are being published to {begun['path']}: redrive them to "
-        f"that, or give up those that aren't published: penstock rm write/{begun['id']}"
+        f"that, or give up those that aren't published: penstock rm write/{begun['id']}, after which a redrive has all "
+        "of them again, those that are published, too"
     )
 
 

@@ -59,12 +59,13 @@ def find(reader: Reader, write_id: str) -> Publication | None:
     return None if row is None else Publication(*row)
 
 
-def of_run(reader: Reader, prefix: str) -> sqlite3.Row | None:
-    """Return id, path and run of the write that is published, or was, as a run that begins so."""
+def of_run(reader: Reader, prefix: str, *, other_than: str) -> sqlite3.Row | None:
+    """Return id, path and run of the write that is published, or was, as a run that begins so, other than one run."""
     return reader.row(
         f"SELECT id, path, run FROM writes WHERE substr(run, 1, length(?1)) = ?1"  # noqa: S608  # our own text
-        f" AND (state = 'finished' OR {writes.IS_PUBLISHED})",
+        f" AND run <> ?2 AND (state = 'finished' OR {writes.IS_PUBLISHED})",
         prefix,
+        other_than,
     )
 
 

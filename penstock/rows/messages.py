@@ -54,15 +54,18 @@ def check_columns(schema: pa.Schema, path: str) -> None:
             raise SchemaMismatch(f"{path}: the column {field.name} is {field.type}, expected {_EXPECTED[field.name]}")
 
 
-def to_messages(batches: Iterable[pa.RecordBatch], path: str, *, more_attributes: int = 0) -> Iterator[pa.RecordBatch]:
+def to_messages(
+    batches: Iterable[pa.RecordBatch], path: str, *, more_attributes: int = 0,
+    name: Callable[[int], str] = "row {:,} of this put".format,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Yield rows in the columns of MESSAGES; reject the first that Pub/Sub would refuse for good.
 
-    `more_attributes` are added to each when it is published.
+    `more_attributes` are added to each when it is published. `name` returns how the error calls the row of a number.
     """
     first = 0
     for batch in batches:
         messages = _to_messages(batch)
-        _check(messages, path, first, more_attributes)
+        _check(messages, path, first, more_attributes, name)
         yield messages
         first += batch.num_rows
 
@@ -164,7 +167,7 @@ def _maps(lengths: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
 # --- what Pub/Sub refuses for good ------------------------------------------------------------
 
 
-def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int) -> None:
+def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int, name: Callable[[int], str]) -> None:
     """Reject a message that can never be published, with its row: in a request it would fail all others, too."""
     data, attributes, key = messages.columns
     names, values = attributes.keys, attributes.items
@@ -181,7 +184,7 @@ def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int
         if (index := pc.index(wrong, True).as_py()) < 0:
             return
         row = bisect_right(attributes.offsets.to_pylist(), index) - 1 if of_attribute else index
-        raise InvalidRequest(f"{path}: row {first + row:,} of this put can't be published: {reason(index)}")
+        raise InvalidRequest(f"{path}: {name(first + row)} can't be published: {reason(index)}")
 
     refuse(
         pc.and_(pc.equal(data_sizes, 0), pc.equal(counts, 0)),

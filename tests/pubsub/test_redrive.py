@@ -9,8 +9,10 @@ import pytest
 
 from penstock import steps
 from penstock.cli import app
-from penstock.errors import Denied, InvalidRequest, NotFound, SchemaMismatch, WriteEnded
+from penstock.errors import Denied, InvalidRequest, NotFound, SchemaMismatch, Unavailable, WriteEnded
+from penstock.flight_server import dead_rows
 from penstock.ledger import publications
+from penstock.rows.messages import MESSAGES
 from penstock.store.database import Reader
 from penstock.wire import actions
 from tests.kit.dead import PAYLOADS, TOPIC, Consumer, looked_at, put
@@ -58,15 +60,58 @@ def test_dead_rows_are_published_as_they_came(publishing: Publishing, consumer: 
     assert not publishing.client.list("write/")
 
 
+def test_a_redrive_of_nothing_blocks_no_later_one(publishing: Publishing, consumer: Consumer) -> None:
+    """As when the answer that told its end is lost: it is repeated, with the consumer named."""
+    client, ledger = publishing.client, publishing.server.state.ledger
+    with publishing.publisher():
+        assert [client.redrive(TOPIC, publishing.path, consumer="c") for _ in range(2)] == [2, 0]
+        assert len(ledger.database.rows("SELECT * FROM writes WHERE run LIKE 'redrive:%'")) == 1
+        run = ledger.database.rows("SELECT run FROM writes WHERE run LIKE 'redrive:%'")[0]["run"]
+        empty = ledger.open_write(publishing.path, mode="append", run=re.sub("0-2$", "2-2", run), schema=MESSAGES)
+        ledger.finish(empty.id, [])  # as earlier servers have left it
+        put_messages(publishing, b"more")
+        consumer.commit(5)
+        looked_at(publishing.server)
+        assert client.redrive(TOPIC, publishing.path) == 1
+    assert (publishing.data(), consumer.dead()) == ([*PAYLOADS[1:3], b"more"], 0)
+
+
+def test_a_redrive_waits_for_another_one_a_while(
+    publishing: Publishing, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_rows, "_TURN", 0.01)
+    dead = publishing.server.state.journals.dead
+    for to in (AGAIN, publishing.path):
+        with dead._redriving, pytest.raises(Unavailable, match="still being redriven: try again"):
+            publishing.client.redrive(TOPIC, to)
+    assert publishing.client.redrive(TOPIC, AGAIN) == 2
+
+
+def test_a_redrive_names_the_row_that_is_no_message(publishing: Publishing) -> None:
+    """An empty one is none without Google's attributes; it goes to a topic with the others."""
+    put_messages(publishing, PAYLOADS[0], PAYLOADS[1])
+    columns = {"message_id": ["1"], "ordering_key": ["k"]}
+    attributes = pa.array([[("googclient_schemarevisionid", "r1")]], MAPS)
+    publishing.client.put(TOPIC, pa.table({"data": [b""], "attributes": attributes, **columns}))
+    consumer = Consumer(publishing.client)
+    consumer.commit(3)
+    looked_at(publishing.server)
+    with pytest.raises(InvalidRequest, match=r"the dead row with _dead_shard 0 and _dead_offset 2 .* neither data nor"):
+        publishing.client.redrive(TOPIC, publishing.path)
+    assert consumer.dead() == 2
+    assert not publishing.client.list("write/")
+    assert publishing.client.redrive(TOPIC, AGAIN) == 2
+
+
 def test_a_redrive_that_pubsub_refuses_goes_on(publishing: Publishing, consumer: Consumer) -> None:
     """Until then the rows are dead, and go nowhere else."""
     client = publishing.client
     publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
     with publishing.publisher():
-        with pytest.raises(Denied, match="give them up: penstock rm write/"):
+        with pytest.raises(Denied, match=r"give them up: penstock rm write/\w+, after which .* publishes all again"):
             client.redrive(TOPIC, publishing.path)
         for to in (AGAIN, f"{publishing.path}-other"):
-            with pytest.raises(WriteEnded, match=f"are being published to {publishing.path}"):
+            with pytest.raises(WriteEnded, match=f"are being published to {publishing.path}.* has all of them again"):
                 client.redrive(TOPIC, to)
         assert consumer.dead() == 2
         publishing.fake.heal()

@@ -191,26 +191,30 @@ class PublishKind(Kind):
         self._notify()
         return self._published(summary.write)
 
-    def publish(self, path: Path, run: str, rows: Iterable[pa.RecordBatch]) -> wire.Summary:
-        """Publish rows of the server's own as a run; return the write as a finish does. Again, it goes on."""
+    def publish(self, path: Path, run: str, rows: Iterable[pa.RecordBatch], name: Callable[[int], str]) -> wire.Summary:
+        """Publish rows of the server's own as a run; return the write as a finish does. Again, it goes on.
+
+        `name` returns how an error calls the row of a number.
+        """
         _check_topic(path)
         ledger = self.state.ledger
         write = ledger.open_write(str(path), mode="append", run=run, schema=MESSAGES)
         if write.state == "open":
             try:
                 is_named = publications.find(ledger.database, write.id) is not None
-                return self._named(ledger.finish(write.id, [] if is_named else [self._stage(write, rows)]))
+                return self._named(ledger.finish(write.id, [] if is_named else [self._stage(write, rows, name)]))
             except WriteEnded:
                 if ledger.write(write.id).state != "finished":  # a moment ago
                     raise
         return ledger.summary(write.id)
 
-    def _stage(self, write: Write, rows: Iterable[pa.RecordBatch]) -> str:
+    def _stage(self, write: Write, rows: Iterable[pa.RecordBatch], name: Callable[[int], str]) -> str:
         """Store rows of the server's own as an attempt of a write, which is aborted if that fails."""
         ledger, store = self.state.ledger, self.state.store
         attempt, parts = uuid.uuid4().hex, list[Part]()
         try:
-            for number, (_, batches) in enumerate(_parts(to_messages(_sendable(rows, write.path), write.path))):
+            messages = to_messages(_sendable(rows, write.path), write.path, name=name)
+            for number, (_, batches) in enumerate(_parts(messages)):
                 parts.append(store.write(f"{attempt}-{number:06}", MESSAGES, batches, path=write.path))
             ledger.record(write.id, Attempt(attempt, MESSAGES, sum(part.rows for part in parts), tuple(parts)))
         except Unsettled:  # it may be named
@@ -352,7 +356,7 @@ def _remedy(code: str, write: Write) -> str:
         return ""
     return (
         f"; the others are kept for 30 days: write run {write.run!r} again to publish them, or give them up: penstock "
-        f"rm write/{write.id}"
+        f"rm write/{write.id}, after which the run, or the redrive, publishes all again"
     )
 
 

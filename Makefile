@@ -52,6 +52,7 @@ soak: $(STAMP) $(JAVA)  ## run the long tests, for hours: far examples, repeated
 	@$(BIN)/python -m tests.chaos.run jobs $(or $(SEEDS),1 2 6 9 10 11)
 	@$(BIN)/python -m tests.chaos.run subscription $(or $(SEEDS),1 2 3 4)
 	@$(BIN)/python -m tests.chaos.run publish $(or $(SEEDS),1 2 3)
+	@$(BIN)/python scripts/planted/run.py
 	@PENSTOCK_CHAOS_ROWS=60000 $(BIN)/python scripts/planted/run.py \
 	    $$(basename -s .patch $$(grep -l '^Tests: tests/chaos/' scripts/planted/*.patch))
 	@$(BIN)/python scripts/spark_matrix.py

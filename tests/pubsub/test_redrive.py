@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +13,7 @@ from penstock import steps
 from penstock.cli import app
 from penstock.errors import Denied, InvalidRequest, NotFound, SchemaMismatch, Unavailable, WriteEnded
 from penstock.flight_server import dead_rows
+from penstock.flight_server.dead_rows import DeadRows
 from penstock.ledger import publications
 from penstock.rows.messages import MESSAGES
 from penstock.store.database import Reader
@@ -74,6 +77,29 @@ def test_a_redrive_of_nothing_blocks_no_later_one(publishing: Publishing, consum
         looked_at(publishing.server)
         assert client.redrive(TOPIC, publishing.path) == 1
     assert (publishing.data(), consumer.dead()) == ([*PAYLOADS[1:3], b"more"], 0)
+
+
+def test_a_redrive_counts_its_rows_if_an_answer_is_lost(
+    publishing: Publishing, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer that told the end; an earlier one has told of the rows."""
+    publish, states = DeadRows.publish, list[str]()
+
+    def lose_the_last(*arguments: Any) -> tuple[str, actions.Summary | None]:
+        consumer, write = publish(*arguments)
+        if write is None:
+            return consumer, None
+        states.append(write.state)
+        if write.state == "finished":
+            raise Unavailable("the answer is lost", retry_after=0.01)
+        if len(states) == 1:
+            started.enter_context(publishing.publisher())
+        return consumer, write
+
+    monkeypatch.setattr(DeadRows, "publish", lose_the_last)
+    with ExitStack() as started:
+        assert publishing.client.redrive(TOPIC, publishing.path) == 2
+    assert (states[0], states[-1], publishing.data()) == ("open", "finished", PAYLOADS[1:3])
 
 
 def test_a_redrive_waits_for_another_one_a_while(

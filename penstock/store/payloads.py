@@ -30,6 +30,10 @@ from penstock.wire.paths import check_key
 _T = TypeVar("_T")
 _TOGETHER = 64
 """Payloads in a row whose files are in one folder."""
+_DELETE = (
+    "delete something (penstock rm; a file stays while a read ticket names bytes in it, or a message that isn't done, "
+    "a dead one too)"
+)
 ORPHAN_GRACE = 24 * 3600.0
 """Seconds for which parts stay that no row names: another process may be writing one, or the ledger may be the wrong
 one."""
@@ -284,13 +288,13 @@ class Store(PayloadStore):
         if self.quota is not None and used + size > self.quota:
             raise StoreFull(
                 f"the store has {used:,} of {self.quota:,} bytes in use, no room for {size:,} more: "
-                "delete something (penstock rm; bytes go when their last read ticket ends), or raise --quota",
+                f"{_DELETE}, or raise --quota",
                 retry_after=5,
             )
         if size > room.free:
             raise StoreFull(
                 f"no room on the disk for {size:,} bytes: it has {room.free:,}, without those spared for the ledger. "
-                "Free some space, or delete something (penstock rm; bytes go when their last read ticket ends)",
+                f"Free some space, or {_DELETE}",
                 retry_after=5,
             )
 

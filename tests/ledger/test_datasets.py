@@ -8,9 +8,10 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.errors import AlreadyExists, LimitExceeded, NotFound, SchemaMismatch, StoreFull
-from penstock.ledger import writes
+from penstock.ledger import parts, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
+from penstock.ledger.tables import Transaction
 from tests.kit.clock import Clock
 from tests.kit.ledger import OTHER, PATH, SCHEMA, WIDER, finish_write, make_attempt, part_names, visible_parts
 
@@ -145,6 +146,25 @@ def test_a_ticket_that_could_not_be_noted_holds_its_bytes(
     assert ledger.freeable() == []
     clock.advance(120)
     assert len(ledger.freeable()) == 1
+
+
+def test_a_sweep_looks_at_each_shared_file_once(ledger: Ledger) -> None:
+    """Of 500 parts in a file all but the last are retired: whether they are free is one question, not 499."""
+    names = [f"f.{number:03x}-1" for number in range(500)]
+    steps = Mock(return_value=0)
+
+    def retire(t: Transaction) -> None:
+        for name in names:
+            parts.add_payload(t, name, f"store/{name}", rows=1, bytes=1, schema=SCHEMA, digest=None)
+        parts.retire(t, names[:-1], "store/f")
+        t.sql.set_progress_handler(steps, 100)
+        assert parts.freeable(t, t.now) == []
+        t.sql.set_progress_handler(None, 0)
+        parts.retire(t, names[-1:], "store/f")
+
+    ledger.change(retire)
+    assert sorted(ledger.freeable()) == names
+    assert steps.call_count < 1_000  # of 100 steps: 225; 22,579 where each part asks
 
 
 def test_bytes_held_by_tickets_alone_are_counted(ledger: Ledger, clock: Clock) -> None:

@@ -7,7 +7,11 @@ import platform
 import queue
 import threading
 import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +85,11 @@ class Client:
         self._streams = {
             name: self._channel.unary_stream(f"{_SERVICE}{name}") for name in ("ExecutePlan", "ReattachExecute")
         }
-        self._tasks = _Tasks(self._attempt)
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()  # safe in a destructor
+        self._lock = threading.Lock()  # _thread
+        self._thread: threading.Thread | None = None  # from the first call on, until `close` or the client is forgotten
+        self._end_tasks = weakref.finalize(self, self._tasks.put, None)
+        self._end_tasks.atexit = False
 
     def derived(self, identity: Identity) -> Client:
         """Return a client of another session of the same server."""
@@ -90,8 +98,12 @@ class Client:
 
     def close(self) -> None:
         """End the calls that are under way, and the connection."""
-        self._tasks.close()
         self.closed = True
+        self._end_tasks()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(10)
         self._channel.close()
 
     def retries(self) -> Retries:
@@ -118,7 +130,12 @@ class Client:
 
     def call_later(self, name: str, request: Any) -> None:
         """Let the session's own thread make such a call. Safe while Python collects garbage."""
-        self._tasks.add(name, self.prepared(request))
+        options = {"timeout": 5.0, "metadata": self._metadata}
+        request = self.prepared(request)
+        if name in self._streams:
+            self._tasks.put(partial(_read_all, self._streams[name], _serialize(request), **options))
+        else:
+            self._tasks.put(partial(self._calls[name], request, **options))
 
     def stream(self, name: str, request: Any, timeout: float, *, plan: bytes = b"") -> Any:
         """Begin a stream of raw responses; the request's field `plan` is serialized already."""
@@ -173,6 +190,12 @@ class Client:
                 f"session {self.identity.session_id} was released: connect again",
                 error_class="INVALID_HANDLE.SESSION_CLOSED",
             )
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_run_tasks, args=(self._tasks, self._channel), name="penstock-connect-tasks", daemon=True
+                )
+                self._thread.start()
 
     def _error_details(self, error_id: str) -> Any:
         try:
@@ -184,37 +207,18 @@ class Client:
             return None
 
 
-class _Tasks:
-    """A thread that makes calls nobody waits for: the release of responses, the interrupt of an abandoned query."""
+def _run_tasks(tasks: queue.SimpleQueue[Callable[[], object] | None], channel: grpc.Channel) -> None:
+    """Make the calls that nobody waits for, then close the channel; the client itself may be forgotten before."""
+    while (task := tasks.get()) is not None:
+        try:
+            task()
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
+            log.debug("a call that nobody waits for failed: %s", error)
+    channel.close()
 
-    def __init__(self, attempt: Any) -> None:
-        self._attempt = attempt
-        self._waiting: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()  # safe in a destructor
-        self._lock = threading.Lock()  # _thread
-        self._thread: threading.Thread | None = None
 
-    def add(self, name: str, request: Any) -> None:
-        self._waiting.put((name, request))
-        if self._thread is None and self._lock.acquire(blocking=False):
-            try:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="penstock-connect-tasks", daemon=True)
-                    self._thread.start()
-            finally:
-                self._lock.release()
-
-    def close(self) -> None:
-        """Make the calls that wait, then end the thread."""
-        self._waiting.put(None)
-        if self._thread is not None:
-            self._thread.join(10)
-
-    def _run(self) -> None:
-        while (task := self._waiting.get()) is not None:
-            try:
-                self._attempt(*task, 5.0)
-            except (grpc.RpcError, PenstockError, ValueError) as error:
-                log.debug("%s failed: %s", task[0], error)
+def _read_all(stream: grpc.UnaryStreamMultiCallable, request: bytes, **options: Any) -> None:
+    deque(stream(request, **options), maxlen=0)
 
 
 def _open_channel(uri: ConnectUri, ca: str | None) -> grpc.Channel:
@@ -228,6 +232,7 @@ def _open_channel(uri: ConnectUri, ca: str | None) -> grpc.Channel:
     if not uri.tls:
         if ca is not None:
             raise InvalidRequest(f"ca={ca!r:.80} without TLS: add use_ssl=true to the URI")
+        options.append(("grpc.enable_http_proxy", 0))  # which would read the token
         return grpc.insecure_channel(uri.target, options=options)
     try:
         roots = None if ca is None else Path(ca).read_bytes()

@@ -24,6 +24,8 @@ RELEASE_EVERY = 8 << 20
 than a batch of 1,000 rows itself."""
 CHUNK = 4 << 20
 """The server cuts a larger batch into pieces of this size, so that little is lost with a connection."""
+LASTED = 1.0
+"""Seconds after which the end of a stream is no failure of it: a query that computes has nothing to send."""
 _NOT_THERE = ("INVALID_HANDLE.OPERATION_NOT_FOUND", "INVALID_HANDLE.SESSION_NOT_FOUND")
 
 
@@ -44,7 +46,8 @@ class Execution:
     1. ExecutePlan starts the operation under an id of ours; responses are read.
     2. A stream that breaks for a passing reason, or ends before `result_complete`, is followed by ReattachExecute after
        the last response read. If the operation never reached the server, ExecutePlan is sent again.
-    3. Responses are released once they are used, by bytes; at the end all that is left.
+    3. Responses are released once they are used, by bytes; at the end all that is left. From a checkpoint on only those
+       before the newest one are, and the operation isn't interrupted: another process may go on with it.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Execution:
         self._request.request_options.add().reattach_options.reattachable = True
         chunking = self._request.request_options.add().result_chunking_options
         chunking.allow_arrow_batch_chunking, chunking.preferred_arrow_chunk_size = True, CHUNK
-        self._stream = self._open()
+        self._stream = self._open(begin=True)
 
     @classmethod
     def resumed(cls, client: Client, position: Position, *, timeout: float | None = None) -> Execution:
@@ -67,6 +70,7 @@ class Execution:
         self.operation_id = position.operation_id
         self._start(client, timeout)
         self._request = None
+        self.has_checkpoint = True
         self._last_response = position.response_id
         self._stream = self._open()
         return self
@@ -74,6 +78,7 @@ class Execution:
     def _start(self, client: Client, timeout: float | None) -> None:
         self.reattaches = 0
         self.is_complete = False
+        self.has_checkpoint = False
         self._client = client
         self._last_response = ""
         self._released = ""
@@ -87,7 +92,7 @@ class Execution:
             try:
                 raw = next(self._stream)
             except StopIteration:
-                self._reattach(delay=None, cause=None)
+                self._go_on()
             except grpc.RpcError as error:
                 self._recover(error)
             else:
@@ -105,7 +110,7 @@ class Execution:
             )
 
     def close(self) -> None:
-        """Interrupt the operation unless it is complete, and wait until the server has been told."""
+        """Interrupt the operation, unless it is complete or has a checkpoint; wait until the server has been told."""
         if not self._end():
             self._client.call_once("Interrupt", self._interrupt_request(), timeout=10.0)
             self._release_all()
@@ -117,10 +122,10 @@ class Execution:
             self._release_all()
 
     def _end(self) -> bool:
-        """Read no more; whether there was no more to read."""
+        """Read no more; whether the server need not be told."""
         was_complete, self.is_complete = self.is_complete, True
         self._stream.cancel()
-        return was_complete
+        return was_complete or self.has_checkpoint
 
     def _interrupt_request(self) -> Any:
         return protos.InterruptRequest(
@@ -140,17 +145,19 @@ class Execution:
         if not response.message.response_id or response.message.response_id == self._last_response:
             raise CorruptResponse("a response has no id of its own")
         self._last_response = response.message.response_id
-        self._retries.reset()
+        self._retries = self._client.retries()  # anew, and for longer once the server has answered
         if response.message.HasField("result_complete"):
             self.is_complete = True
-            self._release_all()
+            if not self.has_checkpoint:
+                self._release_all()
         return response
 
-    def _open(self) -> Any:
+    def _open(self, *, begin: bool = False) -> Any:
+        self._opened = time.monotonic()
         segment = SEGMENT
         if self._deadline is not None:
             segment = min(segment, max(self._deadline - time.monotonic(), 0.001))
-        if self._request is not None and not self.reattaches:
+        if begin:
             return self._client.stream("ExecutePlan", self._request, segment, plan=self._plan)
         request = protos.ReattachExecuteRequest(operation_id=self.operation_id)
         if self._last_response:
@@ -161,12 +168,13 @@ class Execution:
         """Go on after a failure that passes; else raise it."""
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             self._check_deadline(error)
-            self._reattach(delay=None, cause=None)
+            self._go_on()
         elif is_transient(error):
-            self._reattach(delay=server_delay(error), cause=error)
+            self._wait(server_delay(error), error)
+            self._reattach()
         elif self._never_arrived(error):
             self._wait(None, error)
-            self._stream = self._client.stream("ExecutePlan", self._request, SEGMENT, plan=self._plan)
+            self._stream = self._open(begin=True)
         else:
             self.is_complete = True
             self._release_all()
@@ -181,8 +189,16 @@ class Execution:
             and error_class_of(error).startswith(_NOT_THERE)
         )
 
-    def _reattach(self, delay: float | None, cause: grpc.RpcError | None) -> None:
-        self._wait(delay, cause)
+    def _go_on(self) -> None:
+        """Follow a stream that ended by itself."""
+        if time.monotonic() - self._opened < LASTED:
+            self._wait(None, None)
+        else:
+            self._check_deadline(None)
+            self._retries = self._client.retries()
+        self._reattach()
+
+    def _reattach(self) -> None:
         self.reattaches += 1
         self._stream = self._open()
 
@@ -196,5 +212,6 @@ class Execution:
 
     def _check_deadline(self, cause: grpc.RpcError | None) -> None:
         if self._deadline is not None and time.monotonic() >= self._deadline:
+            self.has_checkpoint = False  # the timeout is for all who read it
             self.close()
             raise TimedOut(f"the query took more than timeout={self._timeout:g} s, and was interrupted") from cause

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.spark.client import Client, Identity
 from penstock.spark.errors import CorruptResponse
 from penstock.spark.execution import Execution, Position
@@ -61,7 +61,7 @@ class Result:
         self._chunks: list[pa.Buffer] = []
         self._decoded: deque[tuple[pa.RecordBatch, str, int]] = deque()
         self._used = Position(execution.operation_id, "", rows)  # up to the batch that was returned last
-        self._has_checkpoint = False
+        self._failure: PenstockError | None = None  # what every later read raises again: rows may be missing
         self._response_rows = rows  # of the responses that were decoded
         try:
             self._begin()
@@ -92,7 +92,7 @@ class Result:
             if not self._receive():
                 raise StopIteration
         batch, response_id, size = self._decoded.popleft()
-        if not self._has_checkpoint and self._used.response_id:
+        if not self._execution.has_checkpoint and self._used.response_id:
             self._execution.use(self._used.response_id, size)
         self.rows += batch.num_rows
         self._used = Position(self.operation_id, response_id, self.rows)
@@ -105,10 +105,17 @@ class Result:
                 try:
                     batch = self.read_next_batch()
                 except StopIteration:
-                    return
+                    break
                 yield batch
-        finally:
+        except GeneratorExit:  # perhaps while Python collects garbage: nothing is waited for
+            self._decoded.clear()
+            self._execution.abandon()
+            self._tell_end()
+            raise
+        except BaseException:
             self.close()
+            raise
+        self.close()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the batches as a C stream."""
@@ -119,22 +126,25 @@ class Result:
         """Return a token with which `resume` goes on after the last batch that was read, in any process.
 
         Take one whenever what was read is safe. From the first one on the server keeps what comes after the newest: it
-        has 10 MB for that, and waits five minutes for a client.
+        has 10 MB for that, and waits five minutes for a client: leaving this result interrupts the query no more, its
+        `timeout` and `Session.interrupt` do.
         """
         if self._decoded and self._decoded[0][1] == self._used.response_id:
             raise InvalidRequest("a response has several batches, and some are unread: read on, then take a checkpoint")
-        self._has_checkpoint = True
+        if self._execution.is_complete and not self._execution.has_checkpoint:
+            raise InvalidRequest("the result has ended, and the server dropped it: take a checkpoint before its end")
+        self._execution.has_checkpoint = True
         if self._used.response_id:
             self._execution.use(self._used.response_id, 0)
         return encode_checkpoint(self._client.identity, self._used)
 
     def close(self) -> None:
-        """Interrupt the query, unless it is complete."""
-        self._tell_end()
+        """Interrupt the query, unless it is complete or has a checkpoint."""
         self._decoded.clear()
         self._execution.close()
         if self._owns_client:
             self._client.close()
+        self._tell_end()  # last, as the callback may raise
 
     def __enter__(self) -> Self:
         return self
@@ -164,14 +174,20 @@ class Result:
 
     def _receive(self) -> bool:
         """Read a response; False after the last."""
-        response = next(self._execution, None)
-        if response is None:
-            if self._chunks:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            response = next(self._execution, None)
+            if response is not None:
+                self._take(response)
+            elif self._chunks:
                 raise CorruptResponse("the result ends within a batch")
+        except PenstockError as failure:
+            self._failure = failure
+            raise
+        if response is None:
             self._tell_end()
-            return False
-        self._take(response)
-        return True
+        return response is not None
 
     def _take(self, response: Response) -> None:
         if response.piece is not None:

@@ -37,10 +37,6 @@ class Retries:
         self._wait = policy.first_wait
         self._give_up: float | None = None
 
-    def reset(self) -> None:
-        """Begin anew, as an answer has arrived."""
-        self._wait, self._give_up = self._policy.first_wait, None
-
     def wait(self, delay: float | None = None) -> bool:
         """Wait before the next attempt, at least the delay that the server named; False once the time is over."""
         now = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ def parse_uri(uri: str | None = None, environ: Mapping[str, str] = os.environ) -
     text = uri if uri is not None else environ.get("SPARK_REMOTE")
     if not isinstance(text, str) or not text:
         raise InvalidPlan(f"uri={text!r:.80}: expected sc://host:port, here or in SPARK_REMOTE")
-    shown = text.partition(";")[0]  # what follows may be a token
+    shown = _without_secrets(text)
     if not text.startswith("sc://"):
         raise InvalidPlan(f"uri={shown!r:.80}: expected sc://host:port; only a Spark Connect server is spoken to")
     address, _, rest = text.partition(";")
@@ -84,7 +85,10 @@ def parse_uri(uri: str | None = None, environ: Mapping[str, str] = os.environ) -
         keepalive_idle=_flag("grpc_keepalive_without_calls", values.pop("grpc_keepalive_without_calls", "false")),
         headers=_headers(values),
     )
-    if token and not result.tls and not result.is_local:
+    if token and not _is_header_value(token):
+        raise InvalidPlan(f"the token of {result} isn't one line of printable ASCII, which a header's value is")
+    has_secret = token or any(name == "authorization" for name, _ in result.headers)
+    if has_secret and not result.tls and not result.is_local:
         raise InvalidPlan(
             f"{result} would get the token in clear text: add use_ssl=true to the URI; "
             "without TLS a token is sent to this host alone"
@@ -92,12 +96,18 @@ def parse_uri(uri: str | None = None, environ: Mapping[str, str] = os.environ) -
     return result
 
 
+def _without_secrets(text: str) -> str:
+    """Return what an error shows of a URI: the scheme and the host, as all else may be a token at a wrong place."""
+    scheme, mark, address = re.split("[;?#,]", text, maxsplit=1)[0].rpartition("://")
+    return scheme + mark + ("…" if "@" in address else address.partition("/")[0])
+
+
 def _host_and_port(address: str, shown: str) -> tuple[str, int]:
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
-    except ValueError as wrong:
-        raise InvalidPlan(f"uri={shown!r:.80}: {wrong}; expected sc://host:port") from None
+    except ValueError:  # whose text may quote a token
+        raise InvalidPlan(f"uri={shown!r:.80}: expected sc://host:port with a port from 0 to 65535") from None
     if not host:
         raise InvalidPlan(f"uri={shown!r:.80} names no host: expected sc://host:port")
     if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
@@ -151,6 +161,12 @@ def _headers(values: dict[str, str]) -> tuple[tuple[str, str], ...]:
             raise InvalidPlan(f"the URI has no parameter {name!r}; {suggest(name.lower().replace('-', '_'), _KNOWN)}")
         if not (name.isascii() and all(c.isalnum() or c in "-_." for c in name)):
             raise InvalidPlan(f"the URI's parameter {name!r:.80} is no name of a header: use letters, digits and -_.")
-        if not (value.isascii() and value.isprintable()):
+        if name.lower().endswith("-bin") or name.lower().startswith("grpc-"):
+            raise InvalidPlan(f"the URI's parameter {name!r:.80} is a header of gRPC's own: leave it out")
+        if not _is_header_value(value):
             raise InvalidPlan(f"the URI's parameter {name}: a header's value is one line of printable ASCII")
     return tuple((name.lower(), value) for name, value in values.items())
+
+
+def _is_header_value(value: str) -> bool:
+    return value.isascii() and value.isprintable()

@@ -148,6 +148,13 @@ class FakeConnect:
                 return
             yield self.change(number, raw)
 
+    def progress(self, number: str = "r1") -> bytes:
+        """Return a response of the newest query that reports progress."""
+        request = self.named("ExecutePlan")[-1]
+        response = self._response(request, number)
+        response.execution_progress.stages.add(num_tasks=1)
+        return bytes(response.SerializeToString())
+
     def _response(self, request: Any, number: str) -> Any:
         return protos.ExecutePlanResponse(
             session_id=request.session_id, server_side_session_id=self.server_session,

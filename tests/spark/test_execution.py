@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 
 import penstock
 from penstock.errors import Denied, InvalidRequest, LimitExceeded, PenstockError, TimedOut
-from penstock.spark import execution
+from penstock.spark import client, execution
 from penstock.spark.errors import CorruptResponse, InvalidPlan, Remote, SessionLost, Transport, Unsupported
+from penstock.spark.results import Progress
 from penstock.spark.retries import Retries, RetryPolicy
 from penstock.spark.session import Session
 from tests.kit.certificates import Certificates
@@ -90,6 +92,25 @@ def test_a_server_that_stays_away_is_given_up(fake: FakeConnect) -> None:
         fake.cuts = [Cut(1)] + 100 * [Cut(0)]
         with session.sql("select 1").stream() as result, pytest.raises(Transport, match="ends each stream"):
             ids(result)
+
+
+def test_a_server_that_answered_has_longer(fake: FakeConnect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first answer on, also within the first query."""
+    monkeypatch.setattr(client, "FIRST_RETRY_FOR", 0.0)
+    fake.cuts = [Cut(1, AWAY)]
+    with penstock.spark_connect(fake.uri) as session:
+        assert ids(session.range(50).stream()) == ALL
+
+
+def test_a_stream_that_ends_while_spark_computes_is_none_that_failed(
+    fake: FakeConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often: here no retry is left for one that failed."""
+    monkeypatch.setattr(execution, "LASTED", 0.0)
+    fake.cuts = [Cut(1), Cut(0), Cut(0, Failure(grpc.StatusCode.DEADLINE_EXCEEDED)), Cut(0)]
+    with penstock.spark_connect(fake.uri, retry_for=0.0) as session, session.range(50).stream() as result:
+        assert ids(result) == ALL
+    assert result.reattaches == 4
 
 
 def test_the_servers_delay_is_kept_and_capped() -> None:
@@ -175,6 +196,37 @@ def test_a_checkpoint_before_any_batch_is_the_start(fake: FakeConnect, session: 
     assert fake.named("ReattachExecute")
 
 
+@pytest.mark.parametrize("how", ["left", "read", "dropped", "loop"])
+def test_a_checkpoint_survives_its_result(fake: FakeConnect, session: Session, how: str) -> None:
+    """Nothing behind it is released, and nothing interrupted, neither by the first reader nor by the second."""
+    with session.range(50).stream() as result:
+        result.read_next_batch()
+        token = result.checkpoint()
+        if how == "read":
+            assert ids(result) == ALL[10:]
+    if how in ("dropped", "loop"):
+        result = session.range(50).stream()
+        result.read_next_batch()
+        token = result.checkpoint()
+        for _ in result if how == "loop" else ():
+            break
+        del result
+        gc.collect()
+    for _ in range(2):
+        with penstock.spark_connect(fake.uri) as other, other.resume(token) as rest:
+            assert ids(rest) == ALL[10:]
+    session.close()  # makes the calls that wait
+    assert not fake.named("Interrupt")
+    assert not [request for request in fake.named("ReleaseExecute") if request.HasField("release_all")]
+
+
+def test_a_checkpoint_after_the_end_is_refused(session: Session) -> None:
+    with session.range(50).stream() as result:
+        assert ids(result) == ALL
+        with pytest.raises(InvalidRequest, match="before its end"):
+            result.checkpoint()
+
+
 @pytest.mark.parametrize("token", ["", "e30=", "nonsense", "eyJ2IjogMn0="])
 def test_what_is_no_checkpoint_is_refused(session: Session, token: str) -> None:
     with pytest.raises(InvalidRequest, match="checkpoint"):
@@ -194,7 +246,7 @@ def test_a_result_that_is_left_is_interrupted(fake: FakeConnect, session: Sessio
     assert interrupted(fake) == [left.operation_id]
     for _ in session.sql("select 1").stream():
         break
-    assert len(interrupted(fake)) == 2
+    eventually(lambda: len(interrupted(fake)) == 2)
     with pytest.raises(ZeroDivisionError), session.sql("select 1").stream():
         raise ZeroDivisionError
     assert len(interrupted(fake)) == 3
@@ -228,6 +280,33 @@ def test_a_query_has_a_deadline(fake: FakeConnect, session: Session) -> None:
     assert interrupted(fake) == [request.operation_id for request in fake.named("ExecutePlan")]
 
 
+def test_a_query_sent_again_has_the_same_deadline(
+    fake: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.failures["ExecutePlan"] = [AWAY]
+    limits: list[float] = []
+    stream = session.client.stream
+
+    def noting(name: str, request: Any, timeout: float, **options: bytes) -> Any:
+        limits.append(timeout)
+        return stream(name, request, timeout, **options)
+
+    monkeypatch.setattr(session.client, "stream", noting)
+    assert ids(session.range(50).stream(timeout=60.0)) == ALL
+    assert len(limits) == 3
+    assert max(limits) <= 60.0
+
+
+def test_a_callback_that_raises_leaves_no_query_running(fake: FakeConnect, session: Session) -> None:
+    def told(progress: Progress) -> None:
+        raise ZeroDivisionError
+
+    fake.change = lambda number, raw: fake.progress() if number == 1 else raw
+    with pytest.raises(ZeroDivisionError):
+        ids(session.range(50).stream(on_progress=told))
+    assert len(interrupted(fake)) == 1
+
+
 def test_interrupts_name_what_they_mean(fake: FakeConnect, session: Session) -> None:
     session.sql("select 1").stream(tag="nightly").close()
     assert list(fake.named("ExecutePlan")[0].tags) == ["nightly"]
@@ -241,6 +320,18 @@ def test_interrupts_name_what_they_mean(fake: FakeConnect, session: Session) -> 
         session.interrupt(tag="a", operation="b")
     with pytest.raises(InvalidRequest, match="commas"):
         session.sql("select 1").stream(tag="a,b")
+
+
+def test_a_forgotten_session_leaves_no_thread(fake: FakeConnect) -> None:
+    """Nor its connection, which the thread closes; what waits is sent before that."""
+    before = set(threading.enumerate())
+    session = penstock.spark_connect(fake.uri)
+    result = session.range(50).stream()
+    (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "penstock-connect-tasks")
+    del session, result
+    gc.collect()
+    eventually(lambda: not thread.is_alive())
+    assert len(interrupted(fake)) == 1
 
 
 # --- sessions -----------------------------------------------------------------------------
@@ -383,6 +474,15 @@ def test_tls_is_checked(certificates: Certificates, tmp_path: Path) -> None:
     for uri, ca in (("sc://localhost", "a.pem"), ("sc://localhost/;use_ssl=true", str(tmp_path / "none.pem"))):
         with pytest.raises(InvalidRequest, match="ca="):
             penstock.spark_connect(uri, ca=ca)
+
+
+def test_a_token_passes_by_a_proxy(fake: FakeConnect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In clear text no proxy gets it: this one isn't even there."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with penstock.spark_connect(f"{fake.uri}/;token=t", retry_for=0.2) as session:
+        assert session.version == "4.3.0"
 
 
 def test_a_session_id_is_a_uuid() -> None:

@@ -127,6 +127,18 @@ def test_a_result_that_does_not_add_up_is_refused(fake: FakeConnect, session: Se
         session.sql("select 1").to_arrow()
 
 
+def test_a_result_that_failed_does_not_go_on(fake: FakeConnect, session: Session) -> None:
+    """What follows a batch that was refused would be taken for the rest, or the end."""
+    with_responses(fake, batch_message(DATA, 10), batch_message(DATA, 9), batch_message(DATA, 10, start_offset=10))
+    with session.range(20).stream() as result:
+        result.read_next_batch()
+        with pytest.raises(CorruptResponse) as first:
+            result.read_next_batch()
+        with pytest.raises(CorruptResponse) as second:
+            result.read_next_batch()
+    assert first.value is second.value
+
+
 def test_text_that_is_no_text_is_refused() -> None:
     batch = pa.record_batch({"text": pa.array([b"\xff\xfe"]).view(pa.string())})
     with pytest.raises(CorruptResponse, match="UTF8"):

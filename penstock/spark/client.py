@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ CALL_TIMEOUT = 600.0
 """Seconds for a call that isn't a stream: to analyse a plan Spark may list the files of a lake."""
 FIRST_RETRY_FOR = 30.0
 """Seconds for which a server that has never answered is tried again: its address may be wrong."""
+RETRY_FOR: ContextVar[float | None] = ContextVar("penstock-connect-retry-for", default=None)
+"""In place of a session's `retry_for`, where nobody waits so long."""
 _SERVICE = "/spark.connect.SparkConnectService/"
 _OBSERVED = "client_observed_server_side_session_id"
 _OPTIONS = [
@@ -109,7 +112,8 @@ class Client:
     def retries(self) -> Retries:
         """Return the waits of a call that begins now."""
         default = RetryPolicy().retry_for if self._server_session else FIRST_RETRY_FOR
-        return Retries(RetryPolicy(retry_for=default if self._retry_for is None else self._retry_for))
+        chosen = (each for each in (RETRY_FOR.get(), self._retry_for, default) if each is not None)
+        return Retries(RetryPolicy(retry_for=next(chosen)))
 
     def call(self, name: str, request: Any) -> Any:
         """Make a call, again while its failure passes by itself, and return the checked answer."""

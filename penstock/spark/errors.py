@@ -34,6 +34,10 @@ class Unsupported(InvalidRequest):
     """This server, or this client, has no such thing."""
 
 
+class NoSuchName(Unsupported, AttributeError):
+    """A name that an object doesn't have; `hasattr` wants an AttributeError."""
+
+
 class CorruptResponse(Lost):
     """An answer of the server doesn't hold what it says; nothing of it was used."""
 

@@ -22,6 +22,7 @@ _INT, _LONG = 1 << 31, 1 << 63
 _EPOCH, _DAY = dt.datetime(1970, 1, 1), dt.date(1970, 1, 1)  # noqa: DTZ001  # what has no zone has none
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
+_FINER = ("[ns]", "[ps]", "[fs]", "[as]")
 _NO_TRUTH = (
     "a column has no truth value before Spark computes it: write & for and, | for or, ~ for not, "
     "fn.when(…).otherwise(…) for if, between(a, b) for a <= x <= b, and put comparisons in parentheses"
@@ -318,6 +319,8 @@ def _method_meant(expression: Node) -> str:
     if expression.kind != "unresolved_extract_value":
         return ""
     ((_, name),) = expression.fields["extraction"].fields.items()
+    if name == "over":
+        return ": windows are SQL's, expr('sum(a) over (partition by b order by c)')"
     return f": there is no method {name}, {suggest(str(name), _METHODS)}"
 
 
@@ -374,7 +377,7 @@ def call(name: str, *arguments: Value, distinct: bool | None = None) -> Column:
 def literal(value: Value) -> Node:  # noqa: C901, PLR0912  # a case for each type
     """Return a value as an expression, in the smallest of Spark's types that holds it."""
     if type(value).__module__ in ("numpy", "pyarrow.lib"):
-        value = value.as_py() if hasattr(value, "as_py") else value.tolist()
+        value = _plain(value)
     match value:
         case Column():
             return value.expression
@@ -400,6 +403,8 @@ def literal(value: Value) -> Node:  # noqa: C901, PLR0912  # a case for each typ
             return node("literal", timestamp=(value - _EPOCH_UTC) // _MICROSECOND)
         case dt.date():
             return node("literal", date=(value - _DAY).days)
+        case dt.time() if value.tzinfo is not None:
+            raise InvalidPlan(f"{value!r} has a zone, which Spark's times don't: leave it out by replace(tzinfo=None)")
         case dt.time():
             since = dt.datetime.combine(_DAY, value.replace(tzinfo=None)) - _EPOCH
             return node("literal", time=node("", nano=since // _MICROSECOND * 1000, precision=6))
@@ -413,6 +418,19 @@ def literal(value: Value) -> Node:  # noqa: C901, PLR0912  # a case for each typ
         f"{type(value).__qualname__} is no value of Spark's: expected a column, None, bool, int, float, Decimal, str, "
         "bytes, date, time, datetime, timedelta, list or dict"
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of numpy's or pyarrow's as Python's. Times become microseconds, as Python and Spark have them."""
+    if hasattr(value, "as_py"):
+        return value.as_py()
+    if getattr(value, "ndim", 0):
+        return list(value)
+    times = {"M": "datetime64[us]", "m": "timedelta64[us]"}.get(value.dtype.kind) if hasattr(value, "dtype") else None
+    plain = value.astype(times).tolist() if times and value.dtype.name.endswith(_FINER) else value.tolist()
+    if times and isinstance(plain, int):  # numpy's own way out
+        raise InvalidPlan(f"{value!r} is no time of Python's, nor of Spark's: astype({times!r}) may make it one")
+    return plain
 
 
 def _integer_type(value: int) -> str:

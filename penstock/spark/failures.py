@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import Denied, Internal, LimitExceeded, PenstockError, TimedOut
 from penstock.spark.errors import QueryContext, Remote, SessionLost, Transport, Unsupported
+from penstock.spark.plans import DEEP_CURE
 from penstock.spark.protos import message
 
 _STATUS_KEY = "grpc-status-details-bin"
@@ -19,6 +20,8 @@ _SESSION_GONE = (
     "INVALID_HANDLE.SESSION_CHANGED",
     "INVALID_HANDLE.SESSION_NOT_FOUND",
 )
+_ITERATIONS = "spark.sql.analyzer.maxIterations"
+"""Named where a plan has more operations within one another than Spark's analyzer has rounds."""
 _DETAILS = Callable[[str], Any]
 """Asks the server for an error's details, by its id; None where it has none."""
 
@@ -81,6 +84,8 @@ def _remote(text: str, info: Any, operation_id: str | None, details: _DETAILS | 
         if chain[0].HasField("spark_throwable"):
             values |= _of_throwable(chain[0].spark_throwable, values)
         values["causes"] = tuple(each.message for each in chain[1:])
+    if _ITERATIONS in text:
+        text += f" The plan has too many operations within one another: {DEEP_CURE}"
     kind = SessionLost if (values["error_class"] or "").startswith(_SESSION_GONE) else Remote
     return kind(text or "Spark failed, and doesn't say why", operation_id=operation_id, **values)
 

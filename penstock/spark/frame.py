@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.spark import protos, types
 from penstock.spark.collecting import MAX_BYTES, MAX_ROWS, Rows
-from penstock.spark.errors import InvalidPlan, Unsupported
+from penstock.spark.errors import InvalidPlan, NoSuchName
 from penstock.spark.expressions import Column, Value, attribute, call, column_of, condition_of, flat, literal
 from penstock.spark.plans import Node, PlanId, encode, format_expression, format_plan, node, part
 from penstock.spark.rows import Row, to_rows
@@ -47,14 +47,11 @@ _ELSEWHERE = {
     "pandas_api": "to_pandas() has the rows",
     "na": "fillna() and dropna(), or fn.coalesce(…) and filter(…)",
     "stat": "fn.corr, fn.covar_samp, fn.percentile_approx compute them",
+    "randomSplit": "with_column('r', fn.rand(7)).local_checkpoint() has a number to filter the parts by",
     "cache": "local_checkpoint() keeps the rows at Spark's executors",
     "persist": "local_checkpoint() keeps the rows at Spark's executors",
 }
 """What pyspark's frames have and these don't: what to write instead."""
-
-
-class _NoSuchName(Unsupported, AttributeError):
-    """A name that a frame doesn't have; `hasattr` wants an AttributeError."""
 
 
 class Frame(Rows):
@@ -84,9 +81,9 @@ class Frame(Rows):
             if name.startswith("_"):  # what Python and notebooks look for
                 raise AttributeError(name)
             if name in _ELSEWHERE:
-                raise _NoSuchName(f"a frame has no {name} here: {_ELSEWHERE[name]}")
+                raise NoSuchName(f"a frame has no {name} here: {_ELSEWHERE[name]}")
             known = [each for each in dir(type(self)) if not each.startswith("_")]
-            raise _NoSuchName(f"a frame has no {name}: {suggest(name, known)} A column is frame[{name!r}]")
+            raise NoSuchName(f"a frame has no {name}: {suggest(name, known)} A column is frame[{name!r}]")
 
     def __getitem__(self, name: str) -> Column:
         """Return this frame's column, where a name alone would be a column of both sides of a join."""
@@ -219,8 +216,12 @@ class Frame(Rows):
         """Replace nulls by a value, in columns of its type, or by one for each of some columns."""
         values = value if isinstance(value, Mapping) else {}
         names = tuple(values) or ((subset,) if isinstance(subset, str) else tuple(subset or ()))
-        literals = tuple(part(literal(each)) for each in (values.values() if values else [value]))
+        literals = tuple(map(_filling, values.values() if values else [value]))
         return self._then("fill_na", cols=names, values=literals)
+
+    def describe(self, *columns: str | Sequence[str]) -> Frame:
+        """Return count, mean, stddev, min and max of some columns, or of all that are numbers or text."""
+        return self._then("describe", cols=tuple(flat(columns)))
 
     def dropna(
         self, how: Literal["any", "all"] = "any", thresh: int | None = None, subset: Sequence[str] | None = None
@@ -281,15 +282,15 @@ class Frame(Rows):
 
     def group_by(self, *columns: Listed) -> GroupedFrame:
         """Group the rows by columns."""
-        return GroupedFrame(self, _GROUP_BY, _named(columns))
+        return GroupedFrame(self, _GROUP_BY, _keys(columns))
 
     def rollup(self, *columns: Listed) -> GroupedFrame:
         """Group the rows by columns, by all but the last, and so on."""
-        return GroupedFrame(self, _ROLLUP, _named(columns))
+        return GroupedFrame(self, _ROLLUP, _keys(columns))
 
     def cube(self, *columns: Listed) -> GroupedFrame:
         """Group the rows by each choice of the columns."""
-        return GroupedFrame(self, _CUBE, _named(columns))
+        return GroupedFrame(self, _CUBE, _keys(columns))
 
     def agg(self, *columns: Column | Mapping[str, str]) -> Frame:
         """Aggregate all rows."""
@@ -347,6 +348,14 @@ class Frame(Rows):
         """Return the first row; None if there is none."""
         return next(iter(self.take(1)), None)
 
+    def tail(self, num: int) -> list[Row]:
+        """Return the last rows."""
+        return self._then("tail", limit=_count("tail", num)).collect()
+
+    def is_empty(self) -> bool:
+        """Return whether there are no rows."""
+        return not self.take(1)
+
     def head(self, n: int | None = None) -> Row | list[Row] | None:
         """Return the first row, or a list of the first n."""
         return self.first() if n is None else self.take(n)
@@ -391,7 +400,7 @@ class Frame(Rows):
     dropDuplicates, crossJoin, unionAll, unionByName = drop_duplicates, cross_join, union, union_by_name
     intersectAll, exceptAll, groupBy, groupby = intersect_all, except_all, group_by, group_by
     printSchema, createTempView, createOrReplaceTempView = print_schema, create_temp_view, create_or_replace_temp_view
-    localCheckpoint = local_checkpoint
+    localCheckpoint, isEmpty = local_checkpoint, is_empty
     toArrow, toPandas = Rows.to_arrow, Rows.to_pandas
 
     # --- within ----------------------------------------------------------------------------
@@ -438,7 +447,7 @@ class GroupedFrame:
             if name.startswith("_"):  # what Python and notebooks look for
                 raise AttributeError(name)
             known = [each for each in dir(type(self)) if not each.startswith("_")]
-            raise _NoSuchName(f"groups have no {name}: {suggest(name, known)} agg(fn.{name}(…)) has any function")
+            raise NoSuchName(f"groups have no {name}: {suggest(name, known)} agg(fn.{name}(…)) has any function")
 
     def agg(self, *columns: Column | Mapping[str, str]) -> Frame:
         """Compute one row of each group: agg(fn.sum("amount").alias("s")), or agg({"amount": "sum"})."""
@@ -486,7 +495,8 @@ class GroupedFrame:
 
     def _each(self, function: str, names: Sequence[str]) -> Frame:
         if not names:
-            names = [each.name for each in self._frame.schema if types.is_number(each.type)]
+            numbers = (each.name for each in self._frame.schema if types.is_number(each.type))
+            names = ["`" + each.replace("`", "``") + "`" for each in numbers]
         return self.agg(*(call(function, Column(attribute(each))) for each in names))
 
 
@@ -503,9 +513,23 @@ def _named(columns: Sequence[Any]) -> tuple[Node, ...]:
     return tuple(attribute(each) if isinstance(each, str) else _expression(each) for each in flat(columns))
 
 
+def _keys(columns: Sequence[Any]) -> tuple[Node, ...]:
+    """Return what is grouped, or sorted, by; pyspark takes columns' numbers for these, too."""
+    for each in flat(columns):
+        if isinstance(each, int):
+            raise InvalidPlan(f"expected a column or its name, got {each!r}: frame.columns has the names by number")
+    return _named(columns)
+
+
+def _filling(value: Value) -> Node:
+    """Return a value that stands for nulls. Spark takes whole numbers of 64 bits alone."""
+    whole = literal(value)
+    return Node("", {"long": whole.fields["integer"]}) if "integer" in whole.fields else part(whole)
+
+
 def _orders(columns: Sequence[Any], ascending: bool | Sequence[bool]) -> tuple[Node, ...]:
     """Return what is sorted by."""
-    keys = [Column(each) for each in _named(columns)]
+    keys = [Column(each) for each in _keys(columns)]
     if not keys:
         raise InvalidPlan("order_by(): expected columns or their names")
     ups = [bool(ascending)] * len(keys) if isinstance(ascending, bool | int) else [bool(each) for each in ascending]

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.spark.errors import InvalidPlan
-from penstock.spark.expressions import Column, Value, call, col, column_of, condition_of, expr, lit, literal
+from penstock.spark.expressions import Column, Value, call, col, column_of, condition_of, expr, flat, lit, literal
 from penstock.spark.plans import Node, node
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _DISTINCT = {
 }  # fmt: skip
 _SORTED = ("asc", "desc", "asc_nulls_first", "asc_nulls_last", "desc_nulls_first", "desc_nulls_last")
 _TRIMS = ("trim", "ltrim", "rtrim")
+_LISTED = ("array", "struct", "create_map", "map", "map_concat")
+"""Functions that pyspark calls with a list of columns, too."""
 _REST = tuple(range(1, 100))
 _TEXTS: dict[str, Sequence[int]] = {
     name: positions
@@ -87,10 +89,12 @@ class Functions:
 fn = Functions()
 
 
-def _invoke(name: str, /, *arguments: Value) -> Column:
+def _invoke(name: str, /, *arguments: Value, **named: Value) -> Column:
     """Return a call of a function by pyspark's name."""
+    if named:
+        raise InvalidPlan(f"fn.{name}({', '.join(named)}=…): arguments go by position, as in fn.first('a', True)")
     texts, nodes = _TEXTS.get(name, ()), []
-    for number, argument in enumerate(arguments):
+    for number, argument in enumerate(flat(arguments) if name in _LISTED else arguments):
         if isinstance(argument, str) and number in texts:
             nodes.append(literal(argument))
         elif callable(argument) and not isinstance(argument, Column | type):

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.client.display import open_display
+from penstock.spark.client import RETRY_FOR
+from penstock.spark.errors import Transport
 from penstock.spark.functions import fn
+from penstock.spark.rows import python_columns
 from penstock.spark.types import is_number
 from penstock.text import counted, cut, format_html_table, format_size, format_table, printable
 
@@ -20,6 +23,8 @@ SHOWN = 20
 """Rows of a frame that is shown by its name alone."""
 _CELL = 60
 _MOST_BYTES = 64 << 20
+_PATIENCE = 3.0
+"""Seconds for which a server that is away is tried again: a cell that ends with a frame's name waits for it."""
 
 
 class Preview:
@@ -41,8 +46,7 @@ class Preview:
         return [cut(printable(name), _CELL) for name in self.table.column_names]
 
     def _cells(self) -> list[tuple[str, ...]]:
-        columns = [[_text(value) for value in column.to_pylist()] for column in self.table.columns]
-        return list(zip(*columns, strict=True))
+        return list(zip(*([_text(value) for value in column] for column in python_columns(self.table)), strict=True))
 
     def _numbers(self) -> list[str]:
         return [head for head, each in zip(self._heads(), self.table.schema, strict=True) if is_number(each.type)]
@@ -75,9 +79,17 @@ def explain(frame: Frame, mode: Mode = "extended") -> Text:
 
 def mimebundle(frame: Frame) -> dict[str, str]:
     """Return a frame as a notebook shows it: its columns, its first rows, its plan."""
-    rows = preview(frame, SHOWN)
-    columns = "\n".join(f"{each.name}: {each.type}{'' if each.nullable else ' not null'}" for each in rows.table.schema)
-    plan = frame.explain_string()
+    token = RETRY_FOR.set(_PATIENCE)
+    try:
+        rows, explained = preview(frame, SHOWN), frame.explain_string()
+    except Transport as away:
+        line = printable(f"{frame!r}: {away}")
+        return {"text/plain": line, "text/html": _pre(line)}
+    finally:
+        RETRY_FOR.reset(token)
+    fields = (f"{each.name}: {each.type}{'' if each.nullable else ' not null'}" for each in rows.table.schema)
+    columns = "\n".join(map(printable, fields))
+    plan = "\n".join(map(printable, explained.split("\n")))
     details = (
         f"<details{' open' if name == 'rows' else ''}><summary>{name}</summary>{body}</details>"
         for name, body in (("schema", _pre(columns)), ("rows", rows._repr_html_()), ("plan", _pre(plan)))

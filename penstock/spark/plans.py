@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from penstock.spark.errors import InvalidPlan
@@ -16,7 +17,10 @@ _LONGEST_TEXT = 200
 _DEEPEST = 500
 """Operations within one another; each is two levels of messages, and Spark reads 1,024 levels of a plan."""
 _TOO_DEEP = (
-    f"the plan has more than {_DEEPEST} operations, or operators, within one another, which Spark refuses to read: "
+    f"the plan has more than {_DEEPEST} operations, or operators, within one another, which Spark refuses to read "
+    "(with its default settings it resolves fewer than 100 operations): "
+)
+DEEP_CURE = (
     "keep a part of it by frame.local_checkpoint() or a temporary view, add columns by one with_columns({…}), "
     "write isin(…) for many comparisons"
 )
@@ -66,7 +70,7 @@ def encode(root: Node, message: Any) -> Any:
     while pending:
         each, target, level = pending.pop()
         if level > _DEEPEST:
-            raise InvalidPlan(_TOO_DEEP)
+            raise InvalidPlan(_TOO_DEEP + DEEP_CURE)
         target.SetInParent()
         if target.DESCRIPTOR.name == "Relation":
             relations[each].append(target)
@@ -139,6 +143,8 @@ def format_expression(expression: Node, depth: int = 20) -> str:  # noqa: C901  
     match expression.kind:
         case "literal":
             ((name, value),) = fields.items()
+            if name == "time":
+                return str(timedelta(microseconds=value.fields["nano"] / 1000))
             return (
                 "NULL" if name == "null" else repr(value) if not isinstance(value, Node) else str(value.fields["value"])
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.spark.errors import InvalidPlan
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from penstock.spark.session import Session
 
 OptionValue = str | int | float | bool | None
+Path = str | os.PathLike[str]
+"""A path as the server sees it."""
 
 
 class Reader:
@@ -51,7 +54,7 @@ class Reader:
 
     def load(
         self,
-        path: str | list[str] | None = None,
+        path: Path | Sequence[Path] | None = None,
         format: str | None = None,
         schema: str | None = None,
         **options: OptionValue,
@@ -59,9 +62,10 @@ class Reader:
         """Return the rows at one or more paths, or of a source that has none."""
         if schema is not None:
             return self.schema(schema).load(path, format, None, **options)
-        paths = tuple(path) if isinstance(path, list | tuple) else () if path is None else (path,)
-        if any(not isinstance(each, str) for each in paths):
-            raise InvalidPlan(f"expected paths as text, got {', '.join(map(repr, paths))}")
+        given = path if isinstance(path, list | tuple) else () if path is None else (path,)
+        if any(not isinstance(each, str | os.PathLike) for each in given):
+            raise InvalidPlan(f"expected paths as text, got {', '.join(map(repr, given))}")
+        paths = tuple(map(os.fspath, given))
         texts = {**self._options, **_texts(options)}
         source = node("", format=format or self._format, schema=self._schema, options=texts, paths=paths)
         return Frame(self._session, node("read", data_source=source))
@@ -71,23 +75,23 @@ class Reader:
         table = node("", unparsed_identifier=name, options=self._options)
         return Frame(self._session, node("read", named_table=table))
 
-    def parquet(self, *paths: str, **options: OptionValue) -> Frame:
+    def parquet(self, *paths: Path, **options: OptionValue) -> Frame:
         """Return the rows of Parquet files."""
         return self.load(list(paths), "parquet", None, **options)
 
-    def orc(self, *paths: str, **options: OptionValue) -> Frame:
+    def orc(self, *paths: Path, **options: OptionValue) -> Frame:
         """Return the rows of ORC files."""
         return self.load(list(paths), "orc", None, **options)
 
-    def csv(self, path: str | list[str], schema: str | None = None, **options: OptionValue) -> Frame:
+    def csv(self, path: Path | Sequence[Path], schema: str | None = None, **options: OptionValue) -> Frame:
         """Return the rows of CSV files; `header=True`, `sep=";"` and others are Spark's."""
         return self.load(path, "csv", schema, **options)
 
-    def json(self, path: str | list[str], schema: str | None = None, **options: OptionValue) -> Frame:
+    def json(self, path: Path | Sequence[Path], schema: str | None = None, **options: OptionValue) -> Frame:
         """Return the rows of files of JSON lines."""
         return self.load(path, "json", schema, **options)
 
-    def text(self, path: str | list[str], **options: OptionValue) -> Frame:
+    def text(self, path: Path | Sequence[Path], **options: OptionValue) -> Frame:
         """Return the lines of files, as a column `value`."""
         return self.load(path, "text", None, **options)
 

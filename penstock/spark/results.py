@@ -291,7 +291,7 @@ def decode_checkpoint(token: str) -> tuple[Identity, Position]:
             raise InvalidRequest(f"the checkpoint has version {fields['v']!r:.20}: this penstock knows version 1")
         texts = [str(fields[name]) for name in ("session_id", "user_id", "operation_id", "response_id")]
         rows = int(fields["rows"])
-    except (ValueError, KeyError, TypeError) as wrong:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as wrong:
         raise InvalidRequest("this is no checkpoint: expected the text that Result.checkpoint() returned") from wrong
     session_id, user_id, operation_id, response_id = texts
     return Identity(session_id, user_id), Position(operation_id, response_id, rows)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from penstock.spark.errors import Unsupported
 from penstock.text import suggest
 
 
@@ -62,10 +63,20 @@ def to_rows(table: pa.Table) -> list[Row]:
     if not table.column_names:
         return [row()] * table.num_rows
     columns = []
-    for column in table.columns:
-        convert, values = _converter(column.type), column.to_pylist()
+    for column, values in zip(table.columns, python_columns(table), strict=True):
+        convert = _converter(column.type)
         columns.append(values if convert is None else [None if each is None else convert(each) for each in values])
     return [row(values) for values in zip(*columns, strict=True)]
+
+
+def python_columns(table: pa.Table) -> list[list[Any]]:
+    """Return the values of each column."""
+    try:
+        return [column.to_pylist() for column in table.columns]
+    except KeyError as unknown:
+        raise Unsupported(
+            "a column is of a type that pyarrow has no values of, such as an interval of months: cast it to string"
+        ) from unknown
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:

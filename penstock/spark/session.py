@@ -6,16 +6,34 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from penstock.errors import InvalidRequest
 from penstock.spark import protos
 from penstock.spark.client import CALL_TIMEOUT, Client, Identity
-from penstock.spark.errors import Unsupported
+from penstock.spark.errors import NoSuchName, Unsupported
 from penstock.spark.execution import Execution
 from penstock.spark.results import Progress, Result, decode_checkpoint
 from penstock.spark.sources import Sources
 from penstock.spark.uri import parse_uri
+from penstock.text import suggest
+
+_ELSEWHERE = {
+    "catalog": "penstock.spark.experimental.Catalog(spark) has it",
+    "udf": "Python functions don't travel: pyspark's do, with penstock.read and penstock.write around them",
+    "udtf": "Python functions don't travel: pyspark's do, with penstock.read and penstock.write around them",
+    "readStream": "streaming queries are pyspark's",
+    "streams": "streaming queries are pyspark's",
+    "sparkContext": "a server of Spark Connect shows none",
+    "builder": "penstock.spark_connect('sc://host:15002') returns a session",
+    "newSession": "penstock.spark_connect('sc://host:15002') returns another session, clone() a copy of this one",
+    "cloneSession": "clone() is its name",
+    "interruptAll": "interrupt() ends all queries",
+    "interruptTag": "interrupt(tag=…) ends the queries of a tag",
+    "interruptOperation": "interrupt(operation=…) ends one query",
+    "addTag": "each query has its own: frame.stream(tag=…)",
+}
+"""What pyspark's sessions have and these don't: what to write instead."""
 
 
 def spark_connect(
@@ -75,6 +93,16 @@ class Session(Sources):
     def __repr__(self) -> str:
         state = " (released)" if self.client.closed else ""
         return f"<penstock.spark_connect({str(self.client.uri)!r}): session {self.session_id}{state}>"
+
+    if not TYPE_CHECKING:  # a type checker finds such names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # what Python and notebooks look for
+                raise AttributeError(name)
+            if name in _ELSEWHERE:
+                raise NoSuchName(f"a session has no {name} here: {_ELSEWHERE[name]}")
+            known = [each for each in dir(type(self)) if not each.startswith("_")]
+            raise NoSuchName(f"a session has no {name}: {suggest(name, [*known, 'conf', 'client'])}")
 
     def execute(
         self,
@@ -144,6 +172,8 @@ class Session(Sources):
         if not self.client.closed:
             self.client.call_once("ReleaseSession", protos.ReleaseSessionRequest(), timeout=10.0)
             self.client.close()
+
+    stop = close  # pyspark's name
 
 
 class Conf:

@@ -23,6 +23,20 @@ _MOST_LOCAL = 96 << 20
 """Bytes of rows within a plan: a server takes messages of 128 MiB."""
 
 
+def _named(rows: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return tuples as dicts."""
+    if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+        raise InvalidPlan(
+            f"create_frame(schema={names!r:.80}): expected a list of names; a pyarrow.Table has types, too"
+        )
+    named = []
+    for row in rows:
+        if not isinstance(row, tuple | list) or len(row) != len(names):
+            raise InvalidPlan(f"create_frame(): expected a tuple of {len(names)} values for each row, got {row!r:.80}")
+        named.append(dict(zip(names, row, strict=True)))
+    return named
+
+
 class Sources:
     """The methods of a session that make frames."""
 
@@ -55,11 +69,13 @@ class Sources:
         first, last = (0, start) if end is None else (start, end)
         return Frame(self._session, node("range", start=first, end=last, step=step, num_partitions=numPartitions))
 
-    def create_frame(self, data: Any) -> Frame:
+    def create_frame(self, data: Any, schema: Sequence[str] | None = None) -> Frame:
         """Return rows of this side as a frame: a Table, dicts, or whatever has `__arrow_c_stream__`, up to 96 MiB.
 
-        They travel with each query.
+        `schema` are the names of the columns, for rows that are tuples. They travel with each query.
         """
+        if schema is not None:
+            data = _named(data, schema)
         schema, batches = batches_to_put(data, None)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as stream:

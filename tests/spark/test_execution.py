@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import threading
 import time
@@ -227,7 +228,14 @@ def test_a_checkpoint_after_the_end_is_refused(session: Session) -> None:
             result.checkpoint()
 
 
-@pytest.mark.parametrize("token", ["", "e30=", "nonsense", "eyJ2IjogMn0="])
+FORGED = (b'{"v":1,"session_id":"","user_id":"","operation_id":"","response_id":"","rows":Infinity}', b"[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "e30=", "nonsense", "eyJ2IjogMn0=", *(base64.b64encode(each).decode() for each in FORGED)],
+    ids=lambda each: each[:12],
+)
 def test_what_is_no_checkpoint_is_refused(session: Session, token: str) -> None:
     with pytest.raises(InvalidRequest, match="checkpoint"):
         session.resume(token)
@@ -352,6 +360,18 @@ def test_requests_say_whose_they_are(fake: FakeConnect) -> None:
     assert fake.calls[-1][0] == "ReleaseSession"
 
 
+def test_a_session_without_pysparks_name_says_the_way(session: Any) -> None:
+    for name, words in (
+        ("catalog", r"Catalog\(spark\)"), ("udf", "don't travel"), ("readStream", "pyspark's"),
+        ("interruptAll", r"interrupt\(\)"), ("reed", "did you mean 'read'"),
+    ):  # fmt: skip
+        with pytest.raises(Unsupported, match=f"a session has no {name}.*{words}"):
+            getattr(session, name)
+        assert not hasattr(session, name)
+    session.stop()
+    assert session.client.closed
+
+
 def test_a_released_session_says_so(fake: FakeConnect, session: Session) -> None:
     session.close()
     session.close()
@@ -435,6 +455,35 @@ def test_a_remote_error_has_sparks_details(fake: FakeConnect, session: Session) 
     assert raised.causes == ("the cause",)
     assert raised.operation_id == fake.named("ExecutePlan")[0].operation_id
     assert fake.named("FetchErrorDetails")[0].error_id == "e1"
+
+
+def test_a_plan_spark_does_not_resolve_has_a_cure(fake: FakeConnect, session: Session) -> None:
+    """Its own limit is lower than that of what it reads, and the error that tells of it has no class."""
+    text = "Max iterations (100) reached for batch Resolution, please set 'spark.sql.analyzer.maxIterations'"
+    fake.failures["AnalyzePlan"] = [Failure(grpc.StatusCode.INTERNAL, text)]
+    with pytest.raises(Remote, match=r"maxIterations.*local_checkpoint\(\)"):
+        _ = session.table("t").schema
+
+
+def test_a_notebook_says_that_the_server_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one line, and soon: a session's calls are tried again for longer."""
+    patience: list[float] = []
+    begin = Retries.__init__
+
+    def noted(self: Retries, policy: RetryPolicy) -> None:
+        patience.append(policy.retry_for)
+        begin(self, RetryPolicy(retry_for=0.1))
+
+    monkeypatch.setattr(Retries, "__init__", noted)
+    with penstock.spark_connect("sc://127.0.0.1:1", retry_for=60) as session:
+        frame = session.range(3)
+        for shown in frame._repr_mimebundle_().values():
+            assert "could not reach sc://127.0.0.1:1" in shown
+            assert shown.count("\n") == 0
+        assert max(patience) < 10
+        with pytest.raises(Transport):
+            frame.count()
+    assert patience[-1] == 60
 
 
 def test_errors_pickle() -> None:

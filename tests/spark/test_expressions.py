@@ -72,6 +72,16 @@ def test_numpys_values_become_literals() -> None:
     assert sent(lit(numpy.float32(1.5))) == sent(lit(1.5))
     assert sent(lit(numpy.bool_(True))) == sent(lit(True))
     assert sent(lit(numpy.array([1, 2]))) == sent(lit([1, 2]))
+    moment = dt.datetime(2026, 1, 31, 12, 0, 0, 5)  # noqa: DTZ001
+    for unit in ("us", "ns"):
+        time, length = numpy.datetime64(moment, unit), numpy.timedelta64(5000, "us").astype(f"m8[{unit}]")
+        assert sent(lit(time)) == sent(lit(moment))
+        assert sent(lit(length)) == sent(lit(dt.timedelta(milliseconds=5)))
+        assert sent(lit(numpy.array([time]))) == sent(lit([moment]))
+    assert sent(lit(numpy.datetime64("2026-01-31"))) == sent(lit(dt.date(2026, 1, 31)))
+    for unlike in (numpy.timedelta64(3, "M"), numpy.datetime64("20000-01-01T00:00", "s")):
+        with pytest.raises(InvalidPlan, match="no time of Python's"):
+            lit(unlike)
 
 
 def test_lists_and_dicts_become_calls() -> None:
@@ -88,6 +98,7 @@ def test_lists_and_dicts_become_calls() -> None:
         (decimal.Decimal(10) ** 40, "41 digits"),
         (object(), "object is no value"),
         ({1}, "set is no value"),
+        (dt.time(12, tzinfo=dt.UTC), r"has a zone.*replace\(tzinfo=None\)"),
     ],
 )
 def test_what_is_no_value_is_refused(value: Any, words: str) -> None:
@@ -169,6 +180,8 @@ def test_operators_become_calls(column: Column, call: str) -> None:
         (fn.concat("a", lit("b")), "concat(a, 'b')"),
         (fn.trim("a", lit("x")), "trim('x', a)"),
         (fn.anything_at_all("a", 2), "anything_at_all(a, 2)"),
+        (col("a") == dt.time(12, 0, 1), "(a == 12:00:01)"),
+        (col("a") == decimal.Decimal("1.50"), "(a == 1.50)"),
     ],
     ids=str,
 )
@@ -207,6 +220,8 @@ def test_distinct_counts_say_so() -> None:
         (lambda: col("a").cast(ANY), "type of Spark's SQL"),
         (lambda: col(ANY), "a column's name"),
         (lambda: col("a")[1:2:3], "no step"),
+        (lambda: fn.first("a", ignorenulls=True), r"ignorenulls=….*by position"),
+        (lambda: fn.sum("a").over(1), r"expr\('sum\(a\) over"),
     ],
 )
 def test_what_is_wrong_says_what_was_meant(wrong: Any, words: str) -> None:

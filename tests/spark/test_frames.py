@@ -17,7 +17,7 @@ pytest.importorskip("grpc")
 
 from penstock.errors import LimitExceeded
 from penstock.spark import col, expr, fn, lit, notebook
-from penstock.spark.errors import InvalidPlan, Remote
+from penstock.spark.errors import InvalidPlan, Remote, Unsupported
 from penstock.spark.experimental import Catalog
 from penstock.spark.frame import Frame
 from penstock.spark.session import Session
@@ -74,6 +74,8 @@ def test_one_and_a_range_are_counted(remote: Session) -> None:
     assert remote.range(5, 10, 2).collect() == [(5,), (7,), (9,)]
     assert remote.range(3).take(2) == [(0,), (1,)]
     assert remote.range(0).first() is None
+    assert remote.range(9).tail(2) == [(7,), (8,)]
+    assert (remote.range(9).isEmpty(), remote.range(0).isEmpty()) == (False, True)
 
 
 def test_parquet_is_filtered_and_projected(orders: Frame, lake: Path) -> None:
@@ -203,6 +205,17 @@ def test_a_schema_is_that_of_the_rows(remote: Session, sent: list[str]) -> None:
     assert again.schema.field(0).type.num_fields == 3
 
 
+def test_a_type_that_arrow_lacks_is_refused(remote: Session) -> None:
+    frame = remote.sql("select array(interval '1' year) as xs")
+    for show in (frame.collect, lambda: repr(notebook.preview(frame))):
+        with pytest.raises(Unsupported, match="interval of months: cast it to string"):
+            show()
+
+
+def test_groups_sum_columns_of_odd_names(remote: Session) -> None:
+    assert remote.sql("select 1 as `we``ird`, 2 as `a.b`").group_by().sum().collect() == [(1, 2)]
+
+
 def test_a_schema_is_printed_as_a_tree(remote: Session, capsys: pytest.CaptureFixture[str]) -> None:
     remote.range(1).print_schema()
     assert capsys.readouterr().out.startswith("root\n |-- id: long (nullable = false)")
@@ -291,7 +304,10 @@ def test_a_notebook_asks_once_for_a_frame(remote: Session, orders: Frame, sent: 
     assert "FileScan parquet" in page
     assert "the first 20 rows of more" in text
     frame = remote.sql("select '<b>' as `<i>`")
-    assert "<b>" not in frame._repr_mimebundle_()["text/html"].replace("<b>", "", 0).replace("<body>", "")
+    assert "<b>" not in frame._repr_mimebundle_()["text/html"]
+    coloured = remote.range(1).select(lit("\x1b[31m"))._repr_mimebundle_()["text/plain"]
+    assert "\x1b" not in coloured
+    assert "x1b[31m" in coloured
 
 
 def test_a_notebooks_helpers_show_few_rows(orders: Frame) -> None:

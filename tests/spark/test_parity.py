@@ -149,6 +149,29 @@ def test_functions_are_called_as_pysparks_are() -> None:
     assert not wrong
 
 
+def test_lists_are_columns_where_pyspark_takes_them() -> None:
+    """Elsewhere a list is a value."""
+    needs_connect()
+    from pyspark.sql.connect.expressions import ColumnReference, UnresolvedFunction
+    from pyspark.sql.connect.functions import builtin
+
+    found = set()
+    for name, function in list(vars(builtin).items()):
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                expression: Any = function(["a", "b"])._expr
+        except Exception:  # it takes no list
+            continue
+        arguments = expression._args if isinstance(expression, UnresolvedFunction) else []
+        if len(arguments) == 2 and all(isinstance(each, ColumnReference) for each in arguments):
+            found.add(name)
+            for listed in (["a", "b"], ("a", "b")):
+                assert repr(getattr(fn, name)(listed)) == repr(getattr(fn, name)("a", "b"))
+    assert found == {"array", "create_map", "map_concat", "struct"}
+
+
 @pytest.fixture(scope="module")
 def both(spark_server: ConnectServer) -> Iterator[tuple[Session, Any]]:
     """A session of ours and one of pyspark's, with one server."""
@@ -174,6 +197,7 @@ QUERIES: dict[str, Query] = {
     "groupBy sum": lambda t, f: t.groupBy("name").sum(),
     "groupBy dict": lambda t, f: t.groupBy("name").agg({"id": "max", "x": "avg"}),
     "pivot": lambda t, f: t.groupBy("name").pivot("id", [1, 3]).count(),
+    "cube": lambda t, f: t.cube("name", "id").count(),
     "rollup": lambda t, f: t.rollup("name", "id").count(),
     "distinct": lambda t, f: t.distinct(),
     "dropDuplicates": lambda t, f: t.select("name", "id").dropDuplicates(["name", "id"]),
@@ -183,13 +207,18 @@ QUERIES: dict[str, Query] = {
     "join of two": lambda t, f: t.alias("a").join(t.alias("b"), f.col("a.id") == f.col("b.id")).select("a.id", "b.x"),
     "semi": lambda t, f: t.join(t.filter("id = 3"), ["id", "name"], "left_semi"),
     "anti": lambda t, f: t.join(t.filter("id = 3"), "id", "anti"),
+    "right": lambda t, f: t.filter("id = 3").join(t.select("id"), "id", "right"),
     "full": lambda t, f: t.join(t.filter("id = 3").distinct(), "id", "full"),
     "cross": lambda t, f: t.select("id").crossJoin(t.select("name")),
     "union": lambda t, f: t.union(t).subtract(t.filter("id = 1")),
     "unionByName": lambda t, f: t.unionByName(t.select("name", "id"), allowMissingColumns=True),
     "exceptAll": lambda t, f: t.exceptAll(t.distinct()).intersect(t),
+    "intersectAll": lambda t, f: t.intersectAll(t.filter("id = 3")),
     "sample": lambda t, f: t.sample(0.5, 3),
     "fillna": lambda t, f: t.fillna(0.0).fillna({"name": "?"}),
+    "fillna of whole numbers": lambda t, f: t.fillna(0).fillna({"id": 1}),
+    "describe": lambda t, f: t.describe("id", "x"),
+    "lists": lambda t, f: t.select(f.array(["id", "x"]), f.struct(["id"]), f.map_concat([f.create_map(["name", "x"])])),
     "dropna": lambda t, f: t.dropna(subset=["x"]),
     "nested": lambda t, f: t.select(f.struct("id", "name").alias("s"), f.array("id", f.lit(9)).alias("xs")).select(
         "s", f.col("s").getField("name"), f.col("xs")[1], f.transform("xs", lambda x: x + 1)

@@ -30,7 +30,7 @@ def self_join(spark: Any, t: Frame) -> Frame:
 
 PLANS: dict[str, Callable[[Any, Frame], Frame]] = {
     "table": lambda spark, t: t,
-    "parquet": lambda spark, t: spark.read.parquet("a", "b", mergeSchema=True),
+    "parquet": lambda spark, t: spark.read.parquet(Path("a"), "b", mergeSchema=True),
     "csv": lambda spark, t: spark.read.option("header", True).csv("a.csv", "id long", sep=";", nullValue=None),
     "json": lambda spark, t: spark.read.schema("id long").json(["a", "b"]),
     "text": lambda spark, t: spark.read.text("a"),
@@ -87,6 +87,7 @@ PLANS: dict[str, Callable[[Any, Frame], Frame]] = {
     "hint": lambda spark, t: fn.broadcast(t),
     "fillna": lambda spark, t: t.fillna(0, ["a"]),
     "fillna by columns": lambda spark, t: t.fillna({"a": 0, "b": "x"}),
+    "describe": lambda spark, t: t.describe("a", "b"),
     "dropna": lambda spark, t: t.dropna(),
     "dropna of all": lambda spark, t: t.dropna("all", subset=["a"]),
     "lambda": lambda spark, t: t.select(fn.transform("xs", lambda x: x + 1)),
@@ -120,8 +121,8 @@ def test_plans_are_those_of_the_file() -> None:
 def test_rows_of_this_side_travel_in_the_plan() -> None:
     spark = unsent_session()
     table = pa.table({"id": [1, 2]})
-    for rows in (table, table.to_pylist(), table.to_reader()):
-        message = spark.create_frame(rows)._message().root.local_relation
+    for rows, names in ((table, None), (table.to_pylist(), None), (table.to_reader(), None), ([(1,), [2]], ["id"])):
+        message = spark.createDataFrame(rows, names)._message().root.local_relation
         with pa.ipc.open_stream(message.data) as stream:
             assert stream.read_all() == table
     with pytest.raises(InvalidPlan, match="more than 101 MB"):
@@ -179,6 +180,8 @@ def test_a_column_of_another_frame_is_refused() -> None:
         (lambda t: t.limit(1.5), "whole number"),
         (lambda t: t.sample(2), "a fraction"),
         (lambda t: t.order_by(), "expected columns"),
+        (lambda t: t.order_by(1), r"got 1: frame\.columns"),
+        (lambda t: t.group_by("a", 2), r"got 2: frame\.columns"),
         (lambda t: t.order_by("a", ascending=[True, False]), "one for each of 1"),
         (lambda t: t.group_by("a").agg(), "expected aggregates"),
         (lambda t: t.group_by("a").pivot("b").pivot("c"), "once"),
@@ -188,6 +191,9 @@ def test_a_column_of_another_frame_is_refused() -> None:
         (lambda t: t[0], "a column's name"),
         (lambda t: 1 if t else 2, r"count\(\)"),
         (lambda t: t.session.sql("select ?", 1), "a list for"),
+        (lambda t: t.session.createDataFrame([(1, 2)], "a long, b long"), "a list of names"),
+        (lambda t: t.session.createDataFrame([(1, 2, 3)], ["a", "b"]), r"a tuple of 2 values.*\(1, 2, 3\)"),
+        (lambda t: t.session.createDataFrame(pa.table({"a": [1]}), ["b"]), "a tuple of 1 values"),
         (lambda t: t.session.read.csv(5), "iterable|paths as text"),
         (lambda t: t.session.read.option("a", [1]).table("t"), "option a="),
         (lambda t: t.session.read.schema(5), "columns as text"),
@@ -209,7 +215,9 @@ def test_a_misspelt_method_names_the_nearest() -> None:
         list(frame)
 
 
-@pytest.mark.parametrize("name", ["rdd", "write", "writeStream", "mapInArrow", "toLocalIterator", "foreach"])
+@pytest.mark.parametrize(
+    "name", ["rdd", "write", "writeStream", "mapInArrow", "toLocalIterator", "foreach", "randomSplit"]
+)
 def test_what_stays_with_pyspark_names_the_way(name: str) -> None:
     frame = unsent_session().table("t")
     with pytest.raises(Unsupported, match=f"no {name} here: "):

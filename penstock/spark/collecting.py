@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, LimitExceeded
-from penstock.spark.results import Progress, Result
-from penstock.text import format_size
+from penstock.spark.results import Progress, Result, too_many_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +40,7 @@ class Rows:
         """Return the plan."""
         raise NotImplementedError
 
-    def local_checkpoint(self) -> Frame:
+    def local_checkpoint(self, eager: bool = True, **options: Any) -> Frame:
         """Compute the rows, and keep them at Spark's executors."""
         raise NotImplementedError
 
@@ -83,7 +82,7 @@ class Rows:
             return self._session.execute(self._message(), tag=tag, timeout=timeout, on_progress=on_progress)
         if paged != "partition":
             raise InvalidRequest(f"stream(paged={paged!r:.80}): expected 'partition'")
-        return PagedResult(self.local_checkpoint(), tag=tag, timeout=timeout, on_progress=on_progress)
+        return PagedResult(self, tag=tag, timeout=timeout, on_progress=on_progress)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Run the query, and return its batches as a C stream."""
@@ -123,6 +122,7 @@ class Rows:
 def collect_within(result: Result, max_rows: int | None, max_bytes: int | None) -> pa.Table:
     """Return all rows of a result; LimitExceeded, before more than a batch too many is held."""
     batches: list[pa.RecordBatch] = []
+    result.max_bytes = max_bytes
     schema, held = result.schema, 0
     while True:
         try:
@@ -136,10 +136,7 @@ def collect_within(result: Result, max_rows: int | None, max_bytes: int | None) 
             )
         held += batch.nbytes  # not what was received: that may have been compressed
         if max_bytes is not None and held > max_bytes:
-            raise LimitExceeded(
-                f"the result has more than max_bytes={max_bytes} ({format_size(max_bytes)}): limit(…) the frame, "
-                "stream() it, or pass a larger max_bytes (None lifts it)"
-            )
+            raise too_many_bytes(max_bytes)
         batches.append(batch)
 
 

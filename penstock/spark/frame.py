@@ -336,8 +336,8 @@ class Frame(Rows):
             extended, mode = None, extended
         print(self.explain_string(mode or ("extended" if extended else "simple")))  # noqa: T201  # what it is for
 
-    def collect(self, *, max_rows: int | None = MAX_ROWS, max_bytes: int | None = MAX_BYTES) -> list[Row]:
-        """Return all rows as tuples with names, with the limits of `to_arrow`."""
+    def collect(self, *, max_rows: int | None = MAX_ROWS, max_bytes: int | None = MAX_BYTES // 10) -> list[Row]:
+        """Return all rows as tuples with names, with the limits of `to_arrow`; Python's objects take ten times more."""
         return to_rows(self.to_arrow(max_rows=max_rows, max_bytes=max_bytes))
 
     def take(self, num: int) -> list[Row]:
@@ -380,10 +380,13 @@ class Frame(Rows):
         """Let SQL of this session read the frame by a name, which must be new."""
         self._create_view(name, replace=False)
 
-    def local_checkpoint(self, eager: bool = True) -> Frame:
-        """Compute the rows, now or with the first query, and keep them at Spark's executors until the session ends."""
+    def local_checkpoint(self, eager: bool = True, **options: Any) -> Frame:
+        """Compute the rows, now or with the first query, and keep them at Spark's executors until the session ends.
+
+        The options are `tag`, `timeout` and `on_progress`, as `stream` has them.
+        """
         command = node("checkpoint_command", relation=self._plan, local=True, eager=eager)
-        kept = self._session.run(command, "CheckpointCommandResult").relation
+        kept = self._session.run(command, "CheckpointCommandResult", **options).relation
         return Frame(self._session, node("cached_remote_relation", relation_id=kept.relation_id))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

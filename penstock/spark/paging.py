@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from penstock.errors import TimedOut
+from penstock.spark import protos
 from penstock.spark.functions import fn
-from penstock.spark.plans import node
+from penstock.spark.plans import encode, node
+from penstock.spark.results import Progress, Result
 
 if TYPE_CHECKING:
-    from penstock.spark.frame import Frame
-    from penstock.spark.results import Result
+    from penstock.spark.collecting import Rows
 
 _PAGE = 64 << 20
 """Bytes of a page; a partition that has more is a page of its own."""
@@ -27,17 +31,46 @@ class PagedResult:
        each page need not compute the same rows in the same partitions.
     2. Each page is a query for the rows of some of the kept partitions.
     3. At the end, or where the loop or the `with` block is left, the query is interrupted and what was kept is removed.
+
+    The tag is that of all these queries, and the timeout is for all of them together.
     """
 
-    def __init__(self, kept: Frame, **options: Any) -> None:
+    def __init__(
+        self, frame: Rows, *, tag: str | None, timeout: float | None, on_progress: Callable[[Progress], object]
+    ) -> None:
         self.rows = self.bytes = 0
-        self._options = options
-        self._kept = kept
-        counts = self._kept.group_by(fn.spark_partition_id().alias("partition")).count().order_by("partition")
-        self._partitions = deque((row["partition"], row["count"]) for row in counts.collect())
+        self._is_open = False
+        self._tag, self._timeout, self._on_progress = tag, timeout, on_progress
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._earlier_reattaches = 0
+        self._partitions: deque[tuple[int, int]] = deque()
         self._page: Result | None = None
-        self._page = self._next_page()
+        self._kept = frame.local_checkpoint(**self._options())
         self._is_open = True
+        try:
+            counts = self._kept.group_by(fn.spark_partition_id().alias("partition")).count().order_by("partition")
+            for batch in counts.stream(**self._options()):
+                self._partitions.extend(zip(batch["partition"].to_pylist(), batch["count"].to_pylist(), strict=True))
+            self._page = self._next_page()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def operation_id(self) -> str:
+        """The id of the page's query at the server."""
+        assert self._page is not None
+        return self._page.operation_id
+
+    @property
+    def reattaches(self) -> int:
+        """How often the pages' queries went on over another stream."""
+        return self._earlier_reattaches + (self._page.reattaches if self._page is not None else 0)
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the server has done of the page's query."""
+        return None if self._page is None else self._page.progress
 
     @property
     def schema(self) -> pa.Schema:
@@ -53,6 +86,7 @@ class PagedResult:
             except StopIteration:
                 self.bytes += self._page.bytes
                 if not self._partitions:
+                    self.close()
                     break
                 self._page = self._next_page()
             else:
@@ -69,21 +103,20 @@ class PagedResult:
                 except StopIteration:
                     return
                 yield batch
-        finally:
+        except GeneratorExit:  # perhaps while Python collects garbage: nothing is waited for
+            self._leave(Result.abandon)
+            raise
+        except BaseException:
             self.close()
+            raise
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the batches as a C stream."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
-        """Interrupt the page's query, and remove what the executors keep."""
-        if self._is_open:
-            self._is_open = False
-            if self._page is not None:
-                self._page.close()
-            relation = node("", relation_id=self._kept.plan.fields["relation_id"])
-            self._kept.session.run(node("remove_cached_remote_relation_command", relation=relation))
+        """Interrupt the page's query, and have removed what the executors keep."""
+        self._leave(Result.close)
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +126,31 @@ class PagedResult:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._leave(Result.abandon)
+
+    def _leave(self, leave: Callable[[Result], None]) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if self._page is not None:
+                leave(self._page)
+        finally:
+            request = protos.ExecutePlanRequest()
+            relation = node("", relation_id=self._kept.plan.fields["relation_id"])
+            encode(node("remove_cached_remote_relation_command", relation=relation), request.plan.command)
+            self._kept.session.client.call_later("ExecutePlan", request)
+
+    def _options(self) -> dict[str, Any]:
+        """Return what the next query is sent with."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        if left is not None and left <= 0:
+            self.close()
+            raise TimedOut(f"the query took more than timeout={self._timeout:g} s, and was interrupted")
+        return {"tag": self._tag, "timeout": left, "on_progress": self._on_progress}
+
     def _next_page(self) -> Result:
         """Ask for the next partitions: one at first, then as many as a page holds by the bytes of the rows so far."""
         first, rows = self._partitions.popleft() if self._partitions else (0, 0)
@@ -100,5 +158,7 @@ class PagedResult:
         while self._partitions and (rows + self._partitions[0][1]) * width <= _PAGE:
             last, more = self._partitions.popleft()
             rows += more
-        page: Result = self._kept.filter(fn.spark_partition_id().between(first, last)).stream(**self._options)
+        if self._page is not None:
+            self._earlier_reattaches += self._page.reattaches
+        page: Result = self._kept.filter(fn.spark_partition_id().between(first, last)).stream(**self._options())
         return page

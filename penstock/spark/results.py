@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, LimitExceeded, PenstockError
 from penstock.spark.client import Client, Identity
 from penstock.spark.errors import CorruptResponse
 from penstock.spark.execution import Execution, Position
 from penstock.spark.responses import Piece, Response
+from penstock.text import format_size
 
 _EXPECTED = ("execution_progress", "result_complete", "sql_command_result", "checkpoint_command_result")
 _ALIGNMENT = 8
@@ -52,6 +53,8 @@ class Result:
         """Rows that were read so far, by `resume` before included."""
         self.bytes = 0
         """Bytes of Arrow that were received."""
+        self.max_bytes: int | None = None
+        """What a batch may have, as it is put together of what was received."""
         self.progress: Progress | None = None
         self.answer: Any = None
         """What a command answered: a message of Spark Connect."""
@@ -59,6 +62,7 @@ class Result:
         self._owns_client = owns_client  # made for this result alone: closed with it
         self._schema: pa.Schema | None = None
         self._chunks: list[pa.Buffer] = []
+        self._chunk_bytes = 0
         self._decoded: deque[tuple[pa.RecordBatch, str, int]] = deque()
         self._used = Position(execution.operation_id, "", rows)  # up to the batch that was returned last
         self._failure: PenstockError | None = None  # what every later read raises again: rows may be missing
@@ -108,8 +112,7 @@ class Result:
                     break
                 yield batch
         except GeneratorExit:  # perhaps while Python collects garbage: nothing is waited for
-            self._decoded.clear()
-            self._execution.abandon()
+            self.abandon()
             self._tell_end()
             raise
         except BaseException:
@@ -146,6 +149,11 @@ class Result:
             self._client.close()
         self._tell_end()  # last, as the callback may raise
 
+    def abandon(self) -> None:
+        """The same, without waiting: for a destructor."""
+        self._decoded.clear()
+        self._execution.abandon()
+
     def __enter__(self) -> Self:
         return self
 
@@ -155,8 +163,8 @@ class Result:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_execution") and not sys.is_finalizing():
-            self._execution.abandon()
+        if hasattr(self, "_response_rows") and not sys.is_finalizing():
+            self.abandon()
 
     def __repr__(self) -> str:
         state = "complete" if self._execution.is_complete else "running"
@@ -219,6 +227,9 @@ class Result:
                 f"a batch begins at row {head.start_offset:,} where {self._response_rows:,} was due: rows are missing, "
                 "or came twice"
             )
+        self._chunk_bytes += piece.data.size
+        if self._chunks and self.max_bytes is not None and self._chunk_bytes > self.max_bytes:
+            raise too_many_bytes(self.max_bytes)
         self._chunks.append(piece.data)
         if len(self._chunks) < head.num_chunks_in_batch:
             return
@@ -226,7 +237,7 @@ class Result:
         schema, batches = decode_batches(chunks, head.row_count, self._schema)
         self._schema = schema
         self._response_rows += head.row_count
-        size = sum(chunk.size for chunk in chunks)
+        size, self._chunk_bytes = self._chunk_bytes, 0
         self._decoded.extend((batch, response_id, size) for batch in batches if batch.num_rows)
 
     def _note_progress(self, progress: Any) -> None:
@@ -247,6 +258,14 @@ class Result:
             self.progress = replace(self.progress, ended=True)
             if self._on_progress is not None:
                 self._on_progress(self.progress)
+
+
+def too_many_bytes(max_bytes: int) -> LimitExceeded:
+    """Return the error for a result that is larger than the caller wants to hold."""
+    return LimitExceeded(
+        f"the result has more than max_bytes={max_bytes} ({format_size(max_bytes)}): limit(…) the frame, "
+        "stream() it, or pass a larger max_bytes (None lifts it)"
+    )
 
 
 def decode_batches(

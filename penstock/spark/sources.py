@@ -88,11 +88,11 @@ class Sources:
                     )
         return Frame(self._session, node("local_relation", data=sink.getvalue().to_pybytes()))
 
-    def run(self, command: Node, answer: str | None = None) -> Any:
+    def run(self, command: Node, answer: str | None = None, **options: Any) -> Any:
         """Run a command, and return what the server answers, which is a message of this name if there is one."""
         plan = protos.Plan()
         encode(command, plan.command)
-        with self._session.execute(plan) as result:
+        with self._session.execute(plan, **options) as result:
             for _ in result:
                 pass
         if answer is not None and (result.answer is None or result.answer.DESCRIPTOR.name != answer):

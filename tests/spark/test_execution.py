@@ -268,6 +268,18 @@ def test_a_result_that_is_forgotten_is_interrupted(fake: FakeConnect, session: S
     eventually(lambda: interrupted(fake) == [operation])
 
 
+def test_a_loop_that_is_collected_waits_for_nothing(
+    fake: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any thread may collect it, within any lock."""
+    monkeypatch.setattr(session.client, "call_once", lambda *_, **__: pytest.fail("a call is waited for"))
+    batches = iter(session.range(50).stream())
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    eventually(lambda: len(interrupted(fake)) == 1)
+
+
 def test_a_whole_result_is_not_interrupted(fake: FakeConnect, session: Session) -> None:
     with session.sql("select 1").stream() as result:
         assert ids(result) == ALL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import random
 import uuid
 from collections.abc import Iterator
@@ -19,11 +21,13 @@ import penstock
 from penstock.client.client import Client
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError
 from penstock.spark import protos
-from penstock.spark.collecting import row_groups
+from penstock.spark.collecting import MAX_BYTES, row_groups
 from penstock.spark.errors import CorruptResponse
+from penstock.spark.frame import Frame
 from penstock.spark.results import Progress, decode_batches
 from penstock.spark.session import Session
 from tests.kit.fake_connect import Cut, FakeConnect, fake_connect, ipc, numbers, spark_failure
+from tests.kit.wait import eventually
 
 ALL = list(range(50))
 
@@ -249,6 +253,18 @@ def test_a_large_result_is_refused(
     assert len(fake.named("Interrupt")) == 1
 
 
+def test_a_large_batch_is_refused_before_it_is_whole(fake: FakeConnect, session: Session) -> None:
+    """Its chunks alone are too many: the last one isn't waited for."""
+    with_responses(fake, chunk(DATA[:400], 0, 3), chunk(DATA[400:], 1, 3))
+    with pytest.raises(LimitExceeded, match="max_bytes=500"):
+        session.range(10).to_arrow(max_bytes=500)
+
+
+def test_rows_of_python_have_a_smaller_limit() -> None:
+    """As objects they take ten times the bytes."""
+    assert inspect.signature(Frame.collect).parameters["max_bytes"].default * 10 <= MAX_BYTES
+
+
 def test_limits_that_suffice_are_no_limits(session: Session) -> None:
     assert session.sql("select 1").to_arrow(max_rows=50, max_bytes=10_000).num_rows == 50
     assert session.sql("select 1").to_arrow(max_rows=None, max_bytes=None).num_rows == 50
@@ -285,6 +301,80 @@ def test_a_result_is_put_into_penstock(fake: FakeConnect, session: Session, clie
     with pytest.raises(PenstockError, match="OPERATION_CANCELED"):
         session.sql("select 1").put("store/other")
     assert [entry.path for entry in client.list("store/")] == ["store/orders"]
+
+
+# --- pages --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pages(fake: FakeConnect) -> FakeConnect:
+    """A server whose kept frame has two partitions, with the whole result each."""
+    changes = []
+    kept = protos.ExecutePlanResponse(checkpoint_command_result={"relation": {"relation_id": "kept"}})
+    progress = protos.ExecutePlanResponse(execution_progress={})
+    progress.execution_progress.stages.add(num_tasks=1)
+    for message in (kept, batch_message(ipc(pa.record_batch({"partition": [0, 1], "count": [50, 50]})), 2)):
+        with_responses(fake, message, progress)
+        changes.append(fake.change)
+
+    def change(number: int, raw: bytes) -> bytes:
+        plan = fake.named("ExecutePlan")[-1].plan
+        if plan.command.HasField("checkpoint_command"):
+            return changes[0](number, raw)
+        return changes[1](number, raw) if plan.root.HasField("sort") else raw
+
+    fake.change = change
+    return fake
+
+
+def removed(fake: FakeConnect) -> int:
+    commands = [request.plan.command for request in fake.named("ExecutePlan")]
+    return sum(command.HasField("remove_cached_remote_relation_command") for command in commands)
+
+
+def test_the_options_are_those_of_all_pages(
+    pages: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    stream = session.client.stream
+
+    def noting(name: str, request: Any, timeout: float, **options: bytes) -> Any:
+        limits.append(timeout)
+        return stream(name, request, timeout, **options)
+
+    monkeypatch.setattr(session.client, "stream", noting)
+    told: list[Progress] = []
+    pages.cuts = [Cut(9), Cut(9), Cut(3)]
+    result = session.range(100).stream(paged="partition", tag="nightly", timeout=60.0, on_progress=told.append)
+    assert len(ids(result)) == 100
+    queries = pages.named("ExecutePlan")[:4]
+    assert [list(request.tags) for request in queries] == 4 * [["nightly"]]
+    assert (len(limits), limits) == (5, sorted(limits, reverse=True))
+    assert limits[0] <= 60.0
+    assert told[0] == Progress(1, 1, 0, 0, 0)
+    assert (result.reattaches, result.operation_id, result.progress) == (1, queries[3].operation_id, None)
+
+
+@pytest.mark.parametrize("how", ["read", "dropped", "left", "failed"])
+def test_kept_rows_are_removed(pages: FakeConnect, session: Session, how: str) -> None:
+    if how == "failed":
+        pages.cuts = [Cut(9), Cut(1, spark_failure("OPERATION_CANCELED"))]
+        with pytest.raises(PenstockError, match="OPERATION_CANCELED"):
+            session.range(100).stream(paged="partition")
+    else:
+        result = session.range(100).stream(paged="partition")
+        for _ in range(10 if how == "read" else 1):
+            result.read_next_batch()
+        if how == "read":
+            with pytest.raises(StopIteration):
+                result.read_next_batch()
+        for _ in result if how == "left" else ():
+            break
+        if how == "dropped":
+            del result
+            gc.collect()
+    eventually(lambda: removed(pages))
+    assert removed(pages) == 1
 
 
 # --- telemetry ----------------------------------------------------------------------------

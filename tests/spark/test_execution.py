@@ -103,7 +103,7 @@ def test_a_server_that_answered_has_longer(fake: FakeConnect, monkeypatch: pytes
         assert ids(session.range(50).stream()) == ALL
 
 
-def test_a_stream_that_ends_while_spark_computes_is_none_that_failed(
+def test_a_stream_that_ends_while_spark_computes_is_followed(
     fake: FakeConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often: here no retry is left for one that failed."""

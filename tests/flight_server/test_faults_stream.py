@@ -61,7 +61,7 @@ def victim(tmp_path: Path) -> Iterator[ProcessServer]:
     """A server with a memory limit, and one dataset that no fault may harm."""
     settings: dict[str, Any] = {
         "memory_limit": 1_000 * MIB,
-        "limits": {"put_idle": 2, "streams": 400},
+        "limits": {"put_idle": 8, "streams": 400},  # fifty puts are begun within that on a busy machine, too
         "watch_every": 0.1,
     }
     with process_server(tmp_path / "d", prelude=HASTY, **settings) as server, flight.connect(server.url) as bare:
@@ -210,15 +210,15 @@ def test_a_bomb_fails_its_own_call_and_others_are_answered(victim: ProcessServer
 
 def killed(server: ProcessServer, count: int) -> None:
     """Kill the client's process with SIGKILL."""
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.kit.programs.clients", "begin_puts", server.url, str(count)],
         stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert child.stdout is not None
-    with child.stdout as said:
-        assert said.readline() == b"begun\n"
-        child.kill()
-    child.wait(30)
+    ) as child:  # fmt: skip
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"begun\n"
+        finally:
+            child.kill()
 
 
 def raised(server: ProcessServer, count: int) -> None:

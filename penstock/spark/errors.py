@@ -16,10 +16,12 @@ A wrong token is `penstock.errors.Denied`; a deadline that passed `TimedOut`; to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest, Lost, PenstockError, Unavailable
+from penstock.text import suggest
 
 
 class Transport(Unavailable):
@@ -36,6 +38,19 @@ class Unsupported(InvalidRequest):
 
 class NoSuchName(Unsupported, AttributeError):
     """A name that an object doesn't have; `hasattr` wants an AttributeError."""
+
+
+def no_such_name(subject: str, of: object, name: str, elsewhere: Mapping[str, str], hint: str = "") -> AttributeError:
+    """Return the error for a name that an object doesn't have: where it is, or the nearest one.
+
+    `elsewhere` has the way for names that pyspark has; a name that Python or a notebook looks for is just absent.
+    """
+    if name.startswith("_"):
+        return AttributeError(name)
+    if name in elsewhere:
+        return NoSuchName(f"{subject} no {name} here: {elsewhere[name]}")
+    known = [each for each in dir(of) if not each.startswith("_")]
+    return NoSuchName(f"{subject} no {name}: {suggest(name, known)}{hint}")
 
 
 class CorruptResponse(Lost):

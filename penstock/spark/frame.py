@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.spark import protos, types
 from penstock.spark.collecting import MAX_BYTES, MAX_ROWS, Rows
-from penstock.spark.errors import InvalidPlan, NoSuchName
+from penstock.spark.errors import InvalidPlan, no_such_name
 from penstock.spark.expressions import Column, Value, attribute, call, column_of, condition_of, flat, literal
 from penstock.spark.plans import Node, PlanId, encode, format_expression, format_plan, node, part
 from penstock.spark.rows import Row, to_rows
@@ -78,12 +78,7 @@ class Frame(Rows):
     if not TYPE_CHECKING:  # a type checker finds such names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):  # what Python and notebooks look for
-                raise AttributeError(name)
-            if name in _ELSEWHERE:
-                raise NoSuchName(f"a frame has no {name} here: {_ELSEWHERE[name]}")
-            known = [each for each in dir(type(self)) if not each.startswith("_")]
-            raise NoSuchName(f"a frame has no {name}: {suggest(name, known)} A column is frame[{name!r}]")
+            raise no_such_name("a frame has", self, name, _ELSEWHERE, f" A column is frame[{name!r}]")
 
     def __getitem__(self, name: str) -> Column:
         """Return this frame's column, where a name alone would be a column of both sides of a join."""
@@ -447,10 +442,7 @@ class GroupedFrame:
     if not TYPE_CHECKING:  # a type checker finds such names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):  # what Python and notebooks look for
-                raise AttributeError(name)
-            known = [each for each in dir(type(self)) if not each.startswith("_")]
-            raise NoSuchName(f"groups have no {name}: {suggest(name, known)} agg(fn.{name}(…)) has any function")
+            raise no_such_name("groups have", self, name, {}, f" agg(fn.{name}(…)) has any function")
 
     def agg(self, *columns: Column | Mapping[str, str]) -> Frame:
         """Compute one row of each group: agg(fn.sum("amount").alias("s")), or agg({"amount": "sum"})."""

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from penstock.errors import InvalidRequest
 from penstock.spark import protos
 from penstock.spark.client import CALL_TIMEOUT, Client, Identity
-from penstock.spark.errors import NoSuchName, Unsupported
+from penstock.spark.errors import Unsupported, no_such_name
 from penstock.spark.execution import Execution
 from penstock.spark.results import Progress, Result, decode_checkpoint
 from penstock.spark.sources import Sources
 from penstock.spark.uri import parse_uri
-from penstock.text import suggest
 
 _ELSEWHERE = {
     "catalog": "penstock.spark.experimental.Catalog(spark) has it",
@@ -97,12 +96,7 @@ class Session(Sources):
     if not TYPE_CHECKING:  # a type checker finds such names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):  # what Python and notebooks look for
-                raise AttributeError(name)
-            if name in _ELSEWHERE:
-                raise NoSuchName(f"a session has no {name} here: {_ELSEWHERE[name]}")
-            known = [each for each in dir(type(self)) if not each.startswith("_")]
-            raise NoSuchName(f"a session has no {name}: {suggest(name, [*known, 'conf', 'client'])}")
+            raise no_such_name("a session has", self, name, _ELSEWHERE)
 
     def execute(
         self,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.errors import TimedOut
 from penstock.spark import protos
+from penstock.spark.batches import Batches
 from penstock.spark.functions import fn
 from penstock.spark.plans import encode, node
 from penstock.spark.results import Progress, Result
@@ -24,7 +24,7 @@ _PAGE = 64 << 20
 """Bytes of a page; a partition that has more is a page of its own."""
 
 
-class PagedResult:
+class PagedResult(Batches):
     """The batches of a query, as those of a `Result`. For one thread.
 
     1. The rows are computed once and kept at Spark's executors (a local checkpoint), as a plan that is run again for
@@ -94,41 +94,17 @@ class PagedResult:
                 return batch
         raise StopIteration
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Return the batches; a loop that is left interrupts the query."""
-        try:
-            while True:
-                try:
-                    batch = self.read_next_batch()
-                except StopIteration:
-                    return
-                yield batch
-        except GeneratorExit:  # perhaps while Python collects garbage: nothing is waited for
-            self._leave(Result.abandon)
-            raise
-        except BaseException:
-            self.close()
-            raise
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return the batches as a C stream."""
-        return pa.RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
-
     def close(self) -> None:
         """Interrupt the page's query, and have removed what the executors keep."""
         self._leave(Result.close)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def abandon(self) -> None:
+        """The same, without waiting: for a destructor."""
+        self._leave(Result.abandon)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self._leave(Result.abandon)
+            self.abandon()
 
     def _leave(self, leave: Callable[[Result], None]) -> None:
         if not self._is_open:

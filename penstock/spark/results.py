@@ -6,14 +6,14 @@ import base64
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError
+from penstock.spark.batches import Batches
 from penstock.spark.client import Client, Identity
 from penstock.spark.errors import CorruptResponse
 from penstock.spark.execution import Execution, Position
@@ -38,11 +38,10 @@ class Progress:
     """The query has ended: this is the last report."""
 
 
-class Result:
+class Result(Batches):
     """The batches of a query, as they come: memory holds one of them. For one thread.
 
-    A context manager; leaving it before the end, or a loop over it, interrupts the query. Arrow's libraries read it
-    through `__arrow_c_stream__`: polars.DataFrame(result), pyarrow.table(result).
+    A context manager; leaving it before the end, or a loop over it, interrupts the query.
     """
 
     def __init__(
@@ -102,29 +101,6 @@ class Result:
         self._used = Position(self.operation_id, response_id, self.rows)
         return batch
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Return the batches; a loop that is left interrupts the query."""
-        try:
-            while True:
-                try:
-                    batch = self.read_next_batch()
-                except StopIteration:
-                    break
-                yield batch
-        except GeneratorExit:  # perhaps while Python collects garbage: nothing is waited for
-            self.abandon()
-            self._tell_end()
-            raise
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return the batches as a C stream."""
-        reader = pa.RecordBatchReader.from_batches(self.schema, iter(self))
-        return reader.__arrow_c_stream__(requested_schema)
-
     def checkpoint(self) -> str:
         """Return a token with which `resume` goes on after the last batch that was read, in any process.
 
@@ -153,14 +129,6 @@ class Result:
         """The same, without waiting: for a destructor."""
         self._decoded.clear()
         self._execution.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_response_rows") and not sys.is_finalizing():
@@ -251,6 +219,10 @@ class Result:
         )
         if self._on_progress is not None:
             self._on_progress(self.progress)
+
+    def _leave_loop(self) -> None:
+        self.abandon()
+        self._tell_end()
 
     def _tell_end(self) -> None:
         """Report once more that the query has ended, if anything was reported."""

@@ -8,14 +8,12 @@ Spark 3.5's server is no part of pip's package. The table has the servers that w
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -166,8 +164,7 @@ def ask(uri: str, folder: Path) -> dict[str, str]:
 @contextmanager
 def running(server: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Run a server, and yield its name and address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = connect_server.free_port()
     if server == "sail":
         name, command = f"Sail {SAIL}", [str(sail()), "spark", "server", "--ip", "127.0.0.1", "--port", str(port)]
     else:
@@ -175,24 +172,8 @@ def running(server: str, folder: Path) -> Iterator[tuple[str, str]]:
         code = "import pyspark; print(pyspark.__path__[0], pyspark.__version__)"
         home, version = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
         name, command = f"Spark {version}", connect_server.command(Path(home), port, {"spark.ui.enabled": "false"})
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    try:
-        give_up = time.monotonic() + 180
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            if process.poll() is not None or time.monotonic() > give_up:
-                raise SystemExit(f"{name} didn't start:\n{(folder / 'log').read_text()[-3000:]}")
-            time.sleep(0.2)
-        yield name, f"sc://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
+    with connect_server.listening(name, command, port, folder) as uri:
+        yield name, uri
 
 
 def sail() -> Path:

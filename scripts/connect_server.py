@@ -7,7 +7,7 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,17 +31,22 @@ def running(folder: Path, confs: Mapping[str, str]) -> Iterator[str]:
     import pyspark
 
     folder.mkdir()
-    port = _free_port()
+    port = free_port()
+    with listening("Spark Connect", command(Path(pyspark.__path__[0]), port, confs), port, folder) as uri:
+        yield uri
+
+
+@contextmanager
+def listening(name: str, server: Sequence[str], port: int, folder: Path) -> Iterator[str]:
+    """Run a server's command in a folder, which gets its log; its address, once it listens."""
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command(Path(pyspark.__path__[0]), port, confs), cwd=folder, stdout=log, stderr=log, env=environment
-        )
+        process = subprocess.Popen(server, cwd=folder, stdout=log, stderr=log, env=environment)
     try:
         give_up = time.monotonic() + 300
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > give_up:
-                raise SystemExit(f"Spark Connect didn't start:\n{(folder / 'log').read_text()[-3000:]}")
+                raise SystemExit(f"{name} didn't start:\n{(folder / 'log').read_text()[-3000:]}")
             time.sleep(0.1)
         yield f"sc://127.0.0.1:{port}"
     finally:
@@ -53,7 +58,7 @@ def running(folder: Path, confs: Mapping[str, str]) -> Iterator[str]:
             process.wait(30)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return an unused port below those that the kernel hands out."""
     while True:
         port = random.randrange(15_000, 20_000)

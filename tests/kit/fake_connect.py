@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 import grpc
 import pyarrow as pa
+import pytest
 
 from penstock.spark import protos
+from penstock.spark.session import Session
 
 SERVER_SESSION = "00000000-0000-4000-8000-000000000001"
 _STATUS = "grpc-status-details-bin"
@@ -182,6 +184,19 @@ class FakeConnect:
             context.set_trailing_metadata(((_STATUS, status.SerializeToString()),))
         context.abort(failure.code, failure.text)
         raise AssertionError("abort raises")
+
+
+def note_timeouts(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list that gets the timeout of each stream which the session begins."""
+    timeouts: list[float] = []
+    stream = session.client.stream
+
+    def noting(name: str, request: Any, timeout: float, **options: bytes) -> Any:
+        timeouts.append(timeout)
+        return stream(name, request, timeout, **options)
+
+    monkeypatch.setattr(session.client, "stream", noting)
+    return timeouts
 
 
 def spark_failure(error_class: str, text: str | None = None, **metadata: str) -> Failure:

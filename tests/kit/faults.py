@@ -7,10 +7,15 @@ import resource
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from penstock.errors import StoreFull
+from penstock.store.payloads import Store
 from tests.kit.raw_flight import flight_data
 from tests.kit.server import ProcessServer, process_server
 from tests.kit.wire import trailer
@@ -33,6 +38,18 @@ def crash_at(fatal: str) -> Callable[[str], None]:
 
 
 # --- the disk -----------------------------------------------------------------------------------
+
+
+def fail_first_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store have no room for the first part that is written."""
+    write, calls = store.write, count()
+
+    def first_fails(*arguments: Any, path: str) -> Any:
+        if next(calls) == 0:
+            raise StoreFull("no room", retry_after=5)
+        return write(*arguments, path=path)
+
+    monkeypatch.setattr(store, "write", first_fails)
 
 
 @contextmanager

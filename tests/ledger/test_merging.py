@@ -6,7 +6,6 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,7 +33,7 @@ from penstock.store.medium import Medium
 from penstock.store.memory import MemoryMedium
 from tests.kit.clock import Clock
 from tests.kit.datasets import PATH, Datasets
-from tests.kit.faults import Crash, crash_at, varied
+from tests.kit.faults import Crash, crash_at, fail_first_write, varied
 from tests.kit.profiles import examples
 from tests.kit.rows import numbers
 from tests.kit.server import named_parts, process_server, served
@@ -405,14 +404,7 @@ def test_a_failed_merge_does_not_stop_the_next_dataset(
 ) -> None:
     for path in ("store/a", "store/b"):
         folder.append(20, path=path)
-    write, calls = folder.store.write, count()
-
-    def first_fails(*arguments: Any, path: str) -> Any:
-        if next(calls) == 0:
-            raise StoreFull("no room", retry_after=5)
-        return write(*arguments, path=path)
-
-    monkeypatch.setattr(folder.store, "write", first_fails)
+    fail_first_write(folder.store, monkeypatch)
     assert folder.compactor.compact() == 20
     assert "store/a: its parts stay small for now: no room" in caplog.text
     assert [len(folder.parts(path)) for path in ("store/a", "store/b")] == [20, 1]

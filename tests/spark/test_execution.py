@@ -21,7 +21,7 @@ from penstock.spark.results import Progress
 from penstock.spark.retries import Retries, RetryPolicy
 from penstock.spark.session import Session
 from tests.kit.certificates import Certificates
-from tests.kit.fake_connect import Cut, Failure, FakeConnect, fake_connect, spark_failure
+from tests.kit.fake_connect import Cut, Failure, FakeConnect, fake_connect, note_timeouts, spark_failure
 from tests.kit.wait import eventually
 
 AWAY = Failure(grpc.StatusCode.UNAVAILABLE)
@@ -304,14 +304,7 @@ def test_a_query_sent_again_has_the_same_deadline(
     fake: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.failures["ExecutePlan"] = [AWAY]
-    limits: list[float] = []
-    stream = session.client.stream
-
-    def noting(name: str, request: Any, timeout: float, **options: bytes) -> Any:
-        limits.append(timeout)
-        return stream(name, request, timeout, **options)
-
-    monkeypatch.setattr(session.client, "stream", noting)
+    limits = note_timeouts(session, monkeypatch)
     assert ids(session.range(50).stream(timeout=60.0)) == ALL
     assert len(limits) == 3
     assert max(limits) <= 60.0

@@ -26,7 +26,7 @@ from penstock.spark.errors import CorruptResponse
 from penstock.spark.frame import Frame
 from penstock.spark.results import Progress, decode_batches
 from penstock.spark.session import Session
-from tests.kit.fake_connect import Cut, FakeConnect, fake_connect, ipc, numbers, spark_failure
+from tests.kit.fake_connect import Cut, FakeConnect, fake_connect, ipc, note_timeouts, numbers, spark_failure
 from tests.kit.wait import eventually
 
 ALL = list(range(50))
@@ -335,14 +335,7 @@ def removed(fake: FakeConnect) -> int:
 def test_the_options_are_those_of_all_pages(
     pages: FakeConnect, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits: list[float] = []
-    stream = session.client.stream
-
-    def noting(name: str, request: Any, timeout: float, **options: bytes) -> Any:
-        limits.append(timeout)
-        return stream(name, request, timeout, **options)
-
-    monkeypatch.setattr(session.client, "stream", noting)
+    limits = note_timeouts(session, monkeypatch)
     told: list[Progress] = []
     pages.cuts = [Cut(9), Cut(9), Cut(3)]
     result = session.range(100).stream(paged="partition", tag="nightly", timeout=60.0, on_progress=told.append)

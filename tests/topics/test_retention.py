@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import time
 import uuid
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,7 @@ import pytest
 
 from penstock import steps
 from penstock.client.client import Client
-from penstock.errors import InvalidRequest, Lost, NotFound, StoreFull
+from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger import ledger, merging
 from penstock.ledger.sweep import TEND_EVERY
@@ -29,7 +28,7 @@ from penstock.queue.topics.retention import retain
 from penstock.rows import slices
 from penstock.store.memory import MemoryMedium
 from penstock.text import format_size
-from tests.kit.faults import Crash, crash_at, varied
+from tests.kit.faults import Crash, crash_at, fail_first_write, varied
 from tests.kit.server import named_parts, process_server, served
 from tests.kit.topics import TOPIC, Reach
 from tests.kit.wait import eventually, files
@@ -398,14 +397,7 @@ def test_a_failed_compaction_does_not_stop_the_next_shard(
     for path in ("topic/a", "topic/b"):
         for number in range(20):
             reach.put(number, path=path)
-    write, calls = reach.store.write, count()
-
-    def first_fails(*arguments: Any, path: str) -> Any:
-        if next(calls) == 0:
-            raise StoreFull("no room", retry_after=5)
-        return write(*arguments, path=path)
-
-    monkeypatch.setattr(reach.store, "write", first_fails)
+    fail_first_write(reach.store, monkeypatch)
     assert Compactor(reach.ledger, reach.store).compact() == 20
     assert "topic/a: parts of shard 0 stay small for now: no room" in caplog.text
     assert [reach.topic(path).part_count for path in ("topic/a", "topic/b")] == [20, 1]

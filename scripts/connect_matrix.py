@@ -28,7 +28,7 @@ from penstock.spark.errors import Remote
 from penstock.spark.experimental import Catalog
 from penstock.spark.frame import Frame, Mode
 from penstock.spark.session import Session
-from scripts import connect_server, spark_matrix
+from scripts import child, connect_server, spark_matrix
 
 SAIL = "0.7.2"
 PAGE = spark_matrix.ROOT / "docs" / "connect.md"
@@ -164,7 +164,7 @@ def ask(uri: str, folder: Path) -> dict[str, str]:
 @contextmanager
 def running(server: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Run a server, and yield its name and address."""
-    port = connect_server.free_port()
+    port = child.free_port()
     if server == "sail":
         name, command = f"Sail {SAIL}", [str(sail()), "spark", "server", "--ip", "127.0.0.1", "--port", str(port)]
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import subprocess
 import time
@@ -11,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from scripts import child
+
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
-def command(home: Path, port: int, confs: Mapping[str, str]) -> list[str]:
+def command(home: Path, port: int, confs: Mapping[str, str], *, master: str = "local[2]") -> list[str]:
     """Return the command that starts a server; port 0 would not be reported."""
     confs = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -22,7 +23,7 @@ def command(home: Path, port: int, confs: Mapping[str, str]) -> list[str]:
         **confs,
     }
     settings = [part for conf in confs.items() for part in ("--conf", "=".join(conf))]
-    return [str(home / "bin/spark-submit"), "--master", "local[2]", *settings, "--class", _CLASS]
+    return [str(home / "bin/spark-submit"), "--master", master, *settings, "--class", _CLASS]
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def running(folder: Path, confs: Mapping[str, str]) -> Iterator[str]:
     import pyspark
 
     folder.mkdir()
-    port = free_port()
+    port = child.free_port()
     with listening("Spark Connect", command(Path(pyspark.__path__[0]), port, confs), port, folder) as uri:
         yield uri
 
@@ -56,14 +57,6 @@ def listening(name: str, server: Sequence[str], port: int, folder: Path) -> Iter
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(30)
-
-
-def free_port() -> int:
-    """Return an unused port below those that the kernel hands out."""
-    while True:
-        port = random.randrange(15_000, 20_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def _listens(port: int) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scripts.connect_server import command as connect_server_command
 from tests.kit.processes import kill, python_workers, session_processes
 from tests.kit.server import free_port
 from tests.kit.spark import CONFS, needs_spark
@@ -50,8 +51,6 @@ class ConnectServer:
         self._close_sessions()
         confs = {
             **CONFS,
-            "spark.connect.grpc.binding.port": str(self.port),
-            "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
             **self._confs,
         }
@@ -60,9 +59,7 @@ class ConnectServer:
         environment.pop("PYTHONPATH", None)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [f"{os.environ['SPARK_HOME']}/bin/spark-submit", "--master", "local[2, 4]",
-                 *(part for conf in confs.items() for part in ("--conf", "=".join(conf))),
-                 "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"],
+                connect_server_command(Path(os.environ["SPARK_HOME"]), self.port, confs, master="local[2, 4]"),
                 cwd=self.folder, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
         eventually(self._answers, within=120, what="the Connect server listens")

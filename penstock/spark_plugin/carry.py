@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import json
 import marshal
 import pickle
 import sys
 import threading
+import tokenize
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -93,7 +95,9 @@ def _code(text: str) -> bytes:
 
 
 def read_modules(names: Iterable[str]) -> dict[str, str]:
-    """Return the text of modules of penstock, and of those that they import, by name; without docstrings, a third."""
+    """Return the text of modules of penstock, and of those that they import, by name; without their words, which are
+    a third.
+    """
     texts: dict[str, str] = {}
     waiting = [*names]
     while waiting:
@@ -101,7 +105,7 @@ def read_modules(names: Iterable[str]) -> dict[str, str]:
         file = _file_of(name)
         if file is not None and name not in texts:
             tree = ast.parse(text := file.read_text("utf-8"))
-            texts[name] = _without_docstrings(text, tree)
+            texts[name] = _without_words(text, tree)
             waiting += [name.rpartition(".")[0], *(each for each in _imports(tree) if each.startswith("penstock"))]
     return dict(sorted(texts.items()))
 
@@ -123,9 +127,13 @@ def _imports(node: ast.AST) -> Iterator[str]:
         yield from _imports(child)
 
 
-def _without_docstrings(text: str, tree: ast.Module) -> str:
-    """Return the text with an empty one for each docstring; every line keeps its number, for tracebacks."""
+def _without_words(text: str, tree: ast.Module) -> str:
+    """Return the text without comments and with empty docstrings; every line keeps its number, for tracebacks."""
     lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             end = node.end_lineno or node.lineno

@@ -130,10 +130,10 @@ def test_imports_in_functions_count_and_those_for_types_do_not(tmp_path: Path) -
     assert list(carry._imports(ast.parse(source))) == ["typing", "typing.TYPE_CHECKING", "b", "b.c"]
 
 
-def test_text_without_docstrings_keeps_its_lines() -> None:
+def test_text_without_words_keeps_its_lines() -> None:
     for file in WORKER.glob("*.py"):
         tree = ast.parse(file.read_text())
-        stripped = carry._without_docstrings(file.read_text(), tree)
+        stripped = carry._without_words(file.read_text(), tree)
         names = [
             [(node.name, node.lineno) for node in ast.walk(each) if isinstance(node, ast.FunctionDef)]
             for each in (tree, ast.parse(stripped))

@@ -94,7 +94,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         line = partial(
             Line, "Store of Ray", f"payloads of {name}", STORE, unit="/s", amount=sizes.payloads, ratio="speed"
         )
-        yield Case(sides, [line(beside=REGISTRY, promise=(">=", 1)), line(beside=OWNER)], sizes.rounds)
+        yield Case(sides, [line(beside=OWNER, promise=(">=", 1)), line(beside=REGISTRY)], sizes.rounds)
 
 
 def _read(bench: Bench, rows: int) -> Measure:

@@ -283,13 +283,12 @@ class _Loader:
         claimed = [(Lease(self._queue, each), each) for each in answer.messages]
         for lease, _ in claimed:
             self._queue.heartbeats.watch(lease, answer.lease_seconds)
-        with closing(self._mapped(answer)) as mapped:
-            for number, (lease, each) in enumerate(claimed):
-                self._wait_for_bytes()
-                if self.stopping:
-                    release_all(rest for rest, _ in claimed[number:])
-                    return
-                self._load(lease, each, mapped)
+        for number, (lease, each) in enumerate(claimed):
+            self._wait_for_bytes()
+            if self.stopping:
+                release_all(rest for rest, _ in claimed[number:])
+                return
+            self._load(lease, each, answer)
         if claimed:
             return
         if answer.state == "failed":
@@ -324,17 +323,10 @@ class _Loader:
         with self._changed:
             self._changed.wait_for(lambda: self.stopping, min(missing.retry_after or 1.0, self._give_up - now))
 
-    def _mapped(self, answer: ClaimedMessages) -> Generator[list[pa.Buffer]]:
-        """Give the streams of each payload that lies in a part, mapped; none where do_get has to."""
-        if answer.local is not None and answer.local != self._local:  # the server's first one, or it was started again
-            self._local, self._parts = answer.local, LocalParts(answer.local)
-        tickets = [each.ticket.encode() for each in answer.messages if each.ticket is not None]
-        yield from [[]] * len(tickets) if self._parts is None else self._parts.open_each(tickets)
-
-    def _load(self, lease: Lease, claimed: ClaimedMessage, mapped: Iterator[list[pa.Buffer]]) -> None:
+    def _load(self, lease: Lease, claimed: ClaimedMessage, answer: ClaimedMessages) -> None:
         """Load a payload, and hand the lease to the worker; a message whose payload is lost is given back."""
         try:
-            payload = self._payload(claimed, mapped)
+            payload = self._payload(claimed, answer.local)
         except (Lost, NotFound, Expired) as gone:
             lost = gone if isinstance(gone, Lost) else Lost(str(gone))
             with suppress(PenstockError):  # the lease is over, or ends by itself
@@ -347,18 +339,21 @@ class _Loader:
             self._ready.append(lease)
             self._changed.notify_all()
 
-    def _payload(self, claimed: ClaimedMessage, mapped: Iterator[list[pa.Buffer]]) -> SplitPayload | None:
+    def _payload(self, claimed: ClaimedMessage, local: str | None) -> SplitPayload | None:
         message = claimed.message
-        if claimed.ticket is not None:
-            return SplitPayload.from_arrow(self._read(claimed.ticket.encode(), next(mapped)), message.split_id)
         if message.is_source:
             return None
         if claimed.payload is not None:
             return SplitPayload.from_ipc(base64.b64decode(claimed.payload), message.split_id)
-        raise Lost(f"the payload {message.payload_key} of message {message.message_id} is gone")
+        if claimed.ticket is None:
+            raise Lost(f"the payload {message.payload_key} of message {message.message_id} is gone")
+        return SplitPayload.from_arrow(self._read(claimed.ticket.encode(), local), message.split_id)
 
-    def _read(self, ticket: bytes, streams: list[pa.Buffer]) -> pa.Table:
-        """Read a ticket's rows: mapped, else by do_get."""
+    def _read(self, ticket: bytes, local: str | None) -> pa.Table:
+        """Read a ticket's rows: mapped on the server's host, else by do_get."""
+        if local is not None and local != self._local:  # the server's first one, or it was started again
+            self._local, self._parts = local, LocalParts(local)
+        streams = [] if self._parts is None else self._parts.open(ticket)
         if streams:
             return pa.concat_tables(slices.open_stream(each, None).read_all() for each in streams)
         connection = self._queue.connection

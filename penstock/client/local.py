@@ -15,8 +15,6 @@ import pyarrow as pa
 from penstock.rows import slices
 
 _MAX_DESCRIPTORS = 253  # Linux's limit for one message
-_AHEAD = 8
-"""Tickets that are asked for before the first is answered: a job's splits go through 1.3 times as fast."""
 _TIMEOUT = 30.0  # seconds for an answer: the server may have to check a cold file first
 
 
@@ -56,36 +54,11 @@ class LocalParts:
 
     def open(self, ticket: bytes) -> list[pa.Buffer]:
         """Return the IPC streams of the ticket's parts; none where do_get, which waits longer, has to."""
-        return next(self.open_each([ticket]))
-
-    def open_each(self, tickets: Sequence[bytes]) -> Iterator[list[pa.Buffer]]:
-        """Give what `open` returns for each ticket, and ask for some ahead."""
-        asked = answered = 0
-        try:
-            while answered < len(tickets):
-                asked += self._ask(tickets[asked : answered + _AHEAD])
-                yield self._answer()
-                answered += 1
-        finally:
-            if answered < asked:  # an answer that nobody has taken would pass for the next ticket's
-                self.close()
-
-    def _ask(self, tickets: Sequence[bytes]) -> int:
-        """Send tickets, and return how many."""
-        if self._socket is not None:
-            try:
-                for ticket in tickets:
-                    self._socket.send(ticket)
-            except OSError:
-                self.close()
-        return len(tickets)
-
-    def _answer(self) -> list[pa.Buffer]:
-        """Take the next answer."""
         if self._socket is None:
             return []
         descriptors: list[int] = []
         try:
+            self._socket.send(ticket)
             answer, descriptors, _, _ = socket.recv_fds(self._socket, 65_536, _MAX_DESCRIPTORS)
             fields = json.loads(answer) if descriptors else {"ranges": []}
             ranges = fields["ranges"] if "ranges" in fields else [(0, size) for size in fields["bytes"]]

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.errors import Denied, Internal, LimitExceeded, PenstockError, TimedOut
+from penstock.errors import Denied, LimitExceeded, PenstockError, TimedOut
 from penstock.spark.errors import QueryContext, Remote, SessionLost, Transport, Unsupported
 from penstock.spark.plans import DEEP_CURE
 from penstock.spark.protos import message
@@ -22,6 +22,9 @@ _SESSION_GONE = (
 )
 _ITERATIONS = "spark.sql.analyzer.maxIterations"
 """Named where a plan has more operations within one another than Spark's analyzer has rounds."""
+_MEMORY = ("Java heap space", "GC overhead limit", "OutOfMemoryError")
+"""How a JVM says so."""
+_STOPPED = "on a stopped SparkContext"
 _DETAILS = Callable[[str], Any]
 """Asks the server for an error's details, by its id; None where it has none."""
 
@@ -65,6 +68,8 @@ def translate(
     if (status := status_of(error)) is not None:
         info = details_of(status, message("google.rpc.ErrorInfo"))
         text = status.message or text
+    if _STOPPED in text:
+        return Transport(f"{where} is shutting down, perhaps for want of memory: its log says why")
     if info is None and (plain := _PLAIN.get(code)) is not None:
         return plain(where, text)
     return _remote(text, info, operation_id, details)
@@ -86,6 +91,11 @@ def _remote(text: str, info: Any, operation_id: str | None, details: _DETAILS | 
         values["causes"] = tuple(each.message for each in chain[1:])
     if _ITERATIONS in text:
         text += f" The plan has too many operations within one another: {DEEP_CURE}"
+    if any(name in text for name in _MEMORY):
+        text += (
+            ": Spark ran out of memory; spark.driver.memory is what its driver has, stream(paged='partition') bounds "
+            "what that holds of a result"
+        )
     kind = SessionLost if (values["error_class"] or "").startswith(_SESSION_GONE) else Remote
     return kind(text or "Spark failed, and doesn't say why", operation_id=operation_id, **values)
 
@@ -147,5 +157,4 @@ _PLAIN: dict[grpc.StatusCode, Callable[[str, str], PenstockError]] = {
     grpc.StatusCode.UNIMPLEMENTED: lambda where, text: Unsupported(f"{where} doesn't know this call: {text}"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: lambda where, text: LimitExceeded(f"{where}: {text}"),
     grpc.StatusCode.CANCELLED: lambda where, text: Transport(f"the call to {where} was cancelled: {text}"),
-    grpc.StatusCode.UNKNOWN: lambda where, text: Internal(f"{where}: {text}"),
 }

@@ -142,6 +142,30 @@ def test_rows_that_come_twice_are_refused(fake: FakeConnect, session: Session, o
         ids(result)
 
 
+def test_a_reader_that_stalls_is_sent_a_few_mb() -> None:
+    """Of what it has sent Spark keeps 10 MB to send again: without the channel's options 5 MB are ahead here."""
+    with (
+        fake_connect(batches=150, rows=20_000) as fake,
+        penstock.spark_connect(fake.uri) as session,
+        session.sql("select 1").stream() as result,
+    ):
+        sent: list[int] = []
+
+        def note(_: int, raw: bytes) -> bytes:
+            sent.append(len(raw))
+            return raw
+
+        fake.change = note
+        for _ in range(60):  # quickly, which lets gRPC take more at once
+            result.read_next_batch()
+        counts = [-1]
+        while counts[-1] != len(sent) or counts.count(len(sent)) < 5:
+            counts.append(len(sent))
+            time.sleep(0.1)
+        assert len(sent) < 150, "the whole result was sent"
+        assert sum(sent) - result.bytes < 3_000_000
+
+
 # --- releases -----------------------------------------------------------------------------
 
 
@@ -428,6 +452,8 @@ def test_a_clone_is_a_session_of_its_own(fake: FakeConnect, session: Session) ->
         (Failure(grpc.StatusCode.RESOURCE_EXHAUSTED), LimitExceeded, "planted"),
         (Failure(grpc.StatusCode.DEADLINE_EXCEEDED), TimedOut, "in time"),
         (Failure(grpc.StatusCode.INTERNAL, "[SOME_CLASS] oh"), Remote, "oh"),
+        (Failure(grpc.StatusCode.INTERNAL, "no methods on a stopped SparkContext"), Transport, "shutting down"),
+        (Failure(grpc.StatusCode.UNKNOWN, "Java heap space"), Remote, r"out of memory; spark\.driver\.memory"),
     ],
 )
 def test_a_failed_call_is_a_typed_error(

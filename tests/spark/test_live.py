@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,17 +139,26 @@ def test_too_large_a_result_is_refused(remote: Session) -> None:
         remote.sql(QUERY).to_arrow(max_rows=10_000)
 
 
-def test_a_result_goes_on_in_another_session(spark_server: ConnectServer, remote: Session) -> None:
-    """As in another process: by its token alone."""
+REST = """
+import json, sys, penstock
+with penstock.spark_connect(sys.argv[1]) as session, session.resume(sys.argv[2]) as rest:
+    ids = [number for batch in rest for number in batch["id"].to_pylist()]
+print(json.dumps([rest.rows, len(ids), sum(ids)]))
+"""
+
+
+def test_a_result_goes_on_in_another_process(spark_server: ConnectServer, remote: Session) -> None:
+    """By its token alone; what was read behind the checkpoint comes again."""
     result = remote.sql(QUERY).stream()
     read = [result.read_next_batch() for _ in range(3)]
     token = result.checkpoint()
     result.read_next_batch()
-    with penstock.spark_connect(f"sc://127.0.0.1:{spark_server.port}") as other, other.resume(token) as rest:
-        table = pa.Table.from_batches([*read, *rest])
+    uri = f"sc://127.0.0.1:{spark_server.port}"
+    done = subprocess.run([sys.executable, "-c", REST, uri, token], capture_output=True, text=True, check=True)
+    rows, count, total = json.loads(done.stdout)
     result.close()
-    assert rest.rows == table.num_rows == ROWS
-    assert pc.sum(table["id"]).as_py() == ROWS * (ROWS - 1) // 2
+    assert rows == count + sum(batch.num_rows for batch in read) == ROWS
+    assert total + sum(pc.sum(batch["id"]).as_py() for batch in read) == ROWS * (ROWS - 1) // 2
 
 
 def test_a_large_cell_comes_in_chunks(remote: Session) -> None:
@@ -218,6 +230,35 @@ def test_a_server_that_dies_takes_the_session_along(quick_spark: None, tmp_path:
         session.close()
         with penstock.spark_connect(f"sc://127.0.0.1:{server.port}") as again:
             assert again.sql("select 1 as one").to_arrow().num_rows == 1
+
+
+@pytest.mark.soak
+@pytest.mark.faults
+def test_a_session_that_nobody_used_is_lost(quick_spark: None, tmp_path: Path, bare_python: Path) -> None:
+    """Spark ends it after a time; what uses it then is told what was lost."""
+    manager = "spark.connect.session.manager"
+    confs = {f"{manager}.defaultSessionTimeout": "3s", f"{manager}.maintenanceInterval": "500ms"}
+    with (
+        connect_server(tmp_path, bare_python, confs) as server,
+        penstock.spark_connect(f"sc://127.0.0.1:{server.port}") as session,
+    ):
+        session.conf.set("spark.sql.shuffle.partitions", 3)
+        run(session, "create temp view mine as select 7 as seven")
+        time.sleep(6)  # any call would keep the session
+        with pytest.raises(SessionLost, match=r"spark\.sql\.shuffle\.partitions.*connect again"):
+            session.sql("select * from mine").to_arrow()
+
+
+@pytest.mark.soak
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_a_driver_out_of_memory_is_an_error(quick_spark: None, tmp_path: Path, bare_python: Path) -> None:
+    """Whether the server's JVM lives on or not: no rows, no wait without end."""
+    with connect_server(tmp_path, bare_python, {"spark.driver.memory": "600m"}) as server:
+        session = penstock.spark_connect(f"sc://127.0.0.1:{server.port}", retry_for=5)
+        with pytest.raises((Remote, Transport), match=r"memory|could not reach"):
+            session.sql("select collect_list(repeat(string(id), 200)) as cell from range(3000000)").to_arrow()
+        session.client.close()
 
 
 @pytest.mark.soak

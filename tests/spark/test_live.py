@@ -263,6 +263,24 @@ def test_a_session_that_nobody_used_is_lost(quick_spark: None, tmp_path: Path, b
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_pages_bound_what_the_driver_holds(quick_spark: None, tmp_path: Path, bare_python: Path) -> None:
+    """The driver may hold 128 MB of a result of 280 MB; a page has 64."""
+    query = "select id, repeat(string(id), 20) as text from range(0, 2000000, 1, 40)"
+    confs = {"spark.driver.maxResultSize": "128m", "spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
+    with (
+        connect_server(tmp_path, bare_python, confs) as server,
+        penstock.spark_connect(f"sc://127.0.0.1:{server.port}") as session,
+    ):
+        with pytest.raises(Remote, match="maxResultSize"), session.sql(query).stream() as result:
+            list(result)
+        with session.sql(query).stream(paged="partition") as pages:
+            ids = [batch["id"] for batch in pages]
+        check_each_once(ids, 2_000_000)
+        assert pages.bytes > 200_000_000
+
+
+@pytest.mark.soak
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_a_driver_out_of_memory_is_an_error(quick_spark: None, tmp_path: Path, bare_python: Path) -> None:

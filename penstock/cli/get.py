@@ -16,6 +16,7 @@ from penstock.errors import InvalidRequest
 _START = "A topic's rows from here on: earliest, latest, a time, how long ago (10m), or offsets by shard (0:500,1:70)."
 _MODE = "Of a payload that doesn't decode: PERMISSIVE (nulls and _error), DROPMALFORMED (no row) or FAILFAST."
 _WRITER = "The schema, .avsc or .proto, of Avro or protobuf payloads whose messages don't name theirs."
+_GROUP = "With -f: share the rows with all that follow as this group; the server keeps the position."
 _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .ndjson; - is stdout."
 
 
@@ -25,6 +26,7 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
     "penstock get store/demo/trips --filter 'fare > 40' -c id,fare -o fares.parquet",
     "penstock get topic/orders -c id,_offset,_time --since 10m",
     "penstock get -f topic/orders",
+    "penstock get -f topic/orders --group billing",
     "penstock get topic/orders --decode json --schema 'id long, customer struct<name: string>'",
     "penstock get subscription/p/orders --decode avro",
 )
@@ -40,12 +42,13 @@ _OUTPUT = "Write to FILE: .arrow .feather .arrows .parquet .csv .json .jsonl .nd
 @click.option("--mode", metavar="MODE", help=_MODE)
 @click.option("--writer-schema", metavar="FILE", help=_WRITER)
 @click.option("-f", "--follow", is_flag=True, help="A topic's rows as they come, until Ctrl-C.")
+@click.option("--group", metavar="NAME", help=_GROUP)
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="The format, whatever FILE's extension says.")
 def get(
     invocation: Invocation, path: str, *, rows: int | None, columns: str | None, filter: str | None, start: str | None,
     end: str | None, since: str | None, decode: str | None, schema: str | None, mode: str | None,
-    writer_schema: str | None, follow: bool, output: str | None, file_format: str | None,
+    writer_schema: str | None, follow: bool, group: str | None, output: str | None, file_format: str | None,
 ) -> None:  # fmt: skip
     """Read the dataset or topic PATH.
 
@@ -54,7 +57,8 @@ def get(
 
     A topic's columns _shard, _offset and _time (when it was appended) are there for -c. With -f rows are written as
     they come, as JSON, from now on or from --start; other readers get them all the same. -f waits for a server that
-    is away.
+    is away. With --group the server keeps the position: a new group begins with the oldest row, or at --start, each row
+    comes to one of those that name the group, and is committed once it is written. -n ends behind a whole batch then.
     """
     file = None if output in ("-", "/dev/stdout") else output
     if file_format is None and file:
@@ -75,8 +79,12 @@ def get(
             raise InvalidRequest(
                 f"--{option.replace('_', '-')} isn't for --follow, which has rows as they are: leave one of them out"
             )
-        tail.follow(invocation, path, selection, span, file_format=file_format or "json", rows=rows, file=file)
+        tail.follow(
+            invocation, path, selection, span, file_format=file_format or "json", rows=rows, file=file, group=group
+        )
         return
+    if group is not None:
+        raise InvalidRequest(f"--group {group}: a group follows a topic: -f --group {group}")
     with invocation.connect() as client:
         selection |= span.arguments(client, path)
         if file_format is None:

@@ -130,6 +130,7 @@ def _queries(thing: Thing) -> str:
 
 def _kept(topic: Thing) -> str:
     limit = f", {format_size(topic['keep_bytes'])} at most" if "keep_bytes" in topic else ""
+    limit += ", whoever is away" if limit and "keep_absent" in topic else ""
     return format_age(topic["keep_seconds"]) + limit
 
 
@@ -142,15 +143,29 @@ _SCHEMA = Table(
     "column", lambda thing: thing["schema"],
     {"name": "name", "type": "type", "": lambda column: "" if column["nullable"] else "not null"},
 )  # fmt: skip
-_LAG: Columns = {
-    "behind": "lag_rows", "size": "lag_bytes",
-    "oldest": lambda consumer: consumer["lag_seconds"] if consumer["lag_rows"] else None,
-}  # fmt: skip
+
+
+def _oldest(consumer: Mapping[str, Any]) -> float | None:
+    """Return the age of the oldest row that a consumer has to read."""
+    return consumer["lag_seconds"] if consumer["lag_rows"] else None
+
+
+_LAG: Columns = {"behind": "lag_rows", "size": "lag_bytes", "oldest": _oldest}
 
 
 def _dead(consumer: Mapping[str, Any]) -> int | None:
     """Return how many dead rows a consumer has; nothing for none, as most have none."""
     return consumer.get("dead") or None
+
+
+def _state_of(consumer: Mapping[str, Any]) -> str:
+    """Return a consumer's state, and whether rows or acks wait for nobody but it, who is away."""
+    return f"{consumer['state']}, absent: rows wait for it" if consumer.get("absent") else str(consumer["state"])
+
+
+def _members(consumer: Mapping[str, Any]) -> int | None:
+    """Return how many members of a group have shards; nothing of a query."""
+    return len(consumer["members"]) if "members" in consumer else None
 
 
 _FOLDER = Kind("folder", facts={"datasets": "datasets", "topics": "topics", "writes": "writes", **_STORED})
@@ -167,7 +182,7 @@ _TOPIC = Kind(
         ),
         Table(
             "consumer", lambda topic: sorted(topic["consumers"], key=lambda consumer: -consumer["lag_rows"]),
-            {"consumer": "consumer", **_LAG, "dead": _dead, "seen": "seen", "": "state"},
+            {"consumer": "consumer", **_LAG, "dead": _dead, "members": _members, "seen": "seen", "": _state_of},
         ),
     ],
     top=[
@@ -184,11 +199,42 @@ _TOPIC = Kind(
             "consumer", lambda topic: topic["consumers"],
             {
                 "consumer": lambda consumer: consumer["consumer"][:12], "topic": "path", **_LAG,
-                "committed/s": "committed_per_s", "seen": "seen", "": "state",
+                "committed/s": "committed_per_s", "seen": "seen", "": _state_of,
             },
             "consumer", "committed_per_s", lambda consumer: sum(consumer["position"].values()),
         ),
     ],
+)  # fmt: skip
+
+
+# --- consumers ------------------------------------------------------------------------------
+
+
+def _in_consumer(function: Callable[[Thing], Any]) -> Callable[[Thing], Any]:
+    """Return the value of the one consumer that a thing is."""
+    return lambda thing: function(thing["consumers"][0])
+
+
+def _positions(thing: Thing) -> Sequence[Thing]:
+    """Return each shard with the consumer's position, and the member of the group that has it."""
+    [consumer] = thing["consumers"]
+    holders = {shard: member for member, shards in consumer.get("members", {}).items() for shard in shards}
+    return [
+        {"shard": int(shard), "next": offset, "member": holders.get(int(shard))}
+        for shard, offset in consumer["position"].items()
+        if shard != "life"
+    ]
+
+
+_CONSUMER_FACTS: Columns = {
+    "behind": "rows", "size": "bytes", "oldest": _in_consumer(_oldest), "dead": _in_consumer(_dead),
+    "members": _in_consumer(_members), "seen": "changed", "state": _in_consumer(_state_of),
+}  # fmt: skip
+_CONSUMER = Kind(
+    "consumer", "consumer", "consumers", nothing="no consumer here: queries of Spark's and groups are some",
+    listing={"consumer": "path", **_CONSUMER_FACTS}, facts=_CONSUMER_FACTS,
+    show=[Table("shard", _positions, {"shard": "shard", "next": "next", "member": "member"})],
+    deleted="deleted {path}, which was {rows:,} rows behind",
 )  # fmt: skip
 
 
@@ -539,4 +585,4 @@ _MESSAGES = Kind(
     },
 )  # fmt: skip
 
-KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _SUBSCRIPTION, _QUEUE, _JOB, _MESSAGES, _PUBLISH, _WRITE)
+KINDS = (_FOLDER, _DATASET, _PAYLOAD, _TOPIC, _CONSUMER, _SUBSCRIPTION, _QUEUE, _JOB, _MESSAGES, _PUBLISH, _WRITE)

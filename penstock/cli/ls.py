@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
     """List the folder PATH; without it, all datasets and topics.
 
-    `penstock ls write` lists the open writes, `ls queue` the queues, `ls queue/NAME/dead` what was set aside, and why,
-    `ls job` the jobs.
+    `penstock ls write` lists the open writes, `ls consumer` who reads topics and how far, `ls queue` the queues,
+    `ls queue/NAME/dead` what was set aside, and why, `ls job` the jobs.
     """
     from penstock.client.views import Listing
 

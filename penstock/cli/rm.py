@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: bool) -> int:
     """Delete datasets, topics, queues, and jobs with their queues; with -r folders; `rm write/ID` ends an open write.
+    A deleted consumer (`rm consumer/topic/orders/billing`) holds no rows any more; one that returns begins anew.
 
     A reader that has begun may read to its end. On a terminal it asks before it deletes a folder.
     """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from penstock.cli import terminal, writers
 from penstock.cli.invocation import Invocation
+from penstock.client.arguments import Start
 from penstock.client.client import Client
 from penstock.client.follow import Follower
 from penstock.client.settings import LONG_RETRY_FOR
@@ -79,9 +81,11 @@ def parse_bound(text: str, option: str) -> Bound:
 
 def follow(
     invocation: Invocation, path: str, selection: Mapping[str, Any], span: Range, *,
-    file_format: str, rows: int | None, file: str | None,
+    file_format: str, rows: int | None, file: str | None, group: str | None,
 ) -> None:  # fmt: skip
-    """Write the rows as they come, with the selected columns and the filter."""
+    """Write the rows as they come, with the selected columns and the filter; as a member of a group those of its share,
+    which are committed when they are written: of a file when all of it is.
+    """
     if span.end is not None:
         raise InvalidRequest("-f takes no --end: -n N ends it after N rows; a range is read without -f")
     began = time.monotonic()
@@ -89,26 +93,40 @@ def follow(
         schema = client.info(path, columns=selection["columns"], limit=0).schema
     if file_format != "json":
         selection = {**selection, "columns": schema.names}
-    with invocation.connect(retry_for=LONG_RETRY_FOR) as client:
-        follower = client.follow(path, start=span.begin(), **selection)
-        if terminal.is_terminal(sys.stderr):
+    with invocation.connect(retry_for=LONG_RETRY_FOR) as client, contextlib.ExitStack() as block:
+        begin = span.begin()
+        if group is None:
+            follower = client.follow(path, start=begin, **selection)
             position = cut(", ".join(f"{shard}:{offset}" for shard, offset in follower.position.items()), 80)
+            batches = _flushed(follower if rows is None else first_rows(follower, rows))
+        else:
+            where: Start | None = begin if begin is not None or span.start is None else "latest"
+            is_text = file is None and file_format in ("json", "csv")
+            follower = consumer = client.consume(path, group=group, start=where, auto_commit=is_text, **selection)
+            block.enter_context(consumer)
+            position = f"where group {group} is"
+            batches = _flushed(follower if rows is None else _first_batches(follower, rows))
+        if terminal.is_terminal(sys.stderr):
             click.secho(f"following {path} from {position}; Ctrl-C ends it", dim=True, err=True)
-        batches = _batches(follower, rows)
         if file_format != "json":
             batches = fit_batches(batches, schema, reading=True)  # structs may get more fields
         with terminal.on_signal(follower.stop, signal.SIGINT, signal.SIGTERM):
             size = writers.save(file, file_format, schema, batches)
+        if group is not None:
+            consumer.commit()
     if file is not None:
         terminal.print_transfer(file, {"path": path, "file": file, **size}, began, as_json=invocation.json)
 
 
-def _batches(follower: Follower, rows: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield what comes, at most `rows`; flush stdout after each batch, as somebody may look on."""
-    count = 0
-    for batch in () if rows == 0 else follower if rows is None else first_rows(follower, rows):
+def _flushed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Flush stdout after each batch, as somebody may look on, and a group's rows are committed then."""
+    for batch in batches:
         yield batch
         sys.stdout.buffer.flush()
-        count += batch.num_rows
-        if count == rows:
-            return
+
+
+def _first_batches(follower: Follower, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield whole batches until there are so many rows: a group commits nothing less."""
+    while rows > 0 and (batch := next(follower, None)) is not None:
+        yield batch
+        rows -= batch.num_rows

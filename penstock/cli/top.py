@@ -44,14 +44,15 @@ def top(invocation: Invocation, seconds: float, looks: int | None) -> None:
 
 def _pages(client: Client, seconds: float, looks: int | None) -> Iterator[Page]:
     """Yield what there is at each look, with the rates since the look before."""
-    before: dict[tuple[str, str], tuple[float, float]] = {}
+    before: dict[tuple[str, str, str], tuple[float, float]] = {}
     for look in count() if looks is None else range(looks):
         time.sleep(seconds if look else 0)
         page: Page = {}
         for kind in (kind for kind in KINDS if kind.top):
             page[kind.plural] = things = describe_each(client, client.list(kind.root, recursive=True))
-            for table, row in ((t, row) for t in kind.top for thing in things for row in t.rows(thing)):
-                key, now, amount = (table.noun, row[table.id]), time.monotonic(), table.amount(row)
+            rows = ((thing["path"], t, row) for t in kind.top for thing in things for row in t.rows(thing))
+            for path, table, row in rows:
+                key, now, amount = (table.noun, path, row[table.id]), time.monotonic(), table.amount(row)
                 then, known = before.get(key, (now, amount))
                 before[key] = (now, amount)
                 row[table.rate] = round((amount - known) / (now - then), 1) if now > then else None

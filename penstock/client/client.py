@@ -13,7 +13,8 @@ from penstock.client import push, put
 from penstock.client.arguments import Start, check_path, check_read, check_undecoded, to_position, to_start
 from penstock.client.claim import Claims
 from penstock.client.connection import Connection
-from penstock.client.follow import Follower
+from penstock.client.consume import Consumer
+from penstock.client.follow import Follower, follow
 from penstock.client.get import fetch, read_info, read_tickets
 from penstock.client.heartbeats import Heartbeats
 from penstock.client.producer import Producer
@@ -132,15 +133,19 @@ class Client:
         shards: int | None = None,
         keep_seconds: float | None = None,
         keep_bytes: int | None = None,
+        keep_absent: bool | None = None,
     ) -> None:
         """Make an empty topic; of one that exists change what it keeps.
 
         Rows with equal values in the column `key` stay in one shard, in order. There are 4 shards with a key and 1
         without, unless `shards` says otherwise. Rows are removed after `keep_seconds` (24 hours), the oldest ones
-        beyond `keep_bytes` earlier; not before every live consumer has committed them.
+        beyond `keep_bytes` earlier; not before every live consumer has committed them. With `keep_absent=False` one
+        that nobody has seen for ten minutes, which the log warns of, holds no rows beyond `keep_bytes`.
         """
         check_path(path)
-        put.create_topic(self.connection, path, schema, TopicOptions(key, shards, keep_seconds, keep_bytes))
+        put.create_topic(
+            self.connection, path, schema, TopicOptions(key, shards, keep_seconds, keep_bytes, keep_absent)
+        )
 
     def writer(self, path: str, schema: pa.Schema, *, mode: Mode = "error", run: str | None = None) -> Writer:
         """Return a writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.
@@ -263,7 +268,32 @@ class Client:
         Other readers miss nothing. Pass `.position` as `start` to continue later; `.stop()` ends the loop. A loop of
         `get` would have to keep the offsets itself, and to notice a topic that was deleted and created again.
         """
-        return Follower(self.connection, path, start, columns, filter)
+        return follow(self.connection, path, start, columns, filter)
+
+    def consume(
+        self,
+        path: str,
+        *,
+        group: str,
+        start: Start | None = None,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        auto_commit: bool = True,
+    ) -> Consumer:
+        """Return the rows of a topic or a subscription that come to this member of a group:
+
+            with c.consume("topic/orders", group="billing") as rows:
+                for batch in rows:
+                    charge(batch)  # committed once the loop comes back for the next batch, or the block ends
+
+        The server keeps the group's position, and gives each shard to one of its members at a time, whatever process or
+        host that is in: those that join or end change the shares between two batches. Each row comes to one member,
+        once; where a member dies, or leaves the block by an exception, the batch that it had in hand comes again. A new
+        group begins with the oldest row, or at `start`. `follow` keeps no position, and has all shards.
+
+        With `auto_commit=False` nothing is committed but by `rows.commit()`: for what is written for many batches.
+        """
+        return Consumer(self.connection, path, group, start, columns, filter, auto_commit=auto_commit)
 
     def claim(
         self,

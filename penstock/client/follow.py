@@ -27,22 +27,33 @@ _STOP_CHECK = 0.1
 """Seconds between two looks at `stop`, while the follower waits."""
 
 
+def follow(
+    connection: Connection, path: str, start: Start | None, columns: Sequence[str] | None, filter: str | None
+) -> Follower:
+    """Return the rows of a topic from `start` on; without one from now on."""
+    command = to_command(path, columns, filter)
+    position, since = to_start(start)
+    topic = connection.call(ASK_OFFSETS, AskOffsets(path, start=position, since=since))
+    begin = topic.next if start is None else topic.start
+    return Follower(connection, replace(command, journal=topic.journal), begin)
+
+
+def to_command(path: str, columns: Sequence[str] | None, filter: str | None) -> ReadCommand:
+    """Return the command of a read, whose arguments are checked."""
+    check_read(path, columns, filter)
+    return ReadCommand(path, None if columns is None else tuple(columns), filter=filter)
+
+
 class Follower(Iterator[pa.RecordBatch]):
     """The rows of a topic as they come, each once, those of a shard in their order. `next` waits for some.
 
     After an error, or Ctrl-C, `next` may be called again: it continues behind the rows that it has returned.
     """
 
-    def __init__(
-        self, connection: Connection, path: str, start: Start | None, columns: Sequence[str] | None, filter: str | None
-    ) -> None:
-        check_read(path, columns, filter)
-        position, since = to_start(start)
-        topic = connection.call(ASK_OFFSETS, AskOffsets(path, start=position, since=since))
-        self._position = topic.next if start is None else topic.start
+    def __init__(self, connection: Connection, command: ReadCommand, position: Position) -> None:
+        """`command` names what to read, `position` where to begin."""
         self._connection = connection
-        names = None if columns is None else tuple(columns)
-        self._command = ReadCommand(path, names, filter=filter, journal=topic.journal)
+        self._command, self._position = command, position
         self._retry_for = connection.settings.retry_seconds(LONG_RETRY_FOR)
         self._endpoints: deque[tuple[EndpointNote, bytes]] = deque()
         self._batches: deque[tuple[pa.RecordBatch, int, int]] = deque()
@@ -95,7 +106,11 @@ class Follower(Iterator[pa.RecordBatch]):
     def _fetch_more(self) -> None:
         """Fetch the batches of one endpoint, of new ones if none is left; sleep if there is none."""
         if not self._endpoints:
-            info = self._info(replace(self._command, start=self._position))
+            command = self._next_command()
+            if command is None:
+                self._sleep(0.0)
+                return
+            info = self._info(command)
             self._position = Position(self._position, Entry.decode(info.app_metadata).life)
             self._endpoints.extend((EndpointNote.decode(e.app_metadata), e.ticket.ticket) for e in info.endpoints)
             if not self._endpoints:
@@ -111,6 +126,10 @@ class Follower(Iterator[pa.RecordBatch]):
             self._endpoints.clear()  # the batches that have come count, the rest is requested again
         self._pause = _SHORTEST_PAUSE
         self._add(note, batches)
+
+    def _next_command(self) -> ReadCommand | None:
+        """Return the command for the rows behind those that were returned; None if there is none to be read now."""
+        return replace(self._command, start=self._position)
 
     def _add(self, note: EndpointNote, batches: list[pa.RecordBatch]) -> None:
         assert note.shard is not None

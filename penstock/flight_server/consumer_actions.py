@@ -20,7 +20,7 @@ from penstock.wire.position import Position
 from penstock.wire.read import PayloadSchema
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
-_Request = wire.AttachConsumer | wire.AskOffsets | wire.CommitPosition | wire.DetachConsumer
+_Request = wire.AttachConsumer | wire.AskOffsets | wire.CommitPosition | wire.DetachConsumer | wire.ShareShards
 
 
 class ConsumerActions:
@@ -35,6 +35,7 @@ class ConsumerActions:
         yield Handler(wire.ASK_OFFSETS, self.offsets)
         yield Handler(wire.COMMIT_POSITION, self.commit)
         yield Handler(wire.DETACH_CONSUMER, self.detach)
+        yield Handler(wire.SHARE_SHARDS, self.share)
         yield Handler(wire.REDRIVE_ROWS, self.redrive)
 
     def attach(self, call: Call, request: wire.AttachConsumer) -> wire.AttachedConsumer:
@@ -85,6 +86,20 @@ class ConsumerActions:
         self.consumers.detach(topic, request.consumer, request.session)
         kind.consumers_changed(path)
         return wire.Nothing()
+
+    def share(self, call: Call, request: wire.ShareShards) -> wire.SharedShards:
+        """Commit what a member of a group has done, and let it have its share of the shards."""
+        kind, path, topic = self._find(request)
+        if request.start is not None and request.since is not None:
+            raise InvalidRequest(f"{path}: expected `start` or `since`, not both")
+        oldest = topic.earliest() if request.since is None else self.topics.at(topic, request.since)
+        share = self._state.journals.groups.share(
+            topic, request.consumer, request.session, self.topics.complete_position(topic, request.held, {}),
+            begin=self.topics.complete_position(topic, request.start, oldest), leave=request.leave,
+        )  # fmt: skip
+        if share.changed:
+            kind.consumers_changed(path)
+        return wire.SharedShards(topic.journal, share.position, share.surplus, self._state.journals.groups.lease)
 
     def redrive(self, call: Call, request: wire.RedriveRows) -> wire.RedrivenRows:
         """Append a consumer's dead rows to another topic, or publish them."""

@@ -13,7 +13,9 @@ from penstock.queue.pubsub import registry
 from penstock.queue.topics.append import Appender
 from penstock.queue.topics.compaction import Compactor
 from penstock.queue.topics.consumers import Consumers
+from penstock.queue.topics.groups import Groups
 from penstock.queue.topics.retention import retain
+from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store.payloads import Store
 
@@ -32,8 +34,10 @@ class Journals:
         self._ledger = ledger
         self.topics = Topics(ledger, store)
         self.consumers = Consumers(
-            ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows), changed=registry.release
-        )
+            ledger, self.topics, lambda path, rows: self._gap.labels(path).inc(rows), changed=registry.release,
+            holds_acks=registry.waits_for_consumers,
+        )  # fmt: skip
+        self.groups = Groups(ledger, registry.release)
         self.appender = Appender(ledger, store, self._count_group)
         self.revisions = Revisions(ledger)
         self.dead = DeadRows(ledger, store, self.topics, self.appender, self.revisions)
@@ -53,11 +57,13 @@ class Journals:
     def tend(self, stop: Callable[[], bool]) -> None:
         """Expire consumers, remove rows, make large parts of small ones."""
         self.consumers.expire()
-        retain(self._ledger)
+        self.consumers.warn(self._all())
+        self.groups.tend()
+        retain(self._ledger, present_since=self.consumers.present_since())
         self._compactor.compact(stop)
 
     def _gauges(self) -> Iterator[Gauge]:
-        for topic in chain(self.topics.below("topic/"), self.topics.below("subscription/")):
+        for topic in self._all():
             labels, age = {"topic": topic.path}, self.consumers.age(self.topics.behind(topic, {}))
             yield Gauge("penstock_topic_rows", "Rows that can be read, by topic.", topic.rows, labels)
             yield Gauge("penstock_topic_bytes", "Bytes of these rows, by topic.", topic.bytes, labels)
@@ -71,6 +77,11 @@ class Journals:
                     yield Gauge("penstock_consumer_lag_rows", "Rows not committed.", each.lag_rows, labels)
                     yield Gauge("penstock_consumer_lag_bytes", "Bytes of these rows.", each.lag_bytes, labels)
                     yield Gauge("penstock_consumer_lag_seconds", "Age of the oldest row.", each.lag_seconds, labels)
+                    what = "1 if rows or acks wait for a consumer that was not seen for ten minutes, else 0."
+                    yield Gauge("penstock_consumer_absent", what, int(each.absent), labels)
+
+    def _all(self) -> Iterator[Topic]:
+        return chain(self.topics.below("topic/"), self.topics.below("subscription/"))
 
     def _count_group(self, step: str, seconds: float, puts: int) -> None:
         self._append_seconds.labels(step).observe(seconds)

@@ -58,8 +58,13 @@ class Consumption:
         if self._initial is None:
             topic = start_offsets(self._session.client, self.path, self.options.starting)
             start = topic.start
-            self._initial = StreamOffset(topic.journal, topic.epoch, uuid.uuid4().hex, start, start)
+            self._initial = StreamOffset(topic.journal, topic.epoch, self._new_name(), start, start)
         return self._initial
+
+    def _new_name(self) -> str:
+        """Return a consumer's name that no other checkpoint has."""
+        name = self.options.name
+        return uuid.uuid4().hex if name is None else f"{name}-{uuid.uuid4().hex[:12]}"
 
     def latest(self, start: StreamOffset | None = None, *, everything: bool = False) -> StreamOffset:
         """Return the end of the next batch; commit its start if that proves the batches before to be done."""

@@ -64,6 +64,8 @@ class StreamOptions:
     max_delay: float = MAX_DELAY
     fail_on_loss: bool = True
     settle: float = SETTLE
+    name: str | None = None
+    """What the consumer's id begins with."""
 
 
 # --- what counts as done -------------------------------------------------------------------

@@ -88,6 +88,8 @@ OPTIONS = (
            ("startingTimestamp", "startingOffsetsByTimestamp", "startingPosition")),
     Option("endingOffsets", "where a batch read of a topic ends: `latest` or offsets by shard", "`latest`", ("read",),
            ("endingTimestamp", "endingOffsetsByTimestamp")),
+    Option("consumer", "what the query is called where consumers are shown, such as `billing`; the query of a new "
+           "checkpoint has another suffix", "an id", ("stream",)),
     Option("maxRowsPerTrigger", "about how many rows a batch has at most", "all there are", ("stream",),
            ("maxOffsetsPerTrigger", "maxRecordsPerFetch", "batchSize")),
     Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",),

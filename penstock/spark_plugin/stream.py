@@ -44,6 +44,7 @@ class StreamReader(StreamPartitionReader):
                 options.seconds(values, "maxTriggerDelay", MAX_DELAY),
                 options.switch(values, "failOnDataLoss", True),
                 options.seconds(values, "settle", SETTLE),
+                values.get("consumer"),
             ),
             decoding=self._at_server if self._decoding is None else self._decoding.to_wire(),
         )

@@ -291,6 +291,40 @@ class DetachConsumer(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class ShareShards(Body):
+    """consumer.share: say what a member of a group has, and has done; have its share of the shards from then on."""
+
+    path: str
+    consumer: str
+    """The group."""
+    session: str
+    """The member."""
+    held: Position
+    """The shards that the member has, each with the offset behind the rows that are done for good. One that is missing
+    here is given back."""
+    journal: str | None = None
+    start: Position | None = None
+    """Where a group begins that the server doesn't know; without one with the oldest rows."""
+    since: float | None = None
+    """In place of `start`: with the rows appended at this time or later, in seconds since 1970."""
+    leave: bool = False
+    """The member ends: it gives back all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedShards(Body):
+    """The answer of consumer.share."""
+
+    journal: str
+    held: Position
+    """The shards that the member has now, each with the group's position; nobody else reads them."""
+    surplus: int
+    """How many of them the member is to give back, as others have fewer."""
+    lease_seconds: float
+    """A member that is silent for so long loses its shards."""
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing(Body):
     """A request or an answer without fields."""
 
@@ -435,6 +469,10 @@ class ConsumerState(Body):
     """The age of the oldest row that it has not committed."""
     dead: int = 0
     """Rows that it has committed, that didn't decode, and that weren't redriven."""
+    absent: bool = False
+    """Not seen for ten minutes, and the only reason that rows or messages' acks wait."""
+    members: dict[str, Any] | None = None
+    """Of a group: the shards of each member that has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +505,8 @@ class Description(Body):
     key: str | None = None
     keep_seconds: float | None = None
     keep_bytes: int | None = None
+    keep_absent: bool | None = None
+    """False: of a topic whose absent consumers hold no rows beyond `keep_bytes`."""
     shards: tuple[ShardOffsets, ...] | None = None
     oldest: float | None = None
     """The age of a topic's oldest row, in seconds."""
@@ -529,6 +569,10 @@ COMMIT_POSITION = Action(
     "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
 )
 DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+SHARE_SHARDS = Action(
+    "consumer.share", "Commit what a member of a group has done, and have its share of the shards", ShareShards,
+    SharedShards,
+)  # fmt: skip
 REDRIVE_ROWS = Action(
     "consumer.redrive",
     "Put a consumer's dead rows into a topic, or publish them, each once",
@@ -584,7 +628,8 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
         OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
-        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, REDRIVE_ROWS, ATTACH_SUBSCRIPTION, ASK_QUIET,
+        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, SHARE_SHARDS, REDRIVE_ROWS, ATTACH_SUBSCRIPTION,
+        ASK_QUIET,
         CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, RELEASE_WORKER, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES,
         FINISH_QUEUE,
         PUSH_DATASET, START_JOB, NOTE_JOB, END_JOB, CREATE_QUEUE,

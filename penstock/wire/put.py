@@ -19,7 +19,7 @@ Release = Literal["finish", "partition"]
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions(Body):
-    """How a topic is made; of a topic that exists, `keep_seconds` and `keep_bytes` are changed."""
+    """How a topic is made; of a topic that exists, what it keeps is changed."""
 
     key: str | None = None
     """The column whose equal values stay in one shard, in order."""
@@ -29,6 +29,8 @@ class TopicOptions(Body):
     """The age at which rows are removed, read or not; by default 24 hours."""
     keep_bytes: int | None = None
     """The size above which the oldest rows are removed."""
+    keep_absent: bool | None = None
+    """Whether that waits for consumers that nobody has seen for ten minutes, too; by default it does."""
 
 
 @dataclass(frozen=True, slots=True)

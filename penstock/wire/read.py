@@ -45,6 +45,8 @@ class ReadCommand(Body):
     """The id of the journal that the offsets belong to; refused if the topic has another one by now."""
     decoding: PayloadSchema | None = None
     """Of a topic, the columns that the server makes of Avro or protobuf, in place of `columns`."""
+    shards: tuple[int, ...] | None = None
+    """Of a topic, only these shards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,13 +142,32 @@ def test_show_tells_how_far_a_consumer_is_behind(here: Run, client: Client) -> N
     assert re.search(r"1 consumer\n.*\n +reader-of-orders +0 +0 B +\d+ s ago ", here("show", "topic/x").text)
 
 
+def test_consumers_have_paths_of_their_own(here: Run, client: Client) -> None:
+    client.put("topic/a/x", TRIPS)
+    client.put("topic/y", TRIPS)
+    path = "consumer/topic/a/x/billing"
+    with client.consume("topic/a/x", group="billing"), client.consume("topic/y", group="billing"):
+        listed = here("ls", "consumer").text
+        assert re.search(
+            r"^consumer/topic/a/x/billing +100 +[\d.]+ kB +\d+ s +1 +\d+ s ago +live$", listed, re.MULTILINE
+        )
+        assert len(here("ls", "consumer/topic/a", "--json").json) == len(here("ls", path, "--json").json) == 1
+        shown = here("show", path).text
+        assert re.search(r"behind +100\n", shown)
+        assert re.search(r"1 shard\n +shard +next +member\n +0 +0 +\S+-\d+-[0-9a-f]{12}\n", shown)
+    assert here("rm", path).text == f"deleted {path}, which was 100 rows behind\n"
+    assert "penstock ls consumer/topic/a/x lists what there is" in here("rm", path).err
+    assert "topic/a/x" not in here("ls", "consumer").text
+    assert "queries of Spark's and groups are some" in here("ls", "consumer/topic/none").err
+
+
 def test_consumers_are_shown_the_slowest_first() -> None:
     near = {**CONSUMER, "consumer": "near", "seen": time.time()}
     lag = {"lag_rows": 12_345, "lag_bytes": 2_000_000, "lag_seconds": 600.0}
     far = {**CONSUMER, **lag, "consumer": "far\x1b[2J", "seen": time.time() - 7200, "state": "expired"}
     table = kinds.kind_named("topic").show[-1]
     heads, first, second = kinds.text_of(table.columns, table.rows({"consumers": [near, far]})).splitlines()
-    assert heads.split() == ["consumer", "behind", "size", "oldest", "dead", "seen"]
+    assert heads.split() == ["consumer", "behind", "size", "oldest", "dead", "members", "seen"]
     assert re.fullmatch(r"far\\x1b\[2J +12,345 +2\.0 MB +10 min +2 h ago +expired", first)
     assert re.fullmatch(r"near +0 +0 B +0 s ago +live", second)
     consumer = {**CONSUMER, "consumer": "a\x1b[2J\nb", "seen": time.time()}

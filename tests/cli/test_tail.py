@@ -102,6 +102,36 @@ def test_follow_begins_where_it_is_told(here: Run, ten: str) -> None:
     assert "following topic/x from 0:3; Ctrl-C ends it" in done.err
 
 
+def test_a_group_goes_on_where_it_was(here: Run, client: Client, ten: str) -> None:
+    """And has whole batches: what isn't written isn't committed."""
+
+    def rows(*arguments: str) -> list[int]:
+        return [row["id"] for row in here("get", "-f", ten, "--group", "g", *arguments).json]
+
+    assert rows("-n", "0") == []
+    first = rows("-n", "1")
+    assert first + (rows("-n", str(10 - len(first))) if len(first) < 10 else []) == list(range(10))
+    client.put(ten, pa.table({"id": [10]}))
+    assert rows("-n", "1", "--start", "earliest") == [10]  # only a new group begins there
+    done = here("get", "-f", ten, "--group", "other", "-n", "1", "--since", "1h", terminal=True)
+    assert "following topic/x from where group other is; Ctrl-C ends it" in done.err
+
+
+def test_a_groups_file_is_committed_whole(here: Run, client: Client, ten: str, tmp_path: Path) -> None:
+    target = tmp_path / "a.parquet"
+    done = here("get", "-f", ten, "--group", "g", "-n", "10", "-o", str(target / "none" / "a.parquet"))
+    assert done.code != 0
+    assert here("get", "-f", ten, "--group", "g", "-n", "10", "-o", str(target)).code == 0
+    assert pq.read_table(target)["id"].to_pylist() == list(range(10))
+    [group] = client.call("describe", {"path": ten})["consumers"]
+    assert group["lag_rows"] == 0
+
+
+def test_a_group_is_for_following(here: Run, ten: str) -> None:
+    done = here("get", ten, "--group", "g")
+    assert (done.code, "a group follows a topic: -f --group g" in done.err) == (app.USAGE, True)
+
+
 @pytest.fixture
 def once_followed(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Does something in another thread as soon as the command line follows."""

@@ -168,7 +168,8 @@ def test_a_path_of_an_unknown_kind_is_refused_with_the_known(verb: str, bare: fl
     with refused(
         "invalid",
         "path 'bucket/",
-        "expected one that begins with store/ or topic/ or subscription/ or queue/ or job/ or publish/ or write/",
+        "expected one that begins with store/ or topic/ or subscription/ or consumer/ or queue/ or job/ or publish/ or "
+        "write/",
     ):
         ASKED[verb](bare)
 
@@ -208,6 +209,7 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
         "write.abort": {"ticket": opened["ticket"]},
         "consumer.offsets": {"path": "topic/x"},
         "consumer.commit": {**reader, "position": attached["position"]},
+        "consumer.share": {"path": "topic/x", "consumer": "g", "session": "s", "held": {}},
         "describe": {"path": "topic/x"},
         "delete": {"path": "topic/x"},
         "health": {},

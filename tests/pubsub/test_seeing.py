@@ -117,6 +117,25 @@ def test_the_ack_ledger_says_what_became_of_a_row(client: Client, path: str) -> 
     assert acks(client, path, filter="state = 'leased'").num_rows == 0
 
 
+def test_a_group_acknowledges_what_it_commits(client: Client, path: str) -> None:
+    rows = 0
+    with client.consume(path, group="billing", columns=["message_id"]) as batches:
+        while rows < COUNT:
+            rows += next(batches).num_rows
+    eventually(lambda: state(client, path).figures.acks_confirmed == COUNT)
+
+
+def test_a_deleted_consumer_holds_no_acks(client: Client, path: str) -> None:
+    for name, read in (("goes", False), ("stays", True)):
+        with client.consume(path, group=name, columns=["message_id"]) as batches:
+            rows = 0
+            while read and rows < COUNT:
+                rows += next(batches).num_rows
+    assert state(client, path).unreleased_rows == COUNT
+    client.delete(f"consumer/{path}/goes")
+    eventually(lambda: state(client, path).figures.acks_confirmed == COUNT)
+
+
 def test_a_puller_that_hangs_is_named(client: Client, path: str) -> None:
     puller, pid = state(client, path).connected[0].puller, puller_of(client, path)
     os.kill(pid, signal.SIGSTOP)

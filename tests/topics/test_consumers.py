@@ -115,6 +115,56 @@ def test_the_lag_counts_the_rows_after_the_position(consumers: Consumers, reach:
     assert (after.lag_rows, after.lag_bytes, after.lag_seconds) == (0, 0, 0)
 
 
+def test_an_absent_consumer_that_holds_rows_is_warned_of(
+    consumers: Consumers, reach: Reach, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the topic would remove them without it; again only when it was back."""
+
+    def warnings() -> int:
+        consumers.warn([reach.topic()])
+        return sum("was not seen for" in record.getMessage() for record in caplog.records)
+
+    def is_absent() -> bool:
+        (consumer,) = consumers.of(reach.topic())
+        return consumer.absent
+
+    reach.clock.advance(DAY / 2)  # rows of that age stay anyhow
+    assert (is_absent(), warnings()) == (False, 0)
+    reach.clock.advance(DAY)
+    assert (is_absent(), warnings(), warnings()) == (True, 1, 1)
+    assert "holds 6 rows (" in caplog.text
+    assert f"penstock rm consumer/{TOPIC}/c" in caplog.text
+    consumers.heard(reach.topic(), "c", "one")
+    assert (is_absent(), warnings()) == (False, 1)
+    reach.clock.advance(700)
+    assert (is_absent(), warnings()) == (True, 2)
+    consumers.commit(reach.topic(), "c", "one", {0: 10})
+    reach.clock.advance(700)
+    assert (is_absent(), warnings()) == (False, 2)
+
+
+def test_rows_beyond_the_size_and_acks_are_held_too(reach: Reach) -> None:
+    reach.create(keep_bytes=1)
+    reach.put(1)
+    reach.put(1, path="topic/acks")
+    consumers = Consumers(
+        reach.ledger, reach.topics, steady=reach.clock.now, holds_acks=lambda _, path: path == "topic/acks"
+    )
+    for path, name in ((TOPIC, "c"), ("topic/acks", "d")):
+        consumers.attach(reach.topic(path), name, "s", initial={}, position={0: 0})
+    reach.clock.advance(601)
+    assert [each.absent for path in (TOPIC, "topic/acks") for each in consumers.of(reach.topic(path))] == [True, True]
+
+
+def test_a_removed_consumer_holds_no_rows(consumers: Consumers, reach: Reach) -> None:
+    consumers.remove(reach.topic(), "c")
+    assert consumers.of(reach.topic()) == []
+    with pytest.raises(NotFound, match="has no consumer c"):
+        consumers.remove(reach.topic(), "c")
+    with pytest.raises(NotFound, match="has no consumer c"):
+        consumers.commit(reach.topic(), "c", "one", {0: 9})
+
+
 def test_consumers_are_listed_the_slowest_first(consumers: Consumers, reach: Reach) -> None:
     for name, offset in (("a", 9), ("b", 2), ("d", 6)):
         consumers.attach(reach.topic(), name, "s", initial={}, position={0: offset})

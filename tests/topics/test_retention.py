@@ -168,6 +168,24 @@ def test_rows_stay_until_a_live_consumer_has_committed_them(reach: Reach, option
     assert reach.ids() == [8, 9]
 
 
+def test_an_absent_consumer_holds_no_rows_beyond_the_size(reach: Reach) -> None:
+    """Where the topic says so. Those that are only old stay, and all if a present one has to read them."""
+    reach.create(keep_bytes=1, keep_absent=False)
+    reach.create("topic/y", keep_absent=False)
+    consumers = Consumers(reach.ledger, reach.topics, steady=reach.clock.now)
+    for path in (TOPIC, "topic/y"):
+        for number in range(4):
+            reach.put(number, path=path)
+        consumers.attach(reach.topic(path), f"absent-{path[-1]}", "s", initial={}, position={0: 1})
+        consumers.attach(reach.topic(path), f"present-{path[-1]}", "s", initial={}, position={0: 3})
+    assert retain(reach.ledger, present_since=consumers.present_since()) == 1  # nobody is absent at a start
+    reach.clock.advance(30 * HOUR)
+    for name, path in (("x", TOPIC), ("y", "topic/y")):
+        consumers.heard(reach.topic(path), f"present-{name}", "s")
+    assert retain(reach.ledger, present_since=consumers.present_since()) == 3
+    assert (reach.ids(), reach.ids("topic/y")) == ([3], [1, 2, 3])
+
+
 # --- lost with a server's memory -------------------------------------------------------------
 
 

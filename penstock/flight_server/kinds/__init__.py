@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.flight_server.kinds.consumer import ConsumerKind
 from penstock.flight_server.kinds.dataset import DatasetKind
 from penstock.flight_server.kinds.job import JobKind
 from penstock.flight_server.kinds.kind import Kind
@@ -11,4 +12,6 @@ from penstock.flight_server.kinds.subscription import SubscriptionKind
 from penstock.flight_server.kinds.topic import TopicKind
 from penstock.flight_server.kinds.write import WriteKind
 
-KINDS: tuple[type[Kind], ...] = (DatasetKind, TopicKind, SubscriptionKind, QueueKind, JobKind, PublishKind, WriteKind)
+KINDS: tuple[type[Kind], ...] = (
+    DatasetKind, TopicKind, SubscriptionKind, ConsumerKind, QueueKind, JobKind, PublishKind, WriteKind,
+)  # fmt: skip

@@ -39,7 +39,7 @@ class DatasetKind(Kind):
         yield Handler(wire.CLEAR_PAYLOADS, lambda call, request: payloads.clear(self.state, request))
 
     def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        if (command.start, command.end, command.since, command.journal) != (None, None, None, None):
+        if (command.start, command.end, command.since, command.journal, command.shards) != (None,) * 5:
             raise InvalidRequest(f"{path} is a dataset and has no offsets: read a topic with start and end")
         expires = self.state.ticket_expiry()
         payload = self._payload(path, expires)

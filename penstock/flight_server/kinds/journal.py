@@ -18,6 +18,7 @@ from penstock.queue.topics.topic import Topic
 from penstock.rows import schemas
 from penstock.wire.actions import Description, LogLine, ShardOffsets, SubscriptionFigures
 from penstock.wire.paths import Path
+from penstock.wire.position import Position
 from penstock.wire.read import Entry, ReadCommand
 
 
@@ -56,8 +57,9 @@ class JournalKind(Kind):
         end = self.topics.complete_position(topic, command.end, topic.latest())
         if selection.decoding is not None and selection.decoding.writer is None:
             self.state.journals.revisions.check_settled(topic, end)
+        self.topics.complete_position(topic, Position(dict.fromkeys(command.shards or (), 0)), {})  # they exist
         expires = self.state.ticket_expiry()
-        pieces = self.topics.range(topic, start, end, ticketed_until=expires)
+        pieces = self.topics.range(topic, start, end, shards=command.shards, ticketed_until=expires)
         entry = replace(self._entry(topic), life=self.topics.labelled(topic, topic.latest()).life)
         return endpoints.readable(self.state, descriptor, selection, pieces, entry, expires)
 
@@ -92,6 +94,7 @@ class JournalKind(Kind):
             self.name, topic.path, topic.rows, topic.bytes, topic.part_count, topic.changed,
             schemas.to_json(topic.schema), journal=topic.journal, epoch=topic.epoch, key=topic.key,
             keep_seconds=topic.keep_seconds, keep_bytes=topic.keep_bytes,
+            keep_absent=None if topic.keep_absent else False,
             shards=tuple(ShardOffsets(shard.number, shard.first, shard.next) for shard in topic.shards),
             oldest=self.consumers.age(self.topics.behind(topic, {})),
             queries=self.state.ledger.last_epochs(topic.path),

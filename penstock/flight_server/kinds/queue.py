@@ -327,6 +327,7 @@ def _of_dead(path: Path) -> tuple[str, bool]:
 
 
 def _select(path: Path, command: ReadCommand) -> Selection:
-    if (command.start, command.end, command.since, command.journal, command.part) != (None,) * 5:
+    ranges = (command.start, command.end, command.since, command.journal, command.shards, command.part)
+    if ranges != (None,) * 6:
         raise InvalidRequest(f"{path} has no offsets and no parts: read it by columns, filter and limit alone")
     return select(command, str(path), MESSAGES)

@@ -337,7 +337,7 @@ class SubscriptionKind(JournalKind):
 
 
 def _select_acks(path: Path, command: ReadCommand) -> Selection:
-    if any(each is not None for each in (command.part, command.start, command.end, command.since)):
+    if any(each is not None for each in (command.part, command.start, command.end, command.since, command.shards)):
         raise InvalidRequest(f"{path} is what pullers know now, without offsets: expected no part, start, end or since")
     return select(command, str(path), registry.ACKS)
 

@@ -8,10 +8,8 @@ from itertools import chain
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, LimitExceeded, SchemaMismatch, Unavailable
-from penstock.flight_server.consumer_actions import ConsumerActions
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.kinds.journal import JournalKind
-from penstock.flight_server.kinds.kind import Handlers
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.state import State
@@ -50,9 +48,6 @@ class TopicKind(JournalKind):
 
     def totals(self) -> dict[str, int]:
         return {"topics": self.topics.count()}
-
-    def actions(self) -> Handlers:
-        return ConsumerActions(self.state).handlers()
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -141,7 +136,7 @@ class TopicKind(JournalKind):
         upload.check_whole()
         self.topics.create(
             str(path), upload.schema.remove_metadata(), key=options.key, shards=options.shards,
-            keep_seconds=options.keep_seconds, keep_bytes=options.keep_bytes,
+            keep_seconds=options.keep_seconds, keep_bytes=options.keep_bytes, keep_absent=options.keep_absent,
         )  # fmt: skip
         return Receipt("", upload.attempt, 0, 0, 0, "")
 

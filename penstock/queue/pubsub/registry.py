@@ -189,6 +189,12 @@ def attach(
     return by_path(t, path), row is None
 
 
+def waits_for_consumers(reader: Reader, path: str) -> bool:
+    """Whether the messages of a path are acknowledged only once its consumers have committed them."""
+    record = find(reader, path)
+    return record is not None and record.ack == "commit"
+
+
 def release(t: Transaction, path: str) -> None:
     """Move what is released of a subscription up to its slowest live consumer; without one nothing moves.
 

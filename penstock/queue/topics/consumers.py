@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.errors import AlreadyExists, Fenced, LimitExceeded, Lost, NotFound, StoreFull
 from penstock.ledger.ledger import Ledger
@@ -19,6 +20,7 @@ from penstock.queue.topics import dead, journal
 from penstock.queue.topics.topic import Behind, Topic
 from penstock.queue.topics.topics import Topics
 from penstock.store.database import Reader
+from penstock.text import counted, format_age, format_size
 from penstock.wire.actions import ConsumerState
 from penstock.wire.position import Position
 from penstock.wire.read import PayloadSchema
@@ -26,6 +28,8 @@ from penstock.wire.read import PayloadSchema
 log = logging.getLogger("penstock")
 UNSEEN = 7 * 24 * 3600.0
 """Seconds after which a consumer that nobody has seen holds no rows any more."""
+ABSENT = 600.0
+"""Seconds after which a consumer that nobody has seen is absent: what it alone holds is warned of."""
 MOST = 1_000
 """Live consumers of one topic."""
 _SEEN = 60.0
@@ -46,13 +50,18 @@ class Consumers:
         passed: Callable[[str, int], None] = lambda path, rows: None,
         *,
         changed: Callable[[Transaction, str], None] = lambda t, path: None,
+        holds_acks: Callable[[Reader, str], bool] = lambda reader, path: False,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """`passed` is told how many rows of a topic were removed before a consumer had read them; `changed` is called
-        in each transaction that has changed the consumers of a path; `steady` is a clock that never jumps.
+        in each transaction that has changed the consumers of a path; `holds_acks` says whether messages of a path wait
+        for its consumers; `steady` is a clock that never jumps.
         """
         self._ledger, self._topics, self._passed, self._steady = ledger, topics, passed, steady
-        self._changed = changed
+        self._changed, self._holds_acks = changed, holds_acks
+        self._began = steady()
+        self._warned: set[tuple[str, str]] = set()
+        """The absent consumers that the log has, path and name."""
         self._expired_at: tuple[float, float] | None = None
         """When consumers were expired last: by the wall clock, and by the one that never jumps."""
 
@@ -75,29 +84,32 @@ class Consumers:
         """
 
         def attach(t: Transaction) -> Position:
-            row = _row(t, topic, consumer)
-            _check_room(t, topic, row)
+            row = find(t, topic, consumer)
+            check_room(t, topic, row)
             if row is None:
-                _check_within(topic, initial)
-                _check_within(topic, position)
+                check_within(topic, initial)
+                check_within(topic, position)
                 _check_name_is_free(t, topic, consumer)
-                _forget_detached(t, topic)
-                t.execute("DELETE FROM consumers WHERE id = ?", consumer)  # the topic may have been made again since
+                forget_detached(t, topic)
+                remove_older(t, topic, consumer)
                 oldest = journal.by_path(t, topic.path).earliest()  # retention may have removed rows since
                 begin = {shard: max(offset, oldest.get(shard, offset)) for shard, offset in position.items()}
                 t.insert(
                     "consumers", id=consumer, path=topic.path, journal=topic.journal, session=session,
-                    initial=_text(initial), position=_text(begin), registered=t.now, seen=t.now, state="live",
+                    initial=to_text(initial), position=to_text(begin), registered=t.now, seen=t.now, state="live",
                 )  # fmt: skip
                 dead.register(t, topic, consumer, decoding, Position(begin))
                 self._changed(t, topic.path)
                 return Position(begin)
-            committed = _position(row["position"])
+            if row["holders"] is not None:
+                raise AlreadyExists(f"{topic.path}: consumer {consumer} is a group of programs: choose another name")
+            committed = to_position(row["position"])
             _check_checkpoint_is_current(topic, known or {}, committed)
-            _log_return(topic, row)
+            log_return(topic, row)
             t.execute(
-                "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE id = ?", session, t.now, consumer
-            )
+                "UPDATE consumers SET session = ?, seen = ?, state = 'live' WHERE path = ? AND id = ?",
+                session, t.now, topic.path, consumer,
+            )  # fmt: skip
             dead.register(t, topic, consumer, decoding, committed)
             self._changed(t, topic.path)
             return committed
@@ -109,14 +121,14 @@ class Consumers:
 
         def commit(t: Transaction) -> tuple[Position, Position]:
             row = _row_of_session(t, topic, consumer, session)
-            before = _position(row["position"])
+            before = to_position(row["position"])
             after = {shard: max(before.get(shard, 0), position.get(shard, 0)) for shard in topic.latest()}
-            _check_within(topic, after)
-            _check_room(t, topic, row)
-            _log_return(topic, row)
+            check_within(topic, after)
+            check_room(t, topic, row)
+            log_return(topic, row)
             t.execute(
-                "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE id = ?",
-                _text(after), t.now, consumer,
+                "UPDATE consumers SET position = ?, seen = ?, state = 'live' WHERE path = ? AND id = ?",
+                to_text(after), t.now, topic.path, consumer,
             )  # fmt: skip
             self._changed(t, topic.path)
             return before, Position(after)
@@ -130,16 +142,18 @@ class Consumers:
 
     def heard(self, topic: Topic, consumer: str, session: str) -> None:
         """Note that a session is alive; Fenced if another has taken its place. A full disk stops no reader."""
-        row = self._ledger.database.row("SELECT session, state, seen FROM consumers WHERE id = ?", consumer)
+        row = find(self._ledger.database, topic, consumer)
         is_current = row is not None and (row["session"], row["state"]) == (session, "live")
         if row is not None and is_current and self._ledger.now() - row["seen"] < _SEEN:
             return
 
         def note(t: Transaction) -> None:
             row = _row_of_session(t, topic, consumer, session)
-            _check_room(t, topic, row)
-            _log_return(topic, row)
-            t.execute("UPDATE consumers SET seen = ?, state = 'live' WHERE id = ?", t.now, consumer)
+            check_room(t, topic, row)
+            log_return(topic, row)
+            t.execute(
+                "UPDATE consumers SET seen = ?, state = 'live' WHERE path = ? AND id = ?", t.now, topic.path, consumer
+            )
 
         try:
             self._ledger.change(note)
@@ -152,15 +166,30 @@ class Consumers:
 
         def detach(t: Transaction) -> None:
             _row_of_session(t, topic, consumer, session)
-            t.execute("UPDATE consumers SET state = 'detached', seen = ? WHERE id = ?", t.now, consumer)
+            t.execute(
+                "UPDATE consumers SET state = 'detached', seen = ? WHERE path = ? AND id = ?",
+                t.now, topic.path, consumer,
+            )  # fmt: skip
             self._changed(t, topic.path)
 
         self._ledger.change(detach)
 
+    def remove(self, topic: Topic, consumer: str) -> None:
+        """Forget a consumer; its dead rows stay."""
+
+        def remove(t: Transaction) -> None:
+            if not t.execute(
+                "DELETE FROM consumers WHERE path = ? AND id = ? AND journal = ?", topic.path, consumer, topic.journal
+            ):
+                raise NotFound(f"{topic.path} has no consumer {consumer[:40]}")
+            self._changed(t, topic.path)
+
+        self._ledger.change(remove)
+
     def of(self, topic: Topic) -> list[ConsumerState]:
         """Return the consumers of a topic, the one with the most rows to read first."""
         rows = self._ledger.database.rows(
-            "SELECT id, state, position, seen FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
+            "SELECT * FROM consumers WHERE path = ? AND journal = ?", topic.path, topic.journal
         )
         counts = dead.counts(self._ledger.database, topic.path)
         consumers = (self._consumer(topic, row, counts.get(row["id"], 0)) for row in rows)
@@ -208,31 +237,58 @@ class Consumers:
             )  # fmt: skip
         return [row["id"] for row in expired]
 
+    def present_since(self) -> float:
+        """Return the time at which consumers were seen last that aren't absent; 0 until each had time to be seen."""
+        return self._ledger.now() - ABSENT if self._steady() - self._began >= ABSENT else 0.0
+
+    def warn(self, topics: Iterable[Topic]) -> None:
+        """Log each consumer of these topics that is absent and holds rows or acks, once until it is seen."""
+        absent = [(topic.path, each) for topic in topics for each in self.of(topic) if each.absent]
+        for path, each in absent:
+            if (path, each.consumer) not in self._warned:
+                log.warning(
+                    "consumer %s of %s was not seen for %s, and holds %s (%s): start it again, or end it with "
+                    "penstock rm consumer/%s/%s", each.consumer, path, format_age(self._ledger.now() - each.seen),
+                    counted(each.lag_rows, "row"), format_size(each.lag_bytes), path, each.consumer,
+                )  # fmt: skip
+        self._warned = {(path, each.consumer) for path, each in absent}
+
     def _consumer(self, topic: Topic, row: sqlite3.Row, dead_rows: int) -> ConsumerState:
-        position = _position(row["position"])
+        position = to_position(row["position"])
         behind = self._topics.behind(topic, position)
-        return ConsumerState(
-            row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind), dead_rows
+        is_absent = (
+            row["state"] == "live"
+            and row["seen"] < self.present_since()
+            and behind.rows > 0
+            and (
+                self.age(behind) > topic.keep_seconds
+                or topic.bytes > (topic.keep_bytes or math.inf)
+                or self._holds_acks(self._ledger.database, topic.path)
+            )
         )
+        return ConsumerState(
+            row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind), dead_rows,
+            is_absent, _members(row),
+        )  # fmt: skip
 
 
-def floors(reader: Reader, path: str) -> dict[int, int]:
+def floors(reader: Reader, path: str, *, seen_since: float = 0.0) -> dict[int, int]:
     """Return the lowest position of a topic's live consumers in each shard, and of the looks for their dead rows:
-    retention ends there.
+    retention ends there. Consumers that weren't seen since a time don't count.
     """
     lowest: dict[int, int] = {}
     rows = reader.rows(
         "SELECT position FROM consumers JOIN topics ON topics.path = consumers.path"
-        " WHERE consumers.path = ? AND consumers.journal = topics.journal AND state = 'live'",
-        path,
-    )
-    for position in (*(_position(row["position"]) for row in rows), *dead.floors(reader, path)):
+        " WHERE consumers.path = ? AND consumers.journal = topics.journal AND state = 'live' AND seen >= ?",
+        path, seen_since,
+    )  # fmt: skip
+    for position in (*(to_position(row["position"]) for row in rows), *dead.floors(reader, path)):
         for shard, offset in position.items():
             lowest[shard] = min(lowest.get(shard, offset), offset)
     return lowest
 
 
-def _check_within(topic: Topic, position: Mapping[int, int]) -> None:
+def check_within(topic: Topic, position: Mapping[int, int]) -> None:
     """Reject a position past the end."""
     ends = topic.latest()
     beyond = [f"shard {shard}: {at} of {ends[shard]}" for shard, at in position.items() if at > ends.get(shard, at)]
@@ -250,7 +306,7 @@ def _check_checkpoint_is_current(topic: Topic, known: Mapping[int, int], committ
         )
 
 
-def _check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:
+def check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:
     """Reject one live consumer too many: each costs something at every look."""
     if row is not None and row["state"] == "live":
         return
@@ -266,9 +322,9 @@ def _check_room(t: Transaction, topic: Topic, row: sqlite3.Row | None) -> None:
 
 
 def _check_name_is_free(t: Transaction, topic: Topic, consumer: str) -> None:
-    """Reject a name that has a position in another topic."""
+    """Reject a name under which a query has a position in another topic."""
     other = t.row(
-        "SELECT path FROM consumers WHERE id = ? AND path <> ? AND state <> 'detached'"
+        "SELECT path FROM consumers WHERE id = ? AND path <> ? AND state <> 'detached' AND holders IS NULL"
         " AND journal IN (SELECT journal FROM topics)",
         consumer, topic.path,
     )  # fmt: skip
@@ -279,22 +335,23 @@ def _check_name_is_free(t: Transaction, topic: Topic, consumer: str) -> None:
         )
 
 
-def _forget_detached(t: Transaction, topic: Topic) -> None:
+def forget_detached(t: Transaction, topic: Topic) -> None:
     """Keep only the last ones: more are not worth a line."""
     t.execute(
-        "DELETE FROM consumers WHERE id IN (SELECT id FROM consumers WHERE path = ? AND journal = ?"
-        " AND state = 'detached' ORDER BY seen DESC LIMIT -1 OFFSET ?)",
+        "DELETE FROM consumers WHERE path = ?1 AND id IN (SELECT id FROM consumers WHERE path = ?1 AND journal = ?2"
+        " AND state = 'detached' ORDER BY seen DESC LIMIT -1 OFFSET ?3)",
         topic.path, topic.journal, MOST,
     )  # fmt: skip
 
 
-def _log_return(topic: Topic, row: sqlite3.Row) -> None:
+def log_return(topic: Topic, row: sqlite3.Row) -> None:
+    """Log that a consumer is back that had expired."""
     if row["state"] == "expired":
         log.warning("consumer %s of %s is back after it had expired", row["id"], topic.path)
 
 
 def _row_of_session(t: Transaction, topic: Topic, consumer: str, session: str) -> sqlite3.Row:
-    row = _row(t, topic, consumer)
+    row = find(t, topic, consumer)
     if row is None:
         raise NotFound(
             f"{topic.path} has no consumer {consumer[:40]}: it has expired or was never attached; start again"
@@ -307,16 +364,33 @@ def _row_of_session(t: Transaction, topic: Topic, consumer: str, session: str) -
     return row
 
 
-def _row(t: Transaction, topic: Topic, consumer: str) -> sqlite3.Row | None:
-    return t.row(
-        "SELECT id, session, position, state FROM consumers WHERE id = ? AND path = ? AND journal = ?",
-        consumer, topic.path, topic.journal,
-    )  # fmt: skip
+def find(reader: Reader, topic: Topic, consumer: str) -> sqlite3.Row | None:
+    """Return the row of a consumer, None without one."""
+    return reader.row(
+        "SELECT * FROM consumers WHERE path = ? AND id = ? AND journal = ?", topic.path, consumer, topic.journal
+    )
 
 
-def _text(position: Mapping[int, int]) -> str:
+def remove_older(t: Transaction, topic: Topic, consumer: str) -> None:
+    """Remove the consumer of this name that a topic had which was at the path before."""
+    t.execute("DELETE FROM consumers WHERE path = ? AND id = ?", topic.path, consumer)
+
+
+def _members(row: sqlite3.Row) -> dict[str, list[int]] | None:
+    """Return the shards of each member of a group; None of a query."""
+    if row["holders"] is None:
+        return None
+    members: dict[str, list[int]] = {}
+    for shard, member in json.loads(row["holders"]).items():
+        members.setdefault(member, []).append(int(shard))
+    return members
+
+
+def to_text(position: Mapping[int, int]) -> str:
+    """Return a position as the ledger keeps it."""
     return json.dumps(Position(position).to_json())
 
 
-def _position(text: str) -> Position:
+def to_position(text: str) -> Position:
+    """Return a position that the ledger keeps."""
     return Position({int(shard): offset for shard, offset in json.loads(text).items()})

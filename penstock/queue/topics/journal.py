@@ -70,8 +70,23 @@ INSERT INTO lives(journal, shard, life, number, first)
     SELECT journal, shard, lower(hex(randomblob(8))), 0, 0 FROM topics JOIN shards ON shards.path = topics.path;
 """,
     5: "ALTER TABLE topics ADD COLUMN held TEXT;",
+    12: """
+ALTER TABLE topics ADD COLUMN keep_absent INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE consumers RENAME TO consumers_11;
+DROP INDEX consumers_of_topic;
+CREATE TABLE consumers(
+    path TEXT NOT NULL, id TEXT NOT NULL, journal TEXT NOT NULL, session TEXT NOT NULL, initial TEXT NOT NULL,
+    position TEXT NOT NULL, registered REAL NOT NULL, seen REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('live', 'expired', 'detached')), holders TEXT, PRIMARY KEY (path, id)
+) WITHOUT ROWID;
+INSERT INTO consumers SELECT path, id, journal, session, initial, position, registered, seen, state, NULL
+    FROM consumers_11;
+DROP TABLE consumers_11;
+""",
 }
-"""`lives`: the offset at which each life of the server, numbered in their order, has begun to append to a shard.
+"""`topics.keep_absent`: whether consumers that nobody sees hold rows beyond `keep_bytes`.
+`consumers.holders`: of a group, which member has which shard; NULL of a query.
+`lives`: the offset at which each life of the server, numbered in their order, has begun to append to a shard.
 `topics.held`: a position from which on retention takes no rows, whoever has read them; NULL without one."""
 KEEP = 24 * 3600.0
 """Seconds for which rows stay at least, consumed or not, unless the topic says otherwise."""
@@ -159,6 +174,7 @@ def _topic(reader: Reader, row: sqlite3.Row) -> Topic:
         tuple(Shard(each["shard"], each["first"], each["next"], each["lost"]) for each in shards),
         sum(each["next"] - each["first"] for each in shards), sum(each["bytes"] for each in shards),
         sum(each["parts"] for each in shards), row["changed"], row["keep_seconds"], row["keep_bytes"],
+        bool(row["keep_absent"]),
     )  # fmt: skip
 
 
@@ -263,6 +279,11 @@ def keep(t: Transaction, path: str, *, keep_seconds: float | None, keep_bytes: i
         " WHERE path = ?3",
         keep_seconds, keep_bytes, path,
     )  # fmt: skip
+
+
+def keep_absent(t: Transaction, path: str, keeps: bool | None) -> None:
+    """Change whether a topic's absent consumers hold rows beyond its size, where that is said."""
+    t.execute("UPDATE topics SET keep_absent = coalesce(?, keep_absent) WHERE path = ?", keeps, path)
 
 
 def hold(t: Transaction, path: str, position: Mapping[int, int]) -> None:

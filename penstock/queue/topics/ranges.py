@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from penstock.ledger.parts import Slice
 from penstock.ledger.tables import to_schema
@@ -21,11 +21,21 @@ def first_part_since(reader: Reader, path: str, shard: int, moment: float) -> sq
     )  # fmt: skip
 
 
-def slices(reader: Reader, topic: Topic, start: Mapping[int, int], end: Mapping[int, int]) -> list[Slice]:
-    """Return the rows from `start` up to `end`, shard by shard; Lost or InvalidRequest where some are not there."""
+def slices(
+    reader: Reader,
+    topic: Topic,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    shards: Collection[int] | None = None,
+) -> list[Slice]:
+    """Return the rows from `start` up to `end`, shard by shard, or of some shards.
+
+    Lost or InvalidRequest where some are not there.
+    """
     return [
         piece
         for shard in topic.shards
+        if shards is None or shard.number in shards
         for piece in _slices_of_shard(reader, topic, shard, start.get(shard.number), end.get(shard.number))
     ]
 

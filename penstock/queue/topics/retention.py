@@ -25,12 +25,12 @@ class _Front:
 
     def __init__(self, t: Transaction, path: str, shard: int, floor: float = math.inf) -> None:
         self._parts = journal.placed_parts(t, path, shard)
-        self._floor = floor
+        self.floor = floor
         self._head: PlacedPart | None = next(self._parts, None)
 
     def oldest(self) -> PlacedPart | None:
         """Return the oldest part that may be removed, None without one."""
-        return self._head if self._head is not None and self._head.end <= self._floor else None
+        return self._head if self._head is not None and self._head.end <= self.floor else None
 
     def take(self) -> PlacedPart:
         """Take the oldest part from the front."""
@@ -39,11 +39,14 @@ class _Front:
         return part
 
 
-def retain(ledger: Ledger) -> int:
-    """Remove the rows that are older than their topic keeps them, and the oldest above its size; return how many."""
+def retain(ledger: Ledger, *, present_since: float = 0.0) -> int:
+    """Remove the rows that are older than their topic keeps them, and the oldest above its size; return how many.
+
+    Consumers that weren't seen since a time are absent.
+    """
     rows = 0
     for path in dict.fromkeys(path for path, _ in journal.all_shards(ledger.database)):
-        removed = ledger.change(partial(_retain_topic, path=path))
+        removed = ledger.change(partial(_retain_topic, path=path, present_since=present_since))
         if removed:
             count = sum(part.rows for part in removed)
             size = format_size(sum(part.bytes for part in removed))
@@ -52,17 +55,25 @@ def retain(ledger: Ledger) -> int:
     return rows
 
 
-def _retain_topic(t: Transaction, path: str) -> list[PlacedPart]:
-    floor = journal.held(t, path)
-    for shard, offset in floors(t, path).items():
-        floor[shard] = min(offset, floor.get(shard, offset))
-    return remove_expired(t, path, floor)
+def _retain_topic(t: Transaction, path: str, present_since: float) -> list[PlacedPart]:
+    held = journal.held(t, path)
+
+    def floor(seen_since: float) -> dict[int, int]:
+        lowest = dict(held)
+        for shard, offset in floors(t, path, seen_since=seen_since).items():
+            lowest[shard] = min(offset, lowest.get(shard, offset))
+        return lowest
+
+    return remove_expired(t, path, floor(0.0), floor(present_since))
 
 
-def remove_expired(t: Transaction, path: str, floors: Mapping[int, int]) -> list[PlacedPart]:
+def remove_expired(
+    t: Transaction, path: str, floors: Mapping[int, int], present: Mapping[int, int]
+) -> list[PlacedPart]:
     """Remove the parts that are too old, and the oldest above the topic's size; return them.
 
-    None that has a row from its shard's floor on: a live consumer has still to read it.
+    None that has a row from its shard's floor on: a live consumer has still to read it. Where the topic says so, only
+    the `present` ones' rows count above its size.
     """
     topic = journal.find(t, path)
     if topic is None:  # deleted meanwhile
@@ -72,6 +83,9 @@ def remove_expired(t: Transaction, path: str, floors: Mapping[int, int]) -> list
     for front in fronts:
         while (part := front.oldest()) is not None and part.until < t.now - topic.keep_seconds:
             removed.append(front.take())
+    if not topic.keep_absent:
+        for shard, front in zip(topic.shards, fronts, strict=True):
+            front.floor = present.get(shard.number, math.inf)
     if topic.keep_bytes is not None:
         removed += _oldest(fronts, topic.bytes - sum(part.bytes for part in removed) - topic.keep_bytes)
     journal.remove_oldest(t, path, removed)

@@ -46,6 +46,7 @@ class Topic:
     changed: float
     keep_seconds: float
     keep_bytes: int | None
+    keep_absent: bool = True
 
     def earliest(self) -> dict[int, int]:
         """Return the offset of each shard's oldest row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ class Topics:
         key: str | None = None,
         keep_seconds: float | None = None,
         keep_bytes: int | None = None,
+        keep_absent: bool | None = None,
     ) -> Topic:
         """Make an empty topic. The same again changes only what it keeps; another kind of topic is rejected.
 
@@ -59,6 +60,7 @@ class Topics:
             else:
                 _check_same(current, schema, key, shards)
                 journal.keep(t, path, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
+            journal.keep_absent(t, path, keep_absent)
             return journal.by_path(t, path)
 
         return self._ledger.change(create_or_keep)
@@ -135,24 +137,32 @@ class Topics:
         return shard.next
 
     def range(
-        self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], *, ticketed_until: float
+        self,
+        topic: Topic,
+        start: Mapping[int, int],
+        end: Mapping[int, int],
+        *,
+        shards: Collection[int] | None = None,
+        ticketed_until: float,
     ) -> list[Slice]:
-        """Return the rows from `start` up to `end`, shard by shard; their bytes stay until that time.
+        """Return the rows from `start` up to `end`, shard by shard, or of some; their bytes stay until that time.
 
         Rows that are gone, or never were, are an error that names what is left: never fewer rows.
         1. The time is noted, if there are rows: a removal from now on keeps the bytes for so long. 2. The rows, from
         one view.
         """
-        if self._slices(topic, start, end):  # a reader that waits for rows holds none
+        if self._slices(topic, start, end, shards):  # a reader that waits for rows holds none
             self._ledger.hold(topic.path, ticketed_until)  # 1.
-        return self._slices(topic, start, end)  # 2.
+        return self._slices(topic, start, end, shards)  # 2.
 
-    def _slices(self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int]) -> list[Slice]:
+    def _slices(
+        self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], shards: Collection[int] | None
+    ) -> list[Slice]:
         with self._ledger.reading() as reader:
             current = journal.by_path(reader, topic.path)
             if current.journal != topic.journal:
                 raise Lost(f"{topic.path} was deleted and made again meanwhile: read again")
-            return ranges.slices(reader, current, start, end)
+            return ranges.slices(reader, current, start, end, shards)
 
     def behind(self, topic: Topic, position: Mapping[int, int]) -> Behind:
         """Return how much is between a position and the end."""

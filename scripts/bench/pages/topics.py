@@ -18,6 +18,7 @@ import penstock
 from scripts.bench import kafka
 from scripts.bench.backlog import SHARDS, copied, filled, of_kafka
 from scripts.bench.bench import Bench, Case, Page, Side
+from scripts.bench.consuming import readers
 from scripts.bench.figures import Line, Measure, Sample
 from scripts.bench.publisher import batches, publisher, rows
 from scripts.bench.session import TENTH, growth, lacks
@@ -27,7 +28,9 @@ from scripts.bench.watch import processor_seconds
 OURS, KAFKA, READY = "penstock", "Spark's Kafka source", "ready batches"
 PRODUCER, FSYNC = "kafka-python", "a bare fsync"
 PUT, PIPELINE = "c.put", "a producer"
+GROUP, FOLLOW = "a group of four", "c.follow"
 _CLIENTS, _BATCH = 4, 1_000
+_MEMBERS, _PUTS = 4, 200
 _MOST_OF_KAFKA = 10_000  # rows a second; kafka-python sends twice as many at best, with a core for itself
 _INTO_A_DATASET = 10_000  # rows a second, of the side with a sink that keeps them
 _PHASES = {
@@ -112,6 +115,7 @@ def _appends(sizes: Sizes) -> Iterator[Case]:
     what = "one client, a row at a time"
     yield Case(sides, [*_latency("Append", what, FSYNC), *_latency("Append", what, PRODUCER)], sizes.rounds)
     yield from _producers(sizes)
+    yield from _groups(sizes)
     for clients in sizes.clients:
         who = "one client" if clients == 1 else f"{clients} clients"
         lines = [
@@ -136,6 +140,18 @@ def _producers(sizes: Sizes) -> Iterator[Case]:
         Line("Producer", "a row at a time, p99", PIPELINE, PUT, "ms", ratio="time", of="each", percent=99),
     ]
     yield Case(sides, lines, sizes.rounds)
+
+
+def _groups(sizes: Sizes) -> Iterator[Case]:
+    """Four processes of a group beside one that follows: what is there already, and while it comes."""
+    for what, number, live in (("a backlog", 5 * sizes.integers, False), ("while rows come", sizes.integers, True)):
+        read = partial(_consumed, number=number, live=live)
+        sides: dict[str, Side] = {
+            GROUP: partial(read, processes=_MEMBERS, group="bench"),
+            FOLLOW: partial(read, processes=1),
+        }
+        line = Line("Group", what, GROUP, FOLLOW, "/s", number, ratio="speed", promise=(">=", 0.9))
+        yield Case(sides, [line], sizes.rounds)
 
 
 def _tails(sizes: Sizes) -> Iterator[Case]:
@@ -218,6 +234,34 @@ def _small_put(bench: Bench, clients: int, number: int) -> Measure:
     return measure
 
 
+def _consumed(bench: Bench, number: int, live: bool, processes: int, group: str | None = None) -> Measure:
+    """Processes that read a topic of four shards from its oldest row, which is filled before or meanwhile."""
+    server, numbers = bench.penstock(), itertools.count()
+    begin = bench.contexts.enter_context(readers(server.url, processes, group))
+    client = bench.contexts.enter_context(penstock.connect(server.url))
+    table = rows("integers", range(number // _PUTS))
+
+    def fill(path: str) -> None:
+        for _ in range(_PUTS):
+            client.put(path, table)
+
+    def measure() -> Sample:
+        path = f"topic/bench/consumed-{group}-{live}-{next(numbers)}"
+        server.create_topic(path, rows("integers", range(0)).schema, shards=_MEMBERS)
+        if not live:
+            fill(path)
+        bench.settle()
+        began = time.time()
+        end = begin(path, number)
+        if live:
+            fill(path)
+        taken = end() - began
+        server.drop(path)
+        return {"seconds": [taken]}
+
+    return measure
+
+
 def _tail(bench: Bench, topic: str, pace: Pace, into: str = "") -> Measure:
     """A query that reads on while a client puts, each time in a topic of its own."""
     numbers = itertools.count()
@@ -252,7 +296,7 @@ PAGE = Page(
         "smoke": Sizes(1, 4_000, 2_000, 1_000, 1, 1, 5, (1, 2), (1_000,), 0.4, 0.1),
     },
     cases=cases,
-    others=frozenset({KAFKA, READY, PRODUCER, FSYNC, TENTH, PUT}),
+    others=frozenset({KAFKA, READY, PRODUCER, FSYNC, TENTH, PUT, FOLLOW}),
     rivals={kafka.NAME: frozenset({KAFKA, PRODUCER})},
     lacks=lacks,
 )

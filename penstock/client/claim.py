@@ -353,7 +353,7 @@ class _Loader:
         """Read a ticket's rows: mapped on the server's host, else by do_get."""
         if local is not None and local != self._local:  # the server's first one, or it was started again
             self._local, self._parts = local, LocalParts(local)
-        streams = [] if self._parts is None else self._parts.open(ticket)
+        streams, _ = ([], 0) if self._parts is None else self._parts.open(ticket)
         if streams:
             return pa.concat_tables(slices.open_stream(each, None).read_all() for each in streams)
         connection = self._queue.connection

@@ -46,26 +46,30 @@ class LocalParts:
         return self._socket is not None
 
     def batches(self, ticket: bytes, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch] | None:
-        """Return the first rows of the ticket's parts, mapped; None where do_get has to fetch them."""
-        streams = self.open(ticket)
+        """Return the ticket's rows, mapped; None where do_get has to fetch them."""
+        streams, skip = self.open(ticket)
         if not streams:
             return None
-        return slices.first_rows(chain.from_iterable(slices.open_stream(each, columns) for each in streams), rows)
+        batches = chain.from_iterable(slices.open_stream(each, columns) for each in streams)
+        return slices.first_rows(batches, rows, skip=skip)
 
-    def open(self, ticket: bytes) -> list[pa.Buffer]:
-        """Return the IPC streams of the ticket's parts; none where do_get, which waits longer, has to."""
+    def open(self, ticket: bytes) -> tuple[list[pa.Buffer], int]:
+        """Return the IPC streams of the ticket's parts, and how many rows come before its own; none where do_get, which
+        waits longer, has to.
+        """
         if self._socket is None:
-            return []
+            return [], 0
         descriptors: list[int] = []
         try:
             self._socket.send(ticket)
             answer, descriptors, _, _ = socket.recv_fds(self._socket, 65_536, _MAX_DESCRIPTORS)
             fields = json.loads(answer) if descriptors else {"ranges": []}
-            ranges = fields["ranges"] if "ranges" in fields else [(0, size) for size in fields["bytes"]]
-            return [_map(descriptor, *each) for descriptor, each in zip(descriptors, ranges, strict=True)]
+            skip = fields.get("skip", 0)
+            ranges = fields["cut"] if skip else fields.get("ranges") or [(0, size) for size in fields.get("bytes", ())]
+            return [_map(descriptor, *each) for descriptor, each in zip(descriptors, ranges, strict=True)], skip
         except (OSError, ValueError):  # gone, out of files, or late: then its answer would pass for the next ticket's
             self.close()
-            return []
+            return [], 0
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -40,7 +40,7 @@ def get(state: State, call: Call, raw: bytes) -> flight.FlightDataStream:
     ticket = state.signer.open_read(raw, now=time.time())  # 1.
     parts = ticket.open_parts(state.store)
     first = next(parts) if ticket.inline is None else InlinePart(base64.b64decode(ticket.inline))  # 2.
-    if len(ticket.get) <= 1 and ticket.names_parts_as_stored and ticket.rows is None:
+    if len(ticket.get) <= 1 and ticket.names_parts_as_stored and (ticket.skip, ticket.rows) == (None, None):
         state.metrics.moved("out", first.rows, first.bytes)
         return _whole(first, ticket, call)  # 3.
     available = _schema(ticket, first)

@@ -125,27 +125,33 @@ class LocalDoor:
 
     def _send_descriptors(self, peer: socket.socket, raw: bytes) -> None:
         with ExitStack() as stack:
-            fds, ranges = self._opened(raw, stack)
+            fds, ranges, skip = self._opened(raw, stack)
             if fds:
                 self._metrics.maps.inc(len(fds))
-            # Older clients take each stream for the start of its file: they get no length of another, and use do_get
-            lengths = [] if any(start for start, _ in ranges) else [length for _, length in ranges]
-            socket.send_fds(peer, [json.dumps({"v": 1, "bytes": lengths, "ranges": ranges}).encode()], fds)
+            # Older clients take each stream for the start of its file, and its first rows for the ticket's: they get no
+            # length of another, and use do_get
+            lengths = [] if skip or any(start for start, _ in ranges) else [length for _, length in ranges]
+            answer = {"skip": skip, "cut": ranges, "ranges": []} if skip else {"ranges": ranges}
+            socket.send_fds(peer, [json.dumps({"v": 1, "bytes": lengths, **answer}).encode()], fds)
 
-    def _opened(self, raw: bytes, stack: ExitStack) -> tuple[list[int], list[tuple[int, int]]]:
-        """Open each part of the ticket: its descriptor and the range of its stream; none if do_get has to be used."""
+    def _opened(self, raw: bytes, stack: ExitStack) -> tuple[list[int], list[tuple[int, int]], int]:
+        """Open each part of the ticket: its descriptor and the range of its stream, and how many rows come before the
+        ticket's; none if do_get has to be used.
+        """
         fds: list[int] = []
         ranges: list[tuple[int, int]] = []
+        skip = 0
         try:
             ticket = self._signer.open_read(raw, now=time.time())
+            skip = ticket.skip or 0
             for part in ticket.open_parts(self._store) if ticket.names_parts_as_stored else ():
                 descriptor = part.descriptor()
                 if descriptor is None:  # in memory
-                    return [], []
+                    return [], [], 0
                 fd, start, length = descriptor
                 stack.callback(os.close, fd)
                 fds.append(fd)
                 ranges.append((start, length))
         except PenstockError:  # do_get raises it again, to the reader
-            return [], []
-        return fds, ranges
+            return [], [], 0
+        return fds, ranges, skip

@@ -68,8 +68,8 @@ class ReadTicket(Body):
 
     @property
     def names_parts_as_stored(self) -> bool:
-        """Whether its reader may have the parts themselves: it reads their first rows, and nothing is added."""
-        changes = (self.skip, self.filter, self.schema, self.shard, self.since, self.decoding)
+        """Whether its reader may have the parts themselves: it reads some of their rows, and nothing is added."""
+        changes = (self.filter, self.schema, self.shard, self.since, self.decoding)
         return all(change is None for change in changes)
 
 

@@ -132,7 +132,7 @@ def test_a_limit_holds_over_several_parts(
     client: Client, limit: int, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not mapped:
-        monkeypatch.setattr(local.LocalParts, "open", lambda self, ticket: None)
+        monkeypatch.setattr(local.LocalParts, "open", lambda self, ticket: ([], 0))
     for start in range(0, 9, 3):
         client.put("store/t", pa.table({"n": range(start, start + 3)}), mode="append")
     table = client.get("store/t", limit=limit).read_all()

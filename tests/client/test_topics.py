@@ -80,9 +80,11 @@ class TestRanges:
         assert cut == [row for row in table if row["_shard"] != full or row["_offset"] >= 2]
 
     @pytest.mark.parametrize(
-        ("where", "mapped"), [({}, 2), ({"end": {0: 4}}, 2), ({"start": {0: 3}}, 1), ({"start": {0: 1}}, 0)]
-    )
-    def test_parts_from_their_first_row_on_are_mapped(
+        ("where", "mapped"),
+        [({}, 2), ({"end": {0: 4}}, 2), ({"start": {0: 3}}, 1), ({"start": {0: 1}}, 2), ({"start": {0: 4}}, 1),
+         ({"start": {0: 1}, "end": {0: 2}}, 1), ({"start": {0: 2}, "end": {0: 5}}, 2)],
+    )  # fmt: skip
+    def test_rows_of_any_range_are_mapped(
         self, server: PenstockServer, client: Client, where: dict[str, Any], mapped: int
     ) -> None:
         for start in (0, 3):

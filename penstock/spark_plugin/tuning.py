@@ -24,7 +24,10 @@ _BATCH_BYTES = 8 << 20
 _ROWS_AT_MOST = 10_000
 """Spark's default. It also holds for the batches of other Python functions that the frame passes through."""
 _ROWS_OF_TEXT = 1_024
-"""For rows with text, whose bytes aren't checked: of 500 kB each they are 512 MB; 4,096 ended a JVM of 1 GiB."""
+"""For rows with text of unknown width, whose bytes aren't checked: of 500 kB each they are 512 MB; 4,096 ended a JVM of
+1 GiB. With short strings they cost a write a fifth of its time, so the width is taken from the dataset where it is."""
+_MARGIN = 4
+"""How many times as wide as the dataset's mean row the rows of a batch may be, for its bytes to stay within bounds."""
 _ROWS_UNCHECKED = 256
 """For Spark 3.5, which checks no bytes: of 1 MB each they are 256 MB."""
 
@@ -45,8 +48,9 @@ _sessions: WeakKeyDictionary[SparkSession, _TunedConfs] = WeakKeyDictionary()
 
 
 @contextmanager
-def tuned(spark: SparkSession, schema: pa.Schema | None) -> Iterator[None]:
-    """While the block runs, the session hands out batches of a size for writes; the last write restores the confs.
+def tuned(spark: SparkSession, schema: pa.Schema | None, rows: int | None = None) -> Iterator[None]:
+    """While the block runs, the session hands out batches of a size for writes, or of `rows`; the last write restores
+    the confs.
 
     Spark reads them when an action begins. Confs that the user has set stay; where confs can't be set, a warning says
     once that this writes slower. Without a schema the width of a row is unknown: then Spark's own confs stay.
@@ -57,7 +61,8 @@ def tuned(spark: SparkSession, schema: pa.Schema | None) -> Iterator[None]:
         confs.writes += 1
     try:
         with confs.lock:
-            _tune(spark, confs, schema)
+            if schema is not None:
+                _tune(spark, confs, schema, rows or rows_per_batch(schema))
         yield
     finally:
         with confs.lock:
@@ -66,18 +71,26 @@ def tuned(spark: SparkSession, schema: pa.Schema | None) -> Iterator[None]:
                 _restore(spark, confs)
 
 
-def rows_per_batch(schema: pa.Schema) -> int:
-    """Return how many rows keep a batch of fixed widths below 8 MiB, and one of text bounded."""
+def rows_per_batch(schema: pa.Schema, mean_bytes: float | None = None) -> int:
+    """Return how many rows keep a batch of fixed widths below 8 MiB, and one of text bounded; with the mean bytes of
+    rows that are there, so many that even rows of four times the width stay below 8 MiB.
+    """
     leaves = list(_leaves(schema))
-    most = _ROWS_OF_TEXT if any(map(pa.types.is_string, leaves)) else _ROWS_AT_MOST
-    return max(1, min(most, _BATCH_BYTES // max(1, sum(map(_width, leaves)))))
+    width = sum(map(_width, leaves))
+    if not has_text(schema):
+        return max(1, min(_ROWS_AT_MOST, _BATCH_BYTES // max(1, width)))
+    if mean_bytes is None:
+        return max(1, min(_ROWS_OF_TEXT, _BATCH_BYTES // max(1, width)))
+    return max(1, min(_ROWS_AT_MOST, _BATCH_BYTES // int(max(1, width, _MARGIN * mean_bytes))))
 
 
-def _tune(spark: SparkSession, confs: _TunedConfs, schema: pa.Schema | None) -> None:
-    if schema is None:
-        return
+def has_text(schema: pa.Schema) -> bool:
+    """Whether the width of a row depends on texts, whose bytes Spark doesn't check while a write runs."""
+    return any(map(pa.types.is_string, _leaves(schema)))
+
+
+def _tune(spark: SparkSession, confs: _TunedConfs, schema: pa.Schema, rows: int) -> None:
     grows = not all(map(_is_bounded, _leaves(schema)))
-    rows = rows_per_batch(schema)
     try:
         if spark.version.startswith("3."):  # it has no check of bytes, but accepts any key
             _lower(spark, confs, _ROWS, min(rows, _ROWS_UNCHECKED) if grows else rows)

@@ -25,7 +25,7 @@ from penstock.spark_plugin.progress import show_progress
 from penstock.spark_plugin.spark_types import to_arrow
 from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, finish_put, run_name
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
-from penstock.wire.actions import OPEN_WRITE, OpenWrite, Summary
+from penstock.wire.actions import DESCRIBE, OPEN_WRITE, OpenWrite, Summary, Target
 from penstock.wire.kafka import KafkaAddress
 from penstock.wire.put import Mode, Release
 
@@ -43,7 +43,9 @@ NOT_PUBLISHED = Publishing(None, None)
 
 
 class WriteArguments(clients.ServerArguments, PublishArguments, total=False):
-    """The arguments of `write` that say which server, and how messages are published."""
+    """The arguments of `write` that say which server, how messages are published, and how Spark hands out rows."""
+
+    batch_rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,12 @@ class DoPut:
         schema: pa.Schema | None,
         splits: Splits,
         publishing: Publishing = NOT_PUBLISHED,
+        batch_rows: int | None = None,
     ) -> None:
+        if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
+            raise InvalidRequest(f"batch_rows={batch_rows!r:.80}: expected a whole number from 1, such as 10_000")
         self._client, self._schema, self._release, self._publishing = client, schema, splits.release, publishing
+        self._batch_rows = batch_rows
         self._began = time.monotonic()
         self._put = open_put(client, path, mode, run, schema, splits=splits, publishing=publishing)
         self._heartbeat = Heartbeat(client.connection, self._put) if splits.queue is not None else None
@@ -193,11 +199,26 @@ class DoPut:
                     f"finish of {self.path}: expected the frame of receipts, df.mapInArrow(put, put.schema), got one "
                     f"of {', '.join(receipts.columns[:6])}"
                 )
-            with tuning.tuned(receipts.sparkSession, self._schema):
+            with tuning.tuned(receipts.sparkSession, self._schema, self._rows_per_batch()):
                 return list(receipts.collect())
         if not isinstance(receipts, Iterable):
             raise InvalidRequest(f"finish of {self.path}: expected receipts, got {receipts!r}")
         return receipts
+
+    def _rows_per_batch(self) -> int | None:
+        """Return the rows of Spark's batches: as the caller says, or by the width of the rows that the path has; None
+        where the schema tells. Rows without one of the frame's columns say nothing of its width.
+        """
+        if self._batch_rows is not None or self._schema is None or not tuning.has_text(self._schema):
+            return self._batch_rows
+        try:
+            there = self._client.call(DESCRIBE, Target(self.path))
+        except PenstockError:  # there is nothing yet, or nothing that is known
+            return None
+        names = {column["name"] for column in there.schema or ()}
+        if not there.rows or not there.bytes or not names.issuperset(self._schema.names):
+            return None
+        return tuning.rows_per_batch(self._schema, there.bytes / there.rows)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return self.task(batches)
@@ -231,6 +252,7 @@ def do_put(
     schema: StructType | pa.Schema | None = None,
     queue: str | None = None,
     split_rows: int | None = None,
+    batch_rows: int | None = None,
     **server: Unpack[clients.ServerArguments],
 ) -> DoPut:
     """Open a write whose attempts Spark's tasks make: `put.finish(df.mapInArrow(put, put.schema).collect())`.
@@ -238,10 +260,11 @@ def do_put(
     With `schema` (`df.schema`) a frame without rows keeps its columns, and rows that don't fit are rejected before a
     task runs. A `run` such as `(query, batch)` is written once: in foreachBatch a batch that is repeated adds nothing.
     At finish a `queue` gets a split for each 8 MiB of the rows, or for each `split_rows` of them: workers claim it.
-    `url` and others as in `penstock.connect`.
+    `batch_rows` as in `write`, for a `finish` of the frame itself. `url` and others as in `penstock.connect`.
     """
     arrow = schema if schema is None or isinstance(schema, pa.Schema) else to_arrow(schema)
-    return DoPut(clients.connect(**server), path, mode, run, arrow, Splits(queue, split_rows))
+    splits = Splits(queue, split_rows)
+    return DoPut(clients.connect(**server), path, mode, run, arrow, splits, batch_rows=batch_rows)
 
 
 def write(
@@ -266,10 +289,14 @@ def write(
     weaker: if Spark computes one again with other rows, the write fails at its end, and what workers made of it is to
     be discarded.
 
+    `batch_rows` is how many rows Spark hands out at a time. It is chosen by the width of a row, for texts by that of
+    the rows that the path has: `batch_rows=10_000` makes a first write of short strings faster.
+
     `publish/PROJECT/TOPIC` takes messages for Pub/Sub, and returns once it has them; `encode`, `id_attribute` and
     `compression` as in `Client.put`. The others are those of `penstock.connect`.
     """
     _check_frame(df)
+    batch_rows = more.pop("batch_rows", None)
     server, publishing = _parted(path, more)
     if release != "finish" and run is not None:
         raise InvalidRequest(
@@ -278,7 +305,7 @@ def write(
         )
     client = clients.connect(**server)
     splits = Splits(queue, split_rows, release)
-    with DoPut(client, path, mode, run, to_arrow(df.schema), splits, publishing) as put:
+    with DoPut(client, path, mode, run, to_arrow(df.schema), splits, publishing, batch_rows) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
             rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
@@ -297,7 +324,7 @@ def _parted(path: str, arguments: Mapping[str, Any]) -> tuple[clients.ServerArgu
 
 
 def foreach_batch(
-    path: str, *, mode: Mode = "append", **server: Unpack[clients.ServerArguments]
+    path: str, *, mode: Mode = "append", batch_rows: int | None = None, **server: Unpack[clients.ServerArguments]
 ) -> Callable[[DataFrame, int], None]:
     """Return a function that writes each batch of a stream, once: `df.writeStream.foreachBatch(foreach_batch(path))`.
 
@@ -316,7 +343,7 @@ def foreach_batch(
                 f"foreach_batch({path!r}): Spark Connect does not tell a batch its query: use format('penstock'), or a "
                 "function that names the run: penstock.write(df, path, mode='append', run=('orders', batch))"
             )
-        write(df, path, mode=mode, run=(query, batch), progress=False, **server)
+        write(df, path, mode=mode, run=(query, batch), progress=False, batch_rows=batch_rows, **server)
 
     return write_batch
 

@@ -61,6 +61,17 @@ def test_a_batch_stays_bounded_whatever_its_columns_hold() -> None:
     assert rows_per_batch(WIDE) * 500_000 <= 512 << 20
 
 
+def test_text_is_bounded_by_the_width_of_rows_that_are_there() -> None:
+    """Four times as wide rows still make batches below 8 MiB, and never more rows than Spark has by default."""
+    assert [rows_per_batch(WIDE, mean) for mean in (1, 30, 200)] == [10_000] * 3
+    for mean in (1_000, 30_000, 500_000):
+        assert rows_per_batch(WIDE, mean) * 4 * mean <= 8 << 20
+    assert rows_per_batch(WIDE, 1e9) == 1
+    assert rows_per_batch(NUMBERS, 1e9) == rows_per_batch(NUMBERS), "numbers have a width of their own"
+    wide = pa.schema({"text": pa.string(), **{f"c{number}": pa.int64() for number in range(1_000)}})
+    assert rows_per_batch(wide, 1) * 8_000 <= 8 << 20
+
+
 GROWING = (
     pa.binary(), pa.large_binary(), pa.large_string(), pa.list_(pa.float64()), pa.map_(pa.int32(), pa.int32()),
     pa.struct({"vector": pa.list_(pa.float32())}), pa.dictionary(pa.int32(), pa.string()),
@@ -72,6 +83,13 @@ def test_what_has_no_width_of_its_own_keeps_the_check(kind: pa.DataType) -> None
     spark: Any = Confs()
     with tuned(spark, pa.schema({"id": pa.int64(), "grows": kind})):
         assert spark.values[CHECK] == str(8 << 20)
+
+
+def test_a_number_of_rows_is_taken_as_it_is() -> None:
+    spark: Any = Confs()
+    with tuned(spark, WIDE, 77), tuned(spark, WIDE, 10_000):
+        assert spark.values[ROWS] == "77"
+    assert spark.values == {}
 
 
 def test_rows_of_unknown_width_keep_sparks_own_confs() -> None:

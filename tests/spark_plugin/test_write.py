@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from penstock.errors import (
     WriteEnded,
 )  # fmt: skip
 from penstock.flight_server.server import PenstockServer
+from penstock.spark_plugin import tuning
 from tests.kit.server import TOKEN, sorted_ids, token_file
 from tests.kit.wait import eventually, files
 
@@ -77,6 +79,41 @@ def test_modes(spark: SparkSession, client: Client) -> None:
     assert sorted_ids(client, "store/x") == [7, 8]
     with pytest.raises(AlreadyExists, match="store/x"):
         penstock.write(spark.range(3), "store/x")
+
+
+def test_texts_are_handed_out_by_the_width_that_the_path_has(
+    spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, tuned = list[int](), tuning.tuned
+
+    @contextmanager
+    def heard(session: SparkSession, *about: Any) -> Iterator[None]:
+        with tuned(session, *about):
+            rows.append(int(str(session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))))
+            yield
+
+    monkeypatch.setattr(tuning, "tuned", heard)
+    texts = spark.range(0, 20_000, 1, 2).selectExpr("id", "concat('city ', id % 7) as city")
+    wide = spark.range(0, 8, 1, 1).selectExpr("id", "repeat('x', 100000) as city")
+    for frame, path, options in (
+        (texts, "store/x", {}),
+        (texts, "store/x", {"mode": "append"}),
+        (texts.withColumn("more", texts.city), "store/x", {"mode": "append"}),
+        (texts, "store/x", {"mode": "overwrite"}),
+        (texts, "store/x", {"mode": "overwrite", "batch_rows": 77}),
+        (texts, "store/first", {"batch_rows": 10_000}),
+        (texts, "topic/x", {}),
+        (texts, "topic/x", {}),
+        (wide, "store/wide", {}),
+        (wide, "store/wide", {"mode": "append"}),
+    ):
+        penstock.write(frame, path, **options)
+    assert rows[:8] == [1_024, 10_000, 1_024, 10_000, 77, 10_000, 1_024, 10_000]
+    assert (rows[8], rows[9] * 4 * 100_000 <= 8 << 20) == (1_024, True)
+    assert client.info("store/x").rows == 20_000
+    for wrong in (0, -1, 1.5, "7", True):
+        with pytest.raises(InvalidRequest, match=r"batch_rows=.*: expected a whole number from 1"):
+            penstock.do_put("store/y", batch_rows=wrong)  # type: ignore[arg-type]
 
 
 def test_nothing_is_seen_before_finish_and_the_listing_says_why(spark: SparkSession, client: Client) -> None:

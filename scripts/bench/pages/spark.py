@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FLOOR = "the floor"
 DISK_WRITE, MEMORY_WRITE = "penstock.write, disk", "penstock.write, memory"
+AGAIN, FULL_FLOOR = "penstock.write to a path with such rows", "the floor, 10,000 rows a batch"
 BY_HAND, SOURCE_WRITE = "do_put by hand, Spark's confs as they are", "DataSource, append"
 PARQUET_WRITE, AT_THE_DRIVER = "df.write.parquet", "toArrow at the driver, then put"
 READ, SOURCE_READ, PARQUET_READ = "penstock.read", "DataSource, load", "spark.read.parquet"
@@ -71,6 +72,11 @@ def cases(sizes: Sizes) -> Iterator[Case]:
             Line("Write", SOURCE_WRITE, SOURCE_WRITE, DISK_WRITE, ratio="time"),
         ]
         yield Case(sides, lines, sizes.rounds, data=str(shape))
+    if sizes.strings:
+        text = strings(2 * sizes.strings)
+        sides = {name: partial(_writing, way=name, shape=text) for name in (FULL_FLOOR, AGAIN)}
+        line = Line("Write", AGAIN, AGAIN, FULL_FLOOR, ratio="time", promise=("<=", 1.25))
+        yield Case(sides, [line], sizes.rounds, data=str(text))
     for shape in shapes:
         sides = {name: partial(_reading, way=name, shape=shape) for name in (FLOOR, READ, PARQUET_READ, SOURCE_READ)}
         lines = [
@@ -95,6 +101,8 @@ def _writing(bench: Bench, way: str, shape: Shape, server_name: str = DISK, *, w
     penstock_write = partial(penstock.write, frame, _PATH, progress=False, url=url)
     ways: dict[str, Work] = {
         FLOOR: lambda: _count_rows(frame, shape.rows),
+        FULL_FLOOR: lambda: _count_rows(frame, shape.rows, 10_000),
+        AGAIN: lambda: penstock_write(mode="overwrite"),
         DISK_WRITE: penstock_write,
         MEMORY_WRITE: penstock_write,
         BY_HAND: lambda: _put_by_hand(frame, url),
@@ -105,16 +113,17 @@ def _writing(bench: Bench, way: str, shape: Shape, server_name: str = DISK, *, w
 
     def clear() -> None:
         shutil.rmtree(parquet, ignore_errors=True)
-        if way not in (FLOOR, PARQUET_WRITE):
+        if way not in (FLOOR, FULL_FLOOR, PARQUET_WRITE):
             dataset = server.call("describe", path=_PATH)  # an info would hold the bytes by its tickets
             assert dataset["rows"] == shape.rows, dataset
+        if way not in (FLOOR, FULL_FLOOR, PARQUET_WRITE, AGAIN):
             server.drop(_PATH)
 
     return timed(ways[way], before=bench.settle, clear=clear, watched=_processes(server) if watched else None)
 
 
-def _count_rows(frame: DataFrame, rows: int) -> None:
-    with _tuned(frame):
+def _count_rows(frame: DataFrame, rows: int, batch_rows: int | None = None) -> None:
+    with _tuned(frame, batch_rows):
         counts = frame.mapInArrow(CountRows(), "rows long").collect()
     assert sum(count.rows for count in counts) == rows
 
@@ -129,12 +138,12 @@ def _put_at_the_driver(frame: DataFrame, url: str) -> None:
         client.put(_PATH, frame.toArrow())
 
 
-def _tuned(frame: DataFrame) -> AbstractContextManager[None]:
+def _tuned(frame: DataFrame, batch_rows: int | None = None) -> AbstractContextManager[None]:
     """Set the confs that `penstock.write` sets."""
     from penstock.spark_plugin.spark_types import to_arrow
     from penstock.spark_plugin.tuning import tuned
 
-    return tuned(frame.sparkSession, to_arrow(frame.schema))
+    return tuned(frame.sparkSession, to_arrow(frame.schema), batch_rows)
 
 
 def _reading(
@@ -189,6 +198,6 @@ PAGE = Page(
         "smoke": Sizes(1, 8_000, 0, 0, 1),
     },
     cases=cases,
-    others=frozenset({FLOOR, PARQUET_WRITE, PARQUET_READ, AT_THE_DRIVER, IN_SPARK, TENTH, THIRD}),
+    others=frozenset({FLOOR, FULL_FLOOR, PARQUET_WRITE, PARQUET_READ, AT_THE_DRIVER, IN_SPARK, TENTH, THIRD}),
     lacks=lacks,
 )

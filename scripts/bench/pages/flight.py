@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -43,6 +44,8 @@ class Sizes:
     puts: tuple[int, ...]
     large: int  # the payload whose way through the server is watched
     small_gets: int
+    appends: int  # to one dataset, before the last ones are measured
+    appended: int  # appends of a round
 
     @property
     def room(self) -> int:
@@ -86,6 +89,13 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     what = f"{sizes.small_gets:,} do_gets of 10 rows"
     line = Line("Small calls", what, DISK, BARE, "/s", block, ratio="speed", promise=(">=", 0.7))
     yield Case(sides, [line], _BLOCKS)
+    first, last = "to a new dataset", f"behind {sizes.appends:,}"
+    sides = {
+        name: partial(_append, before=before, number=sizes.appended)
+        for name, before in ((first, 0), (last, sizes.appends))
+    }
+    line = Line("Appends", f"an append {last}, p50", last, first, "ms", ratio="time", promise=("<=", 1.2), of="each")
+    yield Case(sides, [line], min(5, sizes.rounds))
     before, after = "after one block", "after all blocks"
     sides = {name: partial(_left_behind, gets=gets) for name, gets in ((before, block), (after, sizes.small_gets))}
     lines = [
@@ -149,6 +159,26 @@ def _small_gets(bench: Bench, name: str, gets: int) -> Measure:
     return timed(lambda: server.read(tickets))
 
 
+def _append(bench: Bench, before: int, number: int) -> Measure:
+    """Measure appends of a row each, to a new dataset or to one that has had many before."""
+    client = bench.contexts.enter_context(penstock.connect(bench.penstock().url))
+    row, numbers = pa.table({"n": [1]}), itertools.count()
+
+    def append(path: str) -> float:
+        began = time.perf_counter()
+        client.put(path, row, mode="append")
+        return time.perf_counter() - began
+
+    def measure() -> Sample:
+        path = "store/bench/appended" if before else f"store/bench/new-{next(numbers)}"
+        if before:
+            bench.once(path, lambda: [append(path) for _ in range(before)])
+        bench.settle()
+        return {"each": [append(path) for _ in range(number)]}
+
+    return measure
+
+
 def _left_behind(bench: Bench, gets: int) -> Measure:
     """Count the server's threads and descriptors after so many small gets, once those of the last calls are gone."""
     process, read = f"/proc/{bench.penstock().pid}", _small_gets(bench, DISK, gets)
@@ -195,9 +225,9 @@ PAGE = Page(
     output="docs/benchmarks.md",
     command="make bench",
     sizes={
-        "all": Sizes(15, (1, 16, 128), (1, 16, 64, 256), 4096, 10_000),
-        "quick": Sizes(7, (1, 16, 128), (1, 16, 64, 256), 512, 10_000),
-        "smoke": Sizes(2, (1, 2), (1, 2), 16, 100),
+        "all": Sizes(15, (1, 16, 128), (1, 16, 64, 256), 4096, 10_000, 50_000, 500),
+        "quick": Sizes(7, (1, 16, 128), (1, 16, 64, 256), 512, 10_000, 5_000, 200),
+        "smoke": Sizes(2, (1, 2), (1, 2), 16, 100, 20, 3),
     },
     cases=cases,
     others=frozenset({BARE, FLIGHT, "an empty program"}),

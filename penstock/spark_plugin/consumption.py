@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.client.client import Client
-from penstock.errors import Lost, NotFound, PenstockError, StoreFull
+from penstock.errors import InvalidRequest, Lost, NotFound, PenstockError, StoreFull
 from penstock.spark_plugin import offsets, subscriptions
 from penstock.spark_plugin.offsets import Progress, StreamOffset, StreamOptions
-from penstock.spark_plugin.options import start_request
+from penstock.spark_plugin.options import Bound, bound
 from penstock.text import printable
 from penstock.wire import actions
 from penstock.wire.actions import LogLine, Offsets
@@ -268,9 +268,30 @@ class ConsumerSession:
 
 def start_offsets(client: Client, path: str, starting: str) -> Offsets:
     """Return the offsets at which a read starts, of an option `startingOffsets`."""
-    topic = client.call(actions.ASK_OFFSETS, start_request(path, starting))
+    topic = _offsets_from(client, path, bound(path, starting, "startingOffsets"))
     offsets.check_start(path, topic)
     return topic
+
+
+def end_offsets(client: Client, path: str, ending: str, ends: Position) -> dict[int, int]:
+    """Return the offsets at which a read ends, of an option `endingOffsets`; unnamed shards end at `ends`."""
+    until = bound(path, ending, "endingOffsets")
+    if until is None:
+        raise InvalidRequest("endingOffsets='earliest': no rows lie before it; expected latest, a time or offsets")
+    last = _offsets_from(client, path, until).start
+    named = until if isinstance(until, dict) else map(str, ends)
+    return {**ends, **{shard: last[shard] for shard in map(int, named)}}
+
+
+def _offsets_from(client: Client, path: str, start: Bound) -> Offsets:
+    """Return the topic's offsets from a start on; of shards with times, the first rows since."""
+    if not isinstance(start, dict):
+        return client.call(actions.ASK_OFFSETS, actions.AskOffsets(path, since=start))
+    named: dict[str, Any] = dict(start)
+    for since in {at for at in start.values() if isinstance(at, float)}:
+        first = client.call(actions.ASK_OFFSETS, actions.AskOffsets(path, since=since)).start.to_json()
+        named |= {s: first.get(s, 0) for s, at in start.items() if isinstance(at, float) and at == since}
+    return client.call(actions.ASK_OFFSETS, actions.AskOffsets(path, start=Position.from_json(named)))
 
 
 def _without_request(error: PenstockError) -> str:

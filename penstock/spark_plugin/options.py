@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -16,9 +16,9 @@ from penstock.client.publish import Publishing
 from penstock.client.typed import Decoded, plan_decoding
 from penstock.decode.decoding import Decoding
 from penstock.errors import InvalidRequest
+from penstock.spark_plugin import other_sources
 from penstock.text import parse_seconds, suggest
-from penstock.wire.actions import AFTER_ALL, AskOffsets
-from penstock.wire.position import Position
+from penstock.wire.actions import AFTER_ALL
 from penstock.wire.read import PayloadSchema
 
 Use = Literal["read", "write", "stream", "sink"]
@@ -32,8 +32,6 @@ class Option:
     meaning: str
     default: str
     uses: tuple[Use, ...]
-    elsewhere: tuple[str, ...] = ()
-    """Its names in other sources: an error for one of them names ours."""
 
 
 _ALL: tuple[Use, ...] = ("read", "write", "stream", "sink")
@@ -41,96 +39,67 @@ _READS: tuple[Use, ...] = ("read", "stream")
 _WRITES: tuple[Use, ...] = ("write", "sink")
 OPTIONS = (
     Option("path", "the dataset or topic, such as `store/demo/trips`; `load`, `save` and `start` take it, too",
-           "required", _ALL, ("dbtable", "subscribe")),
+           "required", _ALL),
     Option("subscription", "a Pub/Sub subscription, `projects/p/subscriptions/orders`, in place of `path`", "none",
-           _READS, ("subscriptionId", "projectId")),
-    Option("topic", "the Pub/Sub topic to publish to, `projects/p/topics/clean`, in place of `path`", "none", _WRITES,
-           ("kafka.topic",)),
+           _READS),
+    Option("topic", "the Pub/Sub topic to publish to, `projects/p/topics/clean`, in place of `path`", "none", _WRITES),
     Option("encode", "how rows become messages: `json` makes an object of all columns but `attributes` and "
            "`ordering_key`; `avro` and `protobuf` write them by the topic's own schema", "none: the rows have `data`",
            _WRITES),
     Option("idAttribute", "`true`: each message has the attribute `penstock-id`, the same in each of its copies",
            "`false`", _WRITES),
-    Option("compression", "of requests to Pub/Sub: `gzip`", "none", _WRITES, ("kafka.compression.type",)),
+    Option("compression", "of requests to Pub/Sub: `gzip`", "none", _WRITES),
     Option("create", "the Pub/Sub topic, `projects/p/topics/t`, of which to make the subscription if it is missing",
-           "refuse", _READS, ("topicId",)),
+           "refuse", _READS),
     Option("ack", "when messages are acknowledged: `commit`, once every query has committed them, or `journal`, once "
            "they are durable at the server", "by the subscription", _READS),
     Option("settle", "an AvailableNow run of a subscription begins when no message older than its start has come for "
            "so long: `10`, `30s`; it waits five minutes at most", "`10`", ("stream",)),
-    Option("url", "the server's address", "`PENSTOCK_URL`, else `grpc://127.0.0.1:8815`", _ALL,
-           ("kafka.bootstrap.servers",)),
+    Option("url", "the server's address", "`PENSTOCK_URL`, else `grpc://127.0.0.1:8815`", _ALL),
     Option("token", "the server's token; better by `PENSTOCK_TOKEN`, as Spark Connect logs options",
            "`PENSTOCK_TOKEN`", _ALL),
-    Option("ca", "certificates (PEM): a file on the driver's host, or their text", "`PENSTOCK_CA`", _ALL,
-           ("kafka.ssl.truststore.location",)),
+    Option("ca", "certificates (PEM): a file on the driver's host, or their text", "`PENSTOCK_CA`", _ALL),
     Option("cert", "the client's own certificate (PEM), where the server asks for one; a file or text, as `ca`",
-           "`PENSTOCK_CERT`", _ALL, ("kafka.ssl.keystore.location", "kafka.ssl.keystore.certificate.chain")),
+           "`PENSTOCK_CERT`", _ALL),
     Option("key", "the private key of `cert`; better by `PENSTOCK_KEY`, as Spark Connect logs options",
-           "`PENSTOCK_KEY`", _ALL, ("kafka.ssl.keystore.key",)),
+           "`PENSTOCK_KEY`", _ALL),
     Option("retry_for",
            "how long to wait (`30`, `90s`, `5m`) for a server that is busy or away; tasks and commits: at least `600`",
            "`30`; of a running query `600`", _ALL),
     Option("columns", "only these, separated by commas; `` `a,b` `` is one name", "all", _READS),
-    Option("filter", "only rows for which this is true: `fare > 10 and city in ('Oslo', 'Bergen')`", "none", ("read",)),
-    Option("pushdown", "`true`: the server evaluates Spark's filters; for a frame that one query uses, once",
-           "`false`", ("read",)),
-    Option("decode", "how payloads become the columns of `.schema(…)`: `json`, `avro`, `protobuf`", "none", _READS,
-           ("valueFormat",)),
+    Option("filter", "only rows for which this is true, evaluated by the server: `fare > 10 or city in ('Oslo')`",
+           "none", ("read",)),
+    Option("decode", "how payloads become the columns of `.schema(…)`: `json`, `avro`, `protobuf`", "none", _READS),
     Option("writerSchema", "a file on the driver's host, `.avsc` or `.proto`, with the schema of Avro or protobuf "
-           "payloads whose messages don't name theirs", "by message", _READS, ("descFilePath", "jsonFormatSchema")),
+           "payloads whose messages don't name theirs", "by message", _READS),
     Option("mode", "what becomes of a payload that doesn't decode: nulls and `_error`, where the schema has it "
-           "(`PERMISSIVE`), no row (`DROPMALFORMED`) or an error (`FAILFAST`)", "`PERMISSIVE`", _READS,
-           ("columnNameOfCorruptRecord",)),
+           "(`PERMISSIVE`), no row (`DROPMALFORMED`) or an error (`FAILFAST`)", "`PERMISSIVE`", _READS),
     Option("startingOffsets",
            "where to begin in a topic: `earliest`, `latest`, a time such as `2026-11-18T20:00:00Z`, or "
-           'offsets by shard, `{"0": 500}`; a query that has a checkpoint continues there', "`earliest`", _READS,
-           ("startingTimestamp", "startingOffsetsByTimestamp", "startingPosition")),
-    Option("endingOffsets", "where a batch read of a topic ends: `latest` or offsets by shard", "`latest`", ("read",),
-           ("endingTimestamp", "endingOffsetsByTimestamp")),
+           'these or offsets by shard, `{"0": 500, "1": "latest"}`; a query that has a checkpoint continues there',
+           "`earliest`", _READS),
+    Option("endingOffsets", "where a batch read of a topic ends: `latest`, a time, or these or offsets by shard",
+           "`latest`", ("read",)),
     Option("consumer", "what the query is called where consumers are shown, such as `billing`; the query of a new "
            "checkpoint has another suffix", "an id", ("stream",)),
-    Option("maxRowsPerTrigger", "about how many rows a batch has at most", "all there are", ("stream",),
-           ("maxOffsetsPerTrigger", "maxRecordsPerFetch", "batchSize")),
-    Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",),
-           ("maxBatchBytes",)),
-    Option("minRowsPerTrigger", "a batch waits for so many rows", "none", ("stream",), ("minOffsetsPerTrigger",)),
-    Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",),
-           ("lingerMs", "maxFetchPeriod")),
-    Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",),
-           ("numFetchPartitions", "numPartitions")),
+    Option("maxRowsPerTrigger", "about how many rows a batch has at most", "all there are", ("stream",)),
+    Option("maxBytesPerTrigger", "about how many bytes a batch has at most", "all there are", ("stream",)),
+    Option("minRowsPerTrigger", "a batch waits for so many rows", "none", ("stream",)),
+    Option("maxTriggerDelay", "but for so long at most: `900`, `90s`, `15m`", "`900`", ("stream",)),
+    Option("minPartitions", "at least so many tasks for a batch, where the topic has no key", "by bytes", ("stream",)),
     Option("failOnDataLoss", "`false`: rows that were removed unread cause a warning, and the query continues",
            "`true`", ("stream",)),
-    Option("run", "a name under which this is written once: the same run again writes nothing", "none", ("write",),
-           ("txnAppId", "txnVersion")),
+    Option("run", "a name under which this is written once: the same run again writes nothing", "none", ("write",)),
 )  # fmt: skip
 _KNOWN = {option.name.lower(): option for option in OPTIONS}
 _ASYNC = "asyncprogresstracking"
 _SPARKS = ("checkpointlocation", f"{_ASYNC}enabled", f"{_ASYNC}checkpointintervalms",
            f"_{_ASYNC}overridesinksupportcheck")  # fmt: skip
 """Spark's own options, which it hands to a streaming sink, too."""
+_SIDES: dict[Use, other_sources.Side] = {"read": "in", "write": "out", "stream": "in", "sink": "out"}
 _CALLS = {"read": ".load('store/…')", "write": ".save('store/…')", "stream": ".load('topic/…')",
           "sink": ".start('store/…')"}  # fmt: skip
 _WORDS = {"read": "read", "write": "write", "stream": "streaming read", "sink": "streaming write"}
-_ELSEWHERE = {name.lower(): option.name for option in OPTIONS for name in option.elsewhere}
-_CUT = "requests to Pub/Sub have up to 1,000 messages by themselves: leave it out"
-_OF_PUBLISHERS = (
-    dict.fromkeys(("topicid", "projectid"), "did you mean 'topic'?")
-    | dict.fromkeys(
-        ("batchsize", "maxbatchbytes", "maxbuffersize", "lingerms", "maxbufferbytes", "kafka.batch.size",
-         "kafka.linger.ms", "kafka.buffer.memory", "kafka.max.request.size"),
-        _CUT,
-    )
-    | {
-        "includeheaders": "headers are the column attributes, which is published if it is there: leave it out",
-        "orderingkeysource": "the column ordering_key is the key: leave it out",
-        "kafka.acks": "an epoch is done once Pub/Sub has answered for all of it: leave it out",
-        "kafka.enable.idempotence": "did you mean 'idAttribute'?",
-        "kafka.transactional.id": "did you mean 'run'? A stream's epochs have theirs",
-    }
-)  # fmt: skip
-"""What other connectors' options of a sink are here."""
-_KAFKAS = "no Kafka client is behind penstock, so no option of it counts: leave it out"
 _NAME = r"\s*(?:`((?:[^`]|``)+)`|([^`,\s](?:[^`,]*[^`,\s])?))\s*"
 
 
@@ -144,6 +113,7 @@ def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str
                 "leave it out"
             )
         values = {name: value for name, value in values.items() if name not in _SPARKS}
+    values = other_sources.take_others(values, _SIDES[use])
     if "paths" in values:
         raise InvalidRequest("load: one path at a time; load each and union them")
     for name in values:
@@ -215,24 +185,43 @@ def decoding(
     return plan_decoding(client, values["path"], arguments, with_error=False)
 
 
-def start_request(path: str, text: str, option: str = "startingOffsets") -> AskOffsets:
-    """Return the request for a topic's offsets from a start on: earliest, latest, a time, or {"0": 5}."""
+Bound = float | dict[str, int | float] | None
+"""Where a read of a topic begins or ends: a time, None for the first row; or offsets (int) and times by shard."""
+
+
+def bound(path: str, text: str, option: str) -> Bound:
+    """Return where a read of a topic begins or ends: `earliest`, `latest`, a time, or {"0": 5, "1": "latest"}.
+
+    Kafka's {"orders": {"0": 5, "1": -1}} is understood, too: -2 is `earliest`, -1 is `latest`.
+    """
     if text == "earliest":
-        return AskOffsets(path)
-    if text == "latest":
-        return AskOffsets(path, since=AFTER_ALL)
+        return None
     try:
         if not text.startswith("{"):
-            return AskOffsets(path, since=datetime.fromisoformat(text).timestamp())
-        offsets = json.loads(text)
-    except ValueError:
-        offsets = None
-    if offsets is None or not all(type(offset) is int for offset in offsets.values()):
+            return _moment(text)
+        shards = _of_topic(path, json.loads(text), option)
+        return {shard: at if type(at) is int and at >= 0 else _moment(at) for shard, at in shards.items()}
+    except (ValueError, TypeError, AttributeError) as wrong:
         raise InvalidRequest(
             f"{option}={text[:80]!r}: expected earliest, latest, a time such as 2026-11-18T20:00:00Z, or "
-            'offsets by shard such as {"0": 500}'
-        )
-    return AskOffsets(path, start=Position.from_json(offsets))
+            'offsets by shard such as {"0": 500, "1": "latest"}'
+        ) from wrong
+
+
+def _moment(at: Any) -> float:
+    word = {"earliest": 0.0, -2: 0.0, "latest": AFTER_ALL, -1: AFTER_ALL}.get(at)
+    return datetime.fromisoformat(at).timestamp() if word is None else word
+
+
+def _of_topic(path: str, offsets: dict[str, Any], option: str) -> dict[str, Any]:
+    """Return offsets by shard, also of Kafka's, which are by topic."""
+    if not any(isinstance(shards, dict) for shards in offsets.values()):
+        return offsets
+    name = path.removeprefix("topic/")
+    if list(offsets) != [name]:
+        raise InvalidRequest(f"{option} names {', '.join(offsets)[:80]}, this reads {path}: expected {name!r} alone")
+    shards: dict[str, Any] = offsets[name]
+    return shards
 
 
 def _path_of(option: str, root: str, name: str, path: str | None) -> str:
@@ -248,11 +237,8 @@ def _path_of(option: str, root: str, name: str, path: str | None) -> str:
 def _check_name(name: str, use: Use, *others: Use) -> None:
     if name not in _KNOWN:
         ours = [option.name for option in OPTIONS if use in option.uses]
-        hint = f"did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else suggest(name, ours)
-        if name.startswith("kafka.") and name not in _ELSEWHERE:
-            hint = _KAFKAS
-        if use in _WRITES:
-            hint = _OF_PUBLISHERS.get(name, hint)
+        known = other_sources.find(name, _SIDES[use])
+        hint = suggest(name, ours) if known is None else known.hint
         raise InvalidRequest(f"penstock has no option '{name[:80]}'; {hint}")
     if not {use, *others} & {*_KNOWN[name].uses}:
         other = " and ".join(_WORDS[each] for each in _KNOWN[name].uses)

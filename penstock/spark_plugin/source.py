@@ -3,16 +3,15 @@
 Spark uses it in processes of its own, each with an object that the one before has pickled; penstock's modules travel
 along (`carry`). Only the first two processes of a read or a write have the server's token.
 
-    analysis    schema()                      planning    reader(), pushFilters(), partitions()    tasks   read()
-    planning    writer() opens the write      tasks       write() puts an attempt each             commit() or abort()
+    analysis    schema()                      planning    reader(), partitions()          tasks   read()
+    planning    writer() opens the write      tasks       write() puts an attempt each    commit() or abort()
 """
 
 from __future__ import annotations
 
 import copyreg
-import sys
 from abc import ABCMeta
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,13 +21,11 @@ from penstock.client import client as clients
 from penstock.client.settings import LONG_RETRY_FOR, RETRY_FOR, ConnectSettings
 from penstock.errors import InvalidRequest, SchemaMismatch
 from penstock.spark_plugin import carry, options, subscriptions
-from penstock.spark_plugin.consumption import start_offsets
-from penstock.spark_plugin.pushing import PushedFilters, pushable_columns
+from penstock.spark_plugin.consumption import end_offsets, start_offsets
 from penstock.spark_plugin.read import split_tickets
 from penstock.spark_plugin.spark_types import check_schema_matches, to_arrow, to_spark
 from penstock.spark_plugin.worker.tasks import GetTickets
 from penstock.spark_plugin.write import open_put, task_of
-from penstock.wire.actions import ASK_OFFSETS
 from penstock.wire.put import Mode
 
 try:
@@ -50,13 +47,6 @@ from penstock.spark_plugin.worker.pieces import PartitionReader, PartitionWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The process that plans a read with filters has this module. In the other one, where the conf
-spark.sql.python.filterPushdown.enabled is off, Spark rejects a reader that has pushFilters.
-
-Only with the option `pushdown`, as Spark 4.1 to 4.3 keep what the last query pushed for the whole loaded frame: after
-`frame.filter(…).count()` a `frame.count()` has the filtered rows, and in a union of two filters both get the second."""
 
 
 class _Registered(ABCMeta):
@@ -95,10 +85,9 @@ class DataSource(sql.DataSource, metaclass=_Registered):
         values = options.checked(self.options, "read")
         client = self._client(values)
         subscriptions.attach(client, values)
-        if "decode" in values and (other := next((name for name in ("columns", "pushdown") if name in values), None)):
-            raise InvalidRequest(f"the option '{other}' is for a read that doesn't decode: leave it out")
-        pushing = options.switch(values, "pushdown", False) and _PUSHING in sys.modules
-        reader = (PushingReader if pushing else BatchReader)(client, values, schema)
+        if "decode" in values and "columns" in values:
+            raise InvalidRequest("the option 'columns' is for a read that doesn't decode: leave it out")
+        reader = BatchReader(client, values, schema)
         self._planned = True
         return reader
 
@@ -181,8 +170,6 @@ class BatchReader(PartitionReader):
         else:
             self._decoding = self._decoding.reading(dataset)
         self._dataset = dataset
-        is_decoded = self._decoding is not None or self._at_server is not None
-        self._pushable = {} if is_decoded else pushable_columns(schema, self._dataset)
 
     @without_traceback
     def partitions(self) -> list[sql.InputPartition]:
@@ -204,28 +191,11 @@ class BatchReader(PartitionReader):
         if start is None and end is None:
             return {}
         first = start_offsets(self._client, self._path, start or "earliest")
-        until = dict(first.next)
-        if end == "earliest":
-            raise InvalidRequest("endingOffsets='earliest': no rows lie before it; expected latest, a time or offsets")
-        if end not in (None, "latest"):
-            request = options.start_request(self._path, end, "endingOffsets")
-            named = until if request.start is None else request.start
-            last = self._client.call(ASK_OFFSETS, request).start
-            until |= {shard: offset for shard, offset in last.items() if shard in named}
+        until = dict(first.next) if end is None else end_offsets(self._client, self._path, end, first.next)
         return {"start": first.start, "end": until, "journal": first.journal}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return carry.pack(PartitionReader(), decoding=self._decoding is not None)
-
-
-class PushingReader(BatchReader):
-    """A reader for the process that has filters to push; what the server can't do exactly goes back to Spark."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        pushed = PushedFilters(self._dataset, self._pushable, self._filter)
-        left = list(pushed.take(filters))
-        self._filter = pushed.text()
-        return left
 
 
 class BatchWriter(PartitionWriter):

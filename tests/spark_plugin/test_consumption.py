@@ -46,6 +46,10 @@ class TestWhereAQueryStarts:
             ("{}", {0: 0, 1: 0}),
             ("2001-02-03T04:05:06Z", {0: 0, 1: 0}),
             ("2999-01-01", {0: 10, 1: 5}),
+            ('{"0": "latest"}', {0: 10, 1: 0}),
+            ('{"x": {"0": 3, "1": -1}}', {0: 3, 1: 5}),
+            ('{"x": {"0": -2, "1": 2}}', {0: 0, 1: 2}),
+            ('{"0": "2001-02-03", "1": "2999-01-01"}', {0: 0, 1: 5}),
         ],
     )
     def test_it_is_what_starting_offsets_say(self, text: str, position: dict[int, int], topic: Reading) -> None:
@@ -63,11 +67,15 @@ class TestWhereAQueryStarts:
         [
             ("newest", "startingOffsets='newest': expected earliest, latest, a time such as"),
             ("", "startingOffsets='': expected"),
-            ('{"0": "5"}', "expected earliest, latest, a time"),
+            ('{"0": "soon"}', "expected earliest, latest, a time"),
+            ('{"0": [5]}', "expected earliest, latest, a time"),
+            ('{"y": {"0": 5}}', "startingOffsets names y, this reads topic/x: expected 'x' alone"),
+            ('{"x": {"0": 5}, "y": {"0": 5}}', "expected 'x' alone"),
+            ('{"7": "latest"}', "topic/x has no shard 7: expected an offset for each of the shards 0 to 1"),
             ('{"0": true}', "expected earliest, latest, a time"),
             ('{"0": 5', "expected earliest, latest, a time"),
             ('{"7": 5}', "topic/x has no shard 7: expected an offset for each of the shards 0 to 1"),
-            ('{"0": -1}', "shard 0: expected an offset from 0, got '-1'"),
+            ('{"0": -3}', "expected earliest, latest, a time"),
             ('{"0": 11}', "startingOffsets: shard 0 of topic/x has offsets 0 to 10, got 11"),
         ],
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.rows.to_json import JsonEncoding
-from penstock.spark_plugin import options
+from penstock.spark_plugin import options, other_sources
 from penstock.wire.publish import PublishOptions
 
 PAGES = Path(__file__).parents[2] / "docs"
@@ -18,23 +20,106 @@ PAGES = Path(__file__).parents[2] / "docs"
     ("page", "uses"), [("datasource.md", ("read", "write", "stream", "sink")), ("streaming.md", ("stream", "sink"))]
 )
 def test_the_pages_have_the_table_of_the_registry(page: str, uses: tuple[str, ...]) -> None:
-    heads = ("option", "for", "what it says", "default", "known elsewhere as")
     rows = [
-        (f"`{option.name}`", ", ".join(use for use in option.uses if use in uses), option.meaning, option.default,
-         ", ".join(f"`{name}`" for name in option.elsewhere))
+        (f"`{option.name}`", ", ".join(use for use in option.uses if use in uses), option.meaning, option.default)
         for option in options.OPTIONS if {*option.uses} & {*uses}
     ]  # fmt: skip
-    lines = [f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows)]
+    assert as_table(("option", "for", "what it says", "default"), rows) in (PAGES / page).read_text()
 
-    assert "\n".join(["", *lines, ""]) in (PAGES / page).read_text()
+
+def test_the_page_has_the_table_of_other_sources() -> None:
+    words = {("in",): "read", ("out",): "write", ("in", "out"): "read, write"}
+    rows = [
+        (", ".join(f"`{name}`" for name in other.names), other.owner, words[other.sides], other.answer)
+        for other in other_sources.OTHERS
+    ]
+    assert as_table(("option", "of", "for", "here"), rows) in (PAGES / "streaming.md").read_text()
+
+
+USES: dict[other_sources.Side, tuple[options.Use, ...]] = {"in": ("read", "stream"), "out": ("write", "sink")}
+
+
+def as_table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows)]
+    return "\n".join(["", *lines, ""])
 
 
 def test_names_are_told_apart_once() -> None:
-    names = [option.name for option in options.OPTIONS]
-    elsewhere = [name.lower() for option in options.OPTIONS for name in option.elsewhere]
-    assert len({*names, *elsewhere}) == len(names) + len(elsewhere)
-    assert len({name.lower() for name in names}) == len(names), "Spark hands them over in lower case"
+    names = [option.name.lower() for option in options.OPTIONS]
+    assert len({*names}) == len(names), "Spark hands them over in lower case"
+    for side, uses in (("in", {"read", "stream"}), ("out", {"write", "sink"})):
+        own = [option.name.lower() for option in options.OPTIONS if uses & {*option.uses}]
+        others = [name.lower() for each in other_sources.OTHERS if side in each.sides for name in each.names]
+        assert len({*own, *others}) == len(own) + len(others)
     assert all(option.meaning and option.default and option.uses for option in options.OPTIONS)
+    assert all(
+        other.reason or other.ours in {option.name for option in options.OPTIONS} for other in other_sources.OTHERS
+    )
+
+
+@pytest.mark.parametrize("other", other_sources.OTHERS, ids=lambda other: f"{other.names[0]}-{other.sides[0]}")
+def test_an_option_of_other_sources_is_taken_or_refused(other: other_sources.OtherOption) -> None:
+    """With the reason, or with the name of the option here that is for the use at hand."""
+    for name in (name.replace("*", "anything") for name in other.names):
+        for use in (use for side in other.sides for use in USES[side]):
+            if other.translate is None:
+                with pytest.raises(InvalidRequest, match=re.escape(f"no option '{name.lower()}'; {other.hint}")):
+                    options.checked({"path": "topic/x", name: "1"}, use)
+
+
+TAKEN: list[tuple[options.Use, dict[str, str], dict[str, str]]] = [
+    ("stream", {"subscribe": "orders"}, {"path": "topic/orders"}),
+    ("read", {"subscribe": "topic/a/b"}, {"path": "topic/a/b"}),
+    ("stream", {"path": "topic/x", "maxOffsetsPerTrigger": "7"}, {"path": "topic/x", "maxrowspertrigger": "7"}),
+    ("stream", {"path": "topic/x", "minOffsetsPerTrigger": "7"}, {"path": "topic/x", "minrowspertrigger": "7"}),
+    (
+        "stream",
+        {"path": "topic/x", "startingTimestamp": "1700000000123"},
+        {"path": "topic/x", "startingoffsets": "2023-11-14T22:13:20.123000+00:00"},
+    ),
+    (
+        "read",
+        {"path": "topic/x", "startingTimestamp": "2026-11-18", "endingTimestamp": "0"},
+        {"path": "topic/x", "startingoffsets": "2026-11-18", "endingoffsets": "1970-01-01T00:00:00+00:00"},
+    ),
+    (
+        "read",
+        {"path": "topic/x", "endingOffsetsByTimestamp": '{"x": {"0": 1000}}'},
+        {"path": "topic/x", "endingoffsets": '{"x": {"0": "1970-01-01T00:00:01+00:00"}}'},
+    ),
+    ("stream", {"projectId": "p", "subscriptionId": "orders"}, {"path": "subscription/p/orders"}),
+    (
+        "stream",
+        {"projectId": "p", "subscriptionId": "orders", "topicId": "o"},
+        {"path": "subscription/p/orders", "create": "projects/p/topics/o"},
+    ),
+    ("sink", {"projectId": "p", "topicId": "clean"}, {"path": "publish/p/clean"}),
+]
+
+
+@pytest.mark.parametrize(("use", "values", "ours"), TAKEN)
+def test_names_that_mean_the_same_are_taken(use: options.Use, values: dict[str, str], ours: dict[str, str]) -> None:
+    assert options.checked(values, use) == ours
+
+
+@pytest.mark.parametrize(
+    ("use", "values", "said"),
+    [
+        ("stream", {"subscribe": "a,b"}, "one topic each"),
+        ("stream", {"path": "topic/x", "subscribe": "x"}, "'subscribe' and 'path' mean the same: leave one out"),
+        ("stream", {"path": "topic/x", "maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "leave one out"),
+        ("stream", {"path": "topic/x", "startingTimestamp": "1", "startingOffsetsByTimestamp": '{"x": {"0": 1}}'},
+         "leave one out"),
+        ("stream", {"path": "topic/x", "startingTimestamp": "9" * 20}, "expected milliseconds since 1970"),
+        ("stream", {"path": "topic/x", "startingOffsetsByTimestamp": '{"0": 5}'}, "expected milliseconds by shard"),
+        ("stream", {"path": "topic/x", "startingOffsetsByTimestamp": "5"}, "expected milliseconds by shard"),
+        ("stream", {"subscriptionId": "orders"}, "needs 'projectId' beside it"),
+        ("read", {"path": "topic/x", "maxOffsetsPerTrigger": "1"}, "'maxRowsPerTrigger' is for a streaming read"),
+    ],
+)  # fmt: skip
+def test_a_value_that_has_no_meaning_here_is_refused(use: options.Use, values: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        options.checked(values, use)
 
 
 def test_whatever_case_spark_hands_over_is_one_name() -> None:
@@ -44,22 +129,9 @@ def test_whatever_case_spark_hands_over_is_one_name() -> None:
 NEAREST: list[tuple[options.Use, str, str]] = [
     ("read", "fliter", "did you mean 'filter'"),
     ("read", "kafka.bootstrap.servers", "did you mean 'url'"),
-    ("read", "txnAppId", "did you mean 'run'"),
+    ("write", "txnAppId", "did you mean 'run'"),
     ("read", "zzz", "there are path, subscription, create, ack, url, token, ca, cert, key, retry_for, columns, .*"),
-    ("stream", "subscribe", "did you mean 'path'"),
-    ("stream", "maxOffsetsPerTrigger", "did you mean 'maxRowsPerTrigger'"),
-    ("stream", "minOffsetsPerTrigger", "did you mean 'minRowsPerTrigger'"),
-    ("stream", "startingTimestamp", "did you mean 'startingOffsets'"),
-    ("stream", "numFetchPartitions", "did you mean 'minPartitions'"),
-    ("stream", "subscriptionId", "did you mean 'subscription'"),
-    ("stream", "topicId", "did you mean 'create'"),
-    ("stream", "numPartitions", "did you mean 'minPartitions'"),
-    ("stream", "batchSize", "did you mean 'maxRowsPerTrigger'"),
-    ("stream", "lingerMs", "did you mean 'maxTriggerDelay'"),
-    ("stream", "maxBatchBytes", "did you mean 'maxBytesPerTrigger'"),
     ("stream", "maxRowPerTrigger", "did you mean 'maxRowsPerTrigger'"),
-    ("sink", "topicId", "did you mean 'topic'"),
-    ("write", "projectId", "did you mean 'topic'"),
     ("sink", "batchSize", "requests to Pub/Sub have up to 1,000 messages by themselves"),
     ("sink", "kafka.compression.type", "did you mean 'compression'"),
     ("sink", "encoding", "did you mean 'encode'"),
@@ -67,7 +139,7 @@ NEAREST: list[tuple[options.Use, str, str]] = [
     ("sink", "kafka.acks", "an epoch is done once Pub/Sub has answered for all of it"),
     ("write", "includeHeaders", "headers are the column attributes"),
     ("write", "kafka.enable.idempotence", "did you mean 'idAttribute'"),
-    ("stream", "kafka.group.id", "no Kafka client is behind penstock"),
+    ("stream", "kafka.fetch.min.bytes", "no Kafka client is behind penstock"),
 ]
 
 

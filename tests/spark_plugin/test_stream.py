@@ -397,6 +397,8 @@ def test_removed_rows_fail_the_query_or_are_passed(
         ({"startingOffsets": "earliest", "endingOffsets": "latest", "filter": "id > 7"}, range(8, 10)),
         ({"startingOffsets": "2001-01-01", "endingOffsets": "2999-01-01"}, range(10)),
         ({"endingOffsets": "2001-01-01"}, ()),
+        ({"startingOffsets": '{"in": {"0": 2}}', "endingOffsets": '{"in": {"0": -1}}'}, range(2, 10)),
+        ({"startingTimestamp": "0", "endingOffsetsByTimestamp": '{"in": {"0": 4000000000000}}'}, range(10)),
     ],
 )
 def test_a_range_is_read_at_once(options: dict[str, str], ids: Any, streams: Streams) -> None:

@@ -21,8 +21,6 @@ from pyspark import cloudpickle
 from pyspark.sql import datasource as sql
 from pyspark.sql.types import LongType, StructField, StructType
 
-from penstock.spark_plugin import source as sources
-
 pytestmark = pytest.mark.spark
 
 SCHEMA = StructType([StructField("id", LongType(), False)])
@@ -153,13 +151,3 @@ def test_an_empty_dataset_has_a_partition_without_rows(guarded: Client) -> None:
     guarded.put("store/e", ROWS.slice(0, 0))
     reader = made({"path": "store/e"}).reader(SCHEMA)
     assert [list(reader.read(one)) for one in reader.partitions()] == [[]]
-
-
-def test_planning_pushes_only_where_spark_can_take_it(guarded: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    options = {"path": "store/x", "pushdown": "true"}
-    assert type(sources.DataSource(options).reader(SCHEMA)) is sources.BatchReader
-    monkeypatch.setitem(sys.modules, sources._PUSHING, sys)
-    assert type(sources.DataSource(options).reader(SCHEMA)) is sources.PushingReader
-    assert type(sources.DataSource({"path": "store/x"}).reader(SCHEMA)) is sources.BatchReader

@@ -12,7 +12,7 @@ IN_MEMORY := $(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-connect bench-jobs bench-pubsub bench-queue bench-spark bench-topics bench-typed planted fmt clean
+.PHONY: help setup docs demo demo-pubsub run-flight test test-spark-matrix test-tansu soak check bench bench-connect bench-jobs bench-pubsub bench-queue bench-spark bench-topics bench-typed planted fmt clean
 
 help:  ## list these targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -26,6 +26,10 @@ demo: $(STAMP) $(JAVA)  ## see it work: the whole way of a dataset, in one scrip
 
 demo-pubsub: $(STAMP) $(JAVA)  ## see a Pub/Sub subscription stream, on Google's emulator
 	@$(BIN)/python scripts/demo_pubsub.py
+
+docs: $(STAMP)  ## build the pages of docs/ as a site: build/site/index.html
+	@$(BIN)/zensical build --clean --strict
+	@echo "open build/site/index.html; its search needs a web server: python3 -m http.server --directory build/site"
 
 run-flight: $(STAMP)  ## run a server here (ARGS="--listen grpc://127.0.0.1:8815" and others)
 	@$(BIN)/penstock serve $(ARGS)
@@ -98,7 +102,7 @@ fmt: $(STAMP)  ## format, and mend what the linter can
 	@$(BIN)/ruff format --quiet
 
 clean:  ## remove what these targets made, .venv included
-	@rm -rf $(VENV) .venv-spark .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	@rm -rf $(VENV) .venv-spark .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache .coverage .coverage.* htmlcov
 	@find penstock tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes from the venv itself or, on a system that splits it off, from the python that made the venv.

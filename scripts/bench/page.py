@@ -29,13 +29,14 @@ def filled(text: str, results: Sequence[Result], facts: Sequence[str]) -> str:
     about, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     judged = [result.kept for result in results if result.kept is not None]
     page = re.split(r"^\d+ of \d+ promises", about, flags=re.MULTILINE)[0]
-    page += f"{sum(judged)} of {len(judged)} promises kept.\n"
+    page += f"{sum(judged)} of {len(judged)} promises kept.\n\n"
+    unkept = ""
     for result in results:
         if result.line.promise and not result.kept:
             what = [result.line.what, *([f"beside {result.line.beside}"] if result.line.beside else [])]
             kept = "Not looked at" if result.kept is None else "**Not kept**"
-            page += f"- {kept}: {' '.join(what)}{', ' if result.data else ''}{result.data}\n"
-    page += "\n" + "".join(f"- {fact}\n" for fact in facts)
+            unkept += f"- {kept}: {' '.join(what)}{', ' if result.data else ''}{result.data}\n"
+    page += (f"{unkept}\n" if unkept else "") + "".join(f"- {fact}\n" for fact in facts)
     for section in sections:
         words = re.split(r"^(?:\||### )", section, flags=re.MULTILINE)[0]  # up to its first table
         page += f"\n## {words.rstrip()}\n"

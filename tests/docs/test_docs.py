@@ -21,11 +21,10 @@ from penstock.flight_server.server import PenstockServer
 from penstock.wire.read import ReadCommand
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
-from tests.kit.cli import serving
 from tests.kit.connect import ConnectServer
 from tests.kit.pages import blocks, run_all
 from tests.kit.pubsub.emulator import emulator_process
-from tests.kit.server import free_port, process_server
+from tests.kit.server import process_server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -196,28 +195,6 @@ def test_command_lines_on_a_page_run_word_for_word(page: str, tmp_path: Path) ->
         assert pq.read_table(tmp_path / "out.parquet").equals(trips)
 
 
-@pytest.mark.process
-def test_tls_and_token_are_set_up_word_for_word(tmp_path: Path) -> None:
-    """By the lines of docs/operating.md, on another port."""
-    server, client = blocks("docs/operating.md", "sh")
-    assert client.count("8815") == server.count("8815") == 1
-    assert server.splitlines()[-1].startswith("penstock serve ")
-    port = str(free_port())
-    *making, serve = server.replace("0.0.0.0:8815", f"127.0.0.1:{port}").splitlines()
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(
-        "\n".join(["set -e", *making]), shell=True, cwd=tmp_path, check=True, capture_output=True, timeout=60
-    )
-    flags = [str(tmp_path / word) if word.endswith(".pem") or word == "token" else word for word in serve.split()[2:]]
-    with serving(tmp_path / "log", *flags, "--http", "off", "--data", str(tmp_path / "data")):
-        for lines, works in ((client, True), (re.sub("PENSTOCK_CERT=.*", "true", client), False)):
-            done = subprocess.run(
-                lines.replace("8815", port), shell=True, cwd=tmp_path, check=False, capture_output=True, text=True,
-                env={**os.environ, "PATH": path}, timeout=60,
-            )  # fmt: skip
-            assert (done.returncode == 0) == works, done.stdout + done.stderr
-
-
 def test_the_wire_page_has_every_action_and_every_code(client: Client) -> None:
     page = (ROOT / "docs/wire.md").read_text()
     for name in client.actions():
@@ -231,12 +208,6 @@ def test_the_wire_page_has_every_field_of_a_read() -> None:
     page = (ROOT / "docs/wire.md").read_text()
     for field in fields(ReadCommand):
         assert re.search(rf"[{{ ]{field.name}[,}}]", page), field.name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
 def test_every_place_on_the_walk_exists() -> None:

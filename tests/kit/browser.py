@@ -50,10 +50,11 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def open(self, page: Path) -> None:
-        """Show a file, and wait until it is there."""
-        self.call("Page.navigate", url=page.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+    def open(self, page: Path | str) -> None:
+        """Show a file or an address, and wait until it is there."""
+        before = len(self.events)
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events[before:]):
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:

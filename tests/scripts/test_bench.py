@@ -123,7 +123,7 @@ def test_a_promise_is_judged_by_the_median(ratio: str, promise: Promise | None, 
 def test_a_promise_beside_a_side_left_out_is_not_judged() -> None:
     result = Line("x", "what", "ours", "Kafka", "/s", 4_000_000, (">=", 3), "speed").result(SAMPLES)
     assert (result.cells[1:4], result.kept) == (["2.00 M/s", "Kafka", "left out"], None)
-    assert "0 of 0 promises kept.\n- Not looked at: what beside Kafka\n" in filled(PAGE, [result], [])
+    assert "0 of 0 promises kept.\n\n- Not looked at: what beside Kafka\n" in filled(PAGE, [result], [])
 
 
 def test_percentiles_are_of_all_rounds_and_their_ratio_of_each() -> None:
@@ -151,6 +151,7 @@ PAGE = """\
 What it is about.
 
 3 of 4 promises kept.
+
 - **Not kept**: old
 
 - an old machine
@@ -177,7 +178,7 @@ def test_a_page_keeps_its_words_and_gets_new_figures() -> None:
     text = filled(PAGE, [first, second], ["a machine", "a command"])
     assert text == filled(text, [first, second], ["a machine", "a command"])
     head, first_section, second_section = text.split("\n## ")
-    judged = "0 of 1 promises kept.\n- **Not kept**: slow beside theirs\n"
+    judged = "0 of 1 promises kept.\n\n- **Not kept**: slow beside theirs\n"
     assert head == f"# A page\n\nWhat it is about.\n\n{judged}\n- a machine\n- a command\n"
     assert first_section.startswith("First\n\nHow these are taken.\n\n| | measured | beside |")
     assert "| slow | 2.00 s | theirs | 2.00 s | 1.00x | 0.33x | >= 2x | **NO** |\n" in first_section

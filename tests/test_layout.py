@@ -148,6 +148,7 @@ def importable() -> list[str]:
     of_pubsub = {Path("queue", "pubsub", name) for name in of_grpc}
     of_extras = of_spark | of_pubsub | {Path("store", "ray_objects.py")}
     of_extras |= {Path("pipeline", name) for name in ("ray_data.py", "ray_pool.py")}
+    of_extras.add(Path("client", "dataset.py"))  # pyarrow.dataset imports pandas, if that is there
     files = [file for file in python_files() if file.parts[0] not in ("cli", "spark") and file not in of_extras]
     names = [".".join(["penstock", *file.with_suffix("").parts]).removesuffix(".__init__") for file in files]
     return [name for name in names if not name.endswith("__main__")]

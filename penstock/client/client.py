@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
@@ -28,6 +28,9 @@ from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, R
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
 from penstock.wire.read import EndpointNote, Entry, ListCommand, PayloadSchema, ReadCommand
+
+if TYPE_CHECKING:
+    from penstock.client.dataset import Dataset
 
 DEFAULT_URL = "grpc://127.0.0.1:8815"
 
@@ -244,6 +247,23 @@ class Client:
         if decoding is not None:
             return pa.RecordBatchReader.from_batches(decoding.schema, decoding.reading(info.schema).batches(batches))
         return pa.RecordBatchReader.from_batches(info.schema, batches)
+
+    def dataset(self, path: str) -> Dataset:
+        """Return a dataset that DuckDB, polars, pandas and pyarrow scan as often as they like, each time as it is then:
+
+            trips = c.dataset("store/demo/trips")
+            duckdb.sql("SELECT max(fare) FROM trips WHERE city = 'Oslo'")
+            pl.scan_pyarrow_dataset(trips).filter(pl.col("city") == "Oslo").select("fare").collect()
+            trips.to_table(columns=["fare"], filter=pc.field("city") == "Oslo").to_pandas()
+
+        Only the columns and rows that they need are read, where the server can tell which these are. A folder,
+        `store/days/`, is read as one: the columns of all datasets below it, and `_path`, by which datasets are chosen,
+        too. `get` is read once, and takes its columns and filter beforehand.
+        """
+        from penstock.client.dataset import Dataset  # pyarrow's datasets import pandas, if that is there
+
+        check_path(path)
+        return Dataset(self, path)
 
     def fetch(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
         """Return the batches of one ticket, in any process: `info(path).endpoints` has the tickets.

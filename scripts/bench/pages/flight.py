@@ -76,6 +76,15 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         yield Case({BARE: partial(_get, name=BARE, mib=mib), DISK: partial(_map, mib=mib)}, [line], sizes.rounds)
         sides = {BARE: partial(_get, name=BARE, mib=mib, use=_sum), DISK: partial(_map, mib=mib, use=_sum)}
         yield Case(sides, [speed(f"get of {mib} MiB, mapped, every value summed", DISK)], sizes.rounds)
+    largest = max(sizes.gets)
+    for how, store in (("sent", MEMORY), ("mapped", DISK)):
+        all_rows, some = "all rows", f"1 % of the rows of {largest} MiB, {how}"
+        sides = {
+            all_rows: partial(_scan, store=store, mib=largest, use=_sum),
+            some: partial(_scan, store=store, mib=largest, use=_sum, below=0.01),
+        }
+        least: Promise | None = (">=", 5) if store == MEMORY else None
+        yield Case(sides, [Line("Scans", some, some, all_rows, "ms", ratio="speed", promise=least)], sizes.rounds)
     for mib in sizes.puts:
         sides = {name: partial(_put, name=name, mib=mib) for name in (BARE, MEMORY, DISK)}
         speed = partial(Line, "do_put", beside=BARE, unit="MiB/s", amount=mib, ratio="speed")
@@ -141,6 +150,13 @@ def _map(bench: Bench, mib: int, use: Use = len) -> Measure:
     server, path = _stored(bench, DISK, mib)
     client = bench.contexts.enter_context(penstock.connect(server.url))
     return timed(lambda: use(client.get(path).read_all()), times=math.ceil(64 / mib))
+
+
+def _scan(bench: Bench, store: str, mib: int, use: Use, below: float | None = None) -> Measure:
+    server, path = _stored(bench, store, mib)
+    dataset = bench.contexts.enter_context(penstock.connect(server.url)).dataset(path)
+    wanted = None if below is None else pc.field("value") < below
+    return timed(lambda: use(dataset.to_table(filter=wanted)))
 
 
 def _sum(table: pa.Table) -> list[pa.Scalar[Any]]:

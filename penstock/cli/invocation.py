@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 import penstock
 from penstock.cli.kinds import KINDS
+from penstock.text import parse_seconds
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -42,6 +43,14 @@ def command(summary: str, *examples: str, hidden: bool = False) -> Callable[[Cal
         return made
 
     return decorate
+
+
+def duration(text: str) -> float:
+    """Parse 30, 90s, 30m, 12h or 2d."""
+    seconds = parse_seconds(text)
+    if seconds is None:
+        raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
+    return seconds
 
 
 def example(*lines: str) -> str:

@@ -97,7 +97,7 @@ def _ago(moment: float) -> str:
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("rows/s", "committed/s", "confirmed/s", "published/s"), "{:,.0f}".format),
     "done/s": "{:,.1f}".format,
-    **dict.fromkeys(("opened", "last put", "seen", "started", "ended"), _ago),
+    **dict.fromkeys(("opened", "last put", "read", "seen", "started", "ended"), _ago),
     "size": format_size,
     **dict.fromkeys(("oldest", "oldest unacked", "lag"), format_age),
     "time": "{:,.1f} s".format,
@@ -121,6 +121,15 @@ def _changed(thing: Thing) -> str:
 def _compacted(thing: Thing) -> str:
     """Return when small parts of it became one last; nothing if that was never."""
     return _ago(thing["compacted"]) if "compacted" in thing else ""
+
+
+def _expires(thing: Thing) -> str:
+    """Return when a dataset with a time to live is deleted."""
+    return f"in {format_age(max(0.0, thing['expires'] - time.time()))}" if "expires" in thing else ""
+
+
+def _partitions(thing: Thing) -> str:
+    return cut(", ".join("{partition} ({rows:,} rows)".format(**each) for each in thing.get("partitions", ())), 1_000)
 
 
 def _queries(thing: Thing) -> str:
@@ -170,7 +179,10 @@ def _members(consumer: Mapping[str, Any]) -> int | None:
 
 _FOLDER = Kind("folder", facts={"datasets": "datasets", "topics": "topics", "writes": "writes", **_STORED})
 _PAYLOAD = Kind("payload", facts={"rows": "rows", "size": lambda thing: format_size(thing["bytes"])}, show=[_SCHEMA])
-_DATASET = Kind("dataset", "store", "datasets", in_ls=True, facts=_STORED, show=[_SCHEMA])
+_DATASET = Kind(
+    "dataset", "store", "datasets", in_ls=True,
+    facts=_STORED | {"read": "used", "expires": _expires, "partitions": _partitions}, show=[_SCHEMA],
+)  # fmt: skip
 _TOPIC = Kind(
     "topic", "topic", "topics", in_ls=True, appends=True,
     facts=_STORED | {"key": "key", "kept": _kept, "journal": lambda topic: "{journal}, epoch {epoch}".format(**topic)},

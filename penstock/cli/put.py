@@ -9,7 +9,7 @@ import click
 
 from penstock.cli import terminal
 from penstock.cli.formats import FORMATS
-from penstock.cli.invocation import Invocation, command, complete_path
+from penstock.cli.invocation import Invocation, command, complete_path, duration
 from penstock.cli.kinds import kind_at
 
 if TYPE_CHECKING:
@@ -33,13 +33,15 @@ _MODES = ("error", "append", "overwrite")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @click.option("--mode", type=click.Choice(_MODES), default="error", show_default=True, help="If the dataset exists.")
 @click.option("--run", metavar="NAME", help="Do this once: the same run again writes nothing.")
+@click.option("--partition", metavar="NAME", help="Of a dataset: the rows that --mode overwrite replaces.")
+@click.option("--ttl", type=duration, metavar="TIME", help="Of a dataset: delete it so long after its last put.")
 @click.option("--encode", type=click.Choice(_ENCODINGS), help="Publish each row as one payload, to publish/….")
 @click.option("--id-attribute", is_flag=True, help="Publish with the attribute penstock-id.")
 @click.option("--compression", type=click.Choice(("gzip",)), help="Of requests to Pub/Sub.")
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help=_FORMAT)
 def put(
     invocation: Invocation, path: str, files: tuple[str, ...], *, mode: Mode, run: str | None,
-    file_format: str | None, **how: Unpack[PublishArguments],
+    file_format: str | None, partition: str | None, ttl: float | None, **how: Unpack[PublishArguments],
 ) -> None:  # fmt: skip
     """Write files to the dataset PATH, all or nothing; several files are one write, `-` is stdin.
 
@@ -59,7 +61,7 @@ def put(
     with invocation.connect() as client:
         appends = kind_at(path).appends
         lines = files == (readers.STDIN,) and file_format in (None, "json")
-        if appends and lines and run is None and mode != "overwrite":
+        if appends and lines and (run, partition, ttl) == (None, None, None) and mode != "overwrite":
             answer = append.LineAppender(client, path).run(silent=invocation.json)
         else:
             converter = append.topic_converter(client, path) if appends else None
@@ -67,6 +69,9 @@ def put(
             if appends and converter is None:
                 append.check_types(path, rows.schema)
             with terminal.progress_bar(path, rows.total, wanted=not invocation.json) as show:
-                receipt = client.put(path, rows.batches(show), mode=mode, run=run, schema=rows.schema, **how)
+                receipt = client.put(
+                    path, rows.batches(show), mode=mode, run=run, schema=rows.schema, partition=partition, ttl=ttl,
+                    **how,
+                )  # fmt: skip
             answer = receipt.to_json()
     terminal.print_transfer(path, {"path": path, **answer}, began, as_json=invocation.json)

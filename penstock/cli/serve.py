@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.invocation import example
+from penstock.cli.invocation import duration, example
 from penstock.errors import InvalidRequest
-from penstock.text import parse_seconds
 
 if TYPE_CHECKING:
     from penstock.flight_server.config import ServerConfig
@@ -27,6 +26,7 @@ _DATA = "The data folder; one server at a time has it.  [default: ~/.local/share
 _ADVERTISE = "The address that clients are told to read from, if it isn't --listen."
 _MEMORY = "The most private memory that the server may take, or 'off'.  [default: half of the machine's]"
 _LIFE = "How long a read ticket is valid; deleted rows that it names stay as long.  [default: 12h]"
+_EVICT = "A full store deletes the datasets that were used longest ago and nobody needs; with --quota."
 _DRAIN = "Time for running calls to end when the server is told to stop.  [default: 30s]"
 _PULLERS = "Processes that pull each subscription.  [default: 1]"
 _LEASE = "When Pub/Sub redelivers the messages of a puller that has died.  [default: 60]"
@@ -36,14 +36,6 @@ _ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
 _EMULATOR = "Call the emulator at --pubsub-endpoint or PUBSUB_EMULATOR_HOST instead of Google."
 _KAFKA = "The broker that queues may be on, such as kafka://127.0.0.1:9092."
 _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=10m; repeatable."
-
-
-def _duration(text: str) -> float:
-    """Parse 30, 90s, 30m, 12h or 2d."""
-    seconds = parse_seconds(text)
-    if seconds is None:
-        raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
-    return seconds
 
 
 def _size(text: str) -> int:
@@ -67,9 +59,10 @@ def _size(text: str) -> int:
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help=_DATA)
 @click.option("--advertise", metavar="URL", help=_ADVERTISE)
 @click.option("--memory-limit", type=lambda text: text if text == "off" else _size(text), metavar="SIZE", help=_MEMORY)
-@click.option("--ticket-life", type=_duration, metavar="TIME", help=_LIFE)
+@click.option("--ticket-life", type=duration, metavar="TIME", help=_LIFE)
 @click.option("--quota", type=_size, metavar="SIZE", help="Bytes that the store may hold.")
-@click.option("--drain", type=_duration, metavar="TIME", help=_DRAIN)
+@click.option("--evict", type=click.Choice(("lru",)), help=_EVICT)
+@click.option("--drain", type=duration, metavar="TIME", help=_DRAIN)
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
 @click.option("--client-ca", type=_FILE, help="Take only callers with a certificate of these authorities, PEM.")

@@ -23,9 +23,10 @@ from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.typed import Decoded, plan_decoding
 from penstock.client.views import Info, Listing
+from penstock.errors import InvalidRequest
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
-from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
+from penstock.wire.put import DatasetOptions, Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
 from penstock.wire.read import EndpointNote, Entry, ListCommand, PayloadSchema, ReadCommand
 
@@ -101,7 +102,7 @@ class Client:
 
     # --- in ---------------------------------------------------------------------------------
 
-    def put(
+    def put(  # what may be said of a write
         self,
         path: str,
         data: Any,
@@ -109,6 +110,8 @@ class Client:
         mode: Mode = "error",
         run: str | None = None,
         schema: pa.Schema | None = None,
+        partition: str | None = None,
+        ttl: float | None = None,
         **how: Unpack[PublishArguments],
     ) -> Receipt:
         """Write rows to a dataset, all or nothing: a Table, a RecordBatchReader, an iterator of batches, a list of
@@ -117,15 +120,19 @@ class Client:
         `mode` says what happens if the dataset exists: "error", "append" or "overwrite". A `run` is a name under
         which this happens once: the same run again writes nothing and returns the first one's receipt.
 
+        `partition` names a part of the dataset's rows, `"2026-11-20"`: an overwrite then replaces the rows that were
+        put under that name, in one step, and no others. A dataset is deleted `ttl` seconds after its last write.
+
         `publish/PROJECT/TOPIC` takes messages for Pub/Sub, in columns data, attributes and ordering_key, or any rows
         with `encode="json"`, and returns once Pub/Sub has them. `id_attribute` gives each the attribute penstock-id,
         `compression="gzip"` compresses the requests.
         """
         check_path(path)
         publishing = Publishing.of(path, how)
+        dataset = _dataset_options(path, partition, ttl)
         if publishing.options is not None:
             return publish(self.connection, path, data, mode=mode, run=run, schema=schema, publishing=publishing)
-        return put.put(self.connection, path, data, mode=mode, run=run, schema=schema)
+        return put.put(self.connection, path, data, mode=mode, run=run, schema=schema, dataset=dataset)
 
     def create_topic(
         self,
@@ -150,13 +157,24 @@ class Client:
             self.connection, path, schema, TopicOptions(key, shards, keep_seconds, keep_bytes, keep_absent)
         )
 
-    def writer(self, path: str, schema: pa.Schema, *, mode: Mode = "error", run: str | None = None) -> Writer:
+    def writer(
+        self,
+        path: str,
+        schema: pa.Schema,
+        *,
+        mode: Mode = "error",
+        run: str | None = None,
+        partition: str | None = None,
+        ttl: float | None = None,
+    ) -> Writer:
         """Return a writer for rows that come bit by bit: `with c.writer(path, schema) as w: w.write(batch)`.
 
-        Leaving the block commits; leaving it by an exception writes nothing.
+        Leaving the block commits; leaving it by an exception writes nothing. The others as in `put`.
         """
         check_path(path)
-        return Writer(self.connection, PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run), schema)
+        dataset = _dataset_options(path, partition, ttl)
+        command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, dataset=dataset)
+        return Writer(self.connection, command, schema)
 
     def producer(self, path: str, *, max_in_flight: int = 64) -> Producer:
         """Return a producer of a topic: `with c.producer("topic/orders") as p: answer = p.send(batch)`.
@@ -408,3 +426,12 @@ class Client:
         return connection.retry(
             lambda: {each.type: each.description for each in connection.flight.list_actions(connection.options())}
         )
+
+
+def _dataset_options(path: str, partition: str | None, ttl: float | None) -> DatasetOptions | None:
+    """Return what a put says of its dataset; reject it for messages, whose put has no room for it."""
+    if partition is None and ttl is None:
+        return None
+    if path.startswith("publish/"):
+        raise InvalidRequest(f"{path}: only a dataset has partitions and a time to live: omit partition and ttl")
+    return DatasetOptions(partition, ttl)

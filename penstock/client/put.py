@@ -18,7 +18,7 @@ from penstock.client.connection import Connection, translate_errors
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, LimitExceeded, PenstockError, TimedOut, Unavailable, from_flight
 from penstock.rows import slices
-from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask, TopicOptions, Trailer
+from penstock.wire.put import DatasetOptions, Mode, PutCommand, Receipt, SparkTask, TopicOptions, Trailer
 
 if TYPE_CHECKING:
     from penstock.wire.actions import FinishWrite, Summary
@@ -178,6 +178,7 @@ def put(
     mode: Mode = "error",
     run: str | None,
     schema: pa.Schema | None = None,
+    dataset: DatasetOptions | None = None,
     waits_for_room: bool = False,
 ) -> Receipt:
     """Write rows to a path, all or nothing, as a write of its own.
@@ -189,7 +190,7 @@ def put(
     repeatable = isinstance(batches, list)
     brief, run = (True, f"put-{uuid.uuid4().hex}") if run is None else (None, run)
     ready = not repeatable
-    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, brief=brief, ready=ready)
+    command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, brief=brief, ready=ready, dataset=dataset)
     begun = False
 
     def once() -> Receipt:

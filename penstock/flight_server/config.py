@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import InvalidRequest
@@ -41,6 +41,8 @@ class ServerConfig:
     store: str = "disk:"
     advertise: str | None = None
     quota: int | None = None
+    evict: Literal["lru"] | None = None
+    """Whether datasets are deleted for room within the quota: the least recently used that nobody needs first."""
     memory_limit: int | None = None
     """Bytes of private memory (RLIMIT_DATA): bounds what a batch expands to before a handler sees it. Not maps."""
     ticket_life: float = 12 * 3600
@@ -89,6 +91,8 @@ class ServerConfig:
                 f"--memory-limit {self.memory_limit:,} bytes: a server needs at least {_LEAST_MEMORY >> 20} MiB to "
                 "start, and more for each stream; or say 'off'"
             )
+        if self.evict is not None and self.quota is None:
+            raise InvalidRequest(f"--evict {self.evict} makes room within a quota: say --quota too, such as 100GB")
         uses_tls = url.scheme == "grpc+tls" or self.http_tls
         if {self.tls_cert is not None, self.tls_key is not None} != {uses_tls}:
             raise InvalidRequest("TLS needs all of --listen grpc+tls://… (or --http-tls), --tls-cert and --tls-key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 import time
@@ -29,7 +30,7 @@ from penstock.store.medium import Part
 from penstock.text import format_age, format_size
 from penstock.wire import paths
 from penstock.wire.publish import PublishOptions
-from penstock.wire.put import Mode, PutCommand, Receipt, SparkTask
+from penstock.wire.put import DatasetOptions, Mode, PutCommand, Receipt, SparkTask
 
 READY = b'{"v":1}'
 log = logging.getLogger("penstock")
@@ -79,6 +80,7 @@ def put(
         if not folder.key:
             return state.kind_of(folder).put_many(folder, command, admit)
         kind, path = state.locate(command.path or "")
+        check_dataset_options(path, command.dataset)
         return kind.put(path, command, admit)
     write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)
     state.watch.check_not_cut(command.attempt)
@@ -100,7 +102,7 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")
     own = (
         command.path, command.mode, command.run, command.brief, command.create, command.forward, command.each,
-        command.publish,
+        command.publish, command.dataset,
     )  # fmt: skip
     if command.ticket is None and command.task is not None:
         raise InvalidRequest("a put names its task if it is an attempt of an open write: expected its ticket")
@@ -116,15 +118,35 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
 # --- what kinds share ------------------------------------------------------------------------
 
 
+def check_dataset_options(path: paths.Path, options: DatasetOptions | None) -> None:
+    """Reject options of a dataset for anything else, and those that can't be meant."""
+    if options is None:
+        return
+    if path.kind != "store":
+        raise InvalidRequest(
+            f"{path}: only a dataset has partitions and a time to live: write to store/…, or omit them"
+        )
+    if options.partition == "":
+        raise InvalidRequest(f"{path}: the partition has no name: expected such as '2026-11-20', or none")
+    if options.ttl is not None and not 0 < options.ttl < math.inf:
+        raise InvalidRequest(f"{path}: ttl={options.ttl}: expected a number of seconds above 0")
+
+
 @contextmanager
 def own_write(
-    state: State, path: str, mode: Mode, run: str | None, publish: PublishOptions | None = None
+    state: State,
+    path: str,
+    mode: Mode,
+    run: str | None,
+    *,
+    publish: PublishOptions | None = None,
+    dataset: DatasetOptions | None = None,
 ) -> Iterator[Write]:
     """Open the write of a put that has no ticket.
 
     The write is aborted if the block fails, unless another put of the same run has finished it or goes on with it.
     """
-    write = state.ledger.open_write(path, mode=mode, run=run, own=True, publish=publish)
+    write = state.ledger.open_write(path, mode=mode, run=run, own=True, publish=publish, dataset=dataset)
     try:
         yield write
     except BaseException:

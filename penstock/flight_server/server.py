@@ -13,6 +13,7 @@ from penstock.errors import Unavailable
 from penstock.flight_server import flights, kinds
 from penstock.flight_server.actions import Actions
 from penstock.flight_server.config import ServerConfig
+from penstock.flight_server.evictor import Evictor
 from penstock.flight_server.exchange import exchange
 from penstock.flight_server.funnel import Frameless, funnel
 from penstock.flight_server.gate import KEY, Call, Gate, OpenHandshake, Streams
@@ -40,6 +41,8 @@ class PenstockServer(flight.FlightServerBase):
     def __init__(self, config: ServerConfig, ledger: Ledger, store: Store, key: bytes) -> None:
         metrics, streams, signer = Metrics(), Streams(config.limits.streams), Signer(key)
         local = LocalDoor(store, signer, metrics)
+        if config.evict is not None:
+            store.evict = Evictor(ledger, store, metrics).evict
         self._listen(config, streams, metrics)
         self.url = config.reached_at(self.port)
         self.state = State(

@@ -19,6 +19,7 @@ from penstock.rows import schemas
 from penstock.store.database import Reader
 from penstock.store.medium import Part
 from penstock.wire import paths
+from penstock.wire.actions import Partition
 
 SMALL = 1 << 20
 """Bytes below which a part may be merged with its neighbours: as the index `small_parts` has it."""
@@ -40,6 +41,10 @@ class Dataset:
     """When small parts became one last."""
     end: str = ""
     """Names its end: what is appended later is behind it, until it is overwritten."""
+    expires: float | None = None
+    """When it is deleted, unless it is written to before."""
+    used: float | None = None
+    """When it was read last, to the minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,37 @@ def _dataset(row: sqlite3.Row) -> Dataset:
     return Dataset(
         row["path"], to_schema(row["ipc"]), row["rows"], row["bytes"], row["parts"], row["changed"], bool(row["lost"]),
         row["compacted"], f"{row['made']}.{row['next_seq']}",
+        None if row["ttl"] is None else row["changed"] + row["ttl"], row["used"],
     )  # fmt: skip
+
+
+def partitions(reader: Reader, path: str) -> list[Partition]:
+    """Return the partitions of a dataset, by their names."""
+    rows = reader.rows(
+        "SELECT partition, sum(rows) AS rows, sum(bytes) AS bytes, count(*) AS parts FROM parts"
+        " WHERE path = ? AND state = 'visible' AND partition IS NOT NULL GROUP BY partition ORDER BY partition",
+        path,
+    )
+    return [Partition(**dict(row)) for row in rows]
+
+
+def expired(reader: Reader, now: float) -> list[str]:
+    """Return the datasets that are past their time to live."""
+    query = "SELECT path FROM datasets WHERE ttl IS NOT NULL AND changed + ttl <= ? ORDER BY path"
+    return [row["path"] for row in reader.rows(query, now)]
+
+
+def least_used(reader: Reader) -> list[tuple[str, int]]:
+    """Return the datasets that no write is open to and no message names a part of, each with its bytes; first the one
+    that was written or read longest ago.
+    """
+    rows = reader.rows(
+        "SELECT path, bytes FROM datasets"
+        " WHERE path NOT IN (SELECT path FROM writes WHERE state = 'open') AND NOT EXISTS"
+        " (SELECT 1 FROM parts WHERE parts.path = datasets.path AND state = 'visible' AND held)"
+        " ORDER BY max(changed, coalesce(used, 0)), path"
+    )
+    return [(row["path"], row["bytes"]) for row in rows]
 
 
 # --- small parts ---------------------------------------------------------------------------
@@ -133,6 +168,7 @@ class SmallPart:
     bytes: int
     schema_id: int
     digest: str | None
+    partition: str | None = None
 
     def __str__(self) -> str:
         return f"{self.rows:,} rows"
@@ -151,8 +187,9 @@ _ARE_SMALL = f"state = 'visible' AND path IS NOT NULL AND attempt <> '' AND NOT 
 def small_parts(reader: Reader, path: str, incarnation: str) -> list[SmallPart]:
     """Return the small parts of a dataset, in order."""
     rows = reader.rows(
-        "SELECT name, seq, places, rows, bytes, schema AS schema_id, digest FROM parts INDEXED BY small_parts"  # noqa: S608  # our own text
-        f" WHERE {_ARE_SMALL} AND path = ? AND incarnation = ? AND NOT missed ORDER BY seq",
+        "SELECT name, seq, places, rows, bytes, schema AS schema_id, digest, partition"  # noqa: S608  # our text
+        f" FROM parts INDEXED BY small_parts WHERE {_ARE_SMALL} AND path = ? AND incarnation = ? AND NOT missed"
+        " ORDER BY seq",
         path, incarnation,
     )  # fmt: skip
     return [SmallPart(**dict(row)) for row in rows]
@@ -181,7 +218,7 @@ def replace(t: Transaction, path: str, run: Sequence[SmallPart], part: Part) -> 
     t.insert(
         "parts", name=part.name, attempt=uuid.uuid4().hex, number=0, rows=part.rows, bytes=part.bytes,
         schema=run[0].schema_id, incarnation=t.ledger.incarnation, state="visible", path=path, seq=run[0].seq,
-        places=run[-1].end - run[0].seq, digest=part.digest,
+        places=run[-1].end - run[0].seq, digest=part.digest, partition=run[0].partition,
     )  # fmt: skip
     t.execute(
         "UPDATE datasets SET parts = parts - ?, bytes = bytes - ? + ?, compacted = ? WHERE path = ?",
@@ -213,8 +250,8 @@ def schema_at(reader: Reader, path: str) -> pa.Schema | None:
 
 def check_write(t: Transaction, write: Write, *, exists: bool) -> None:
     """Reject a write that may not make or change the path."""
-    if write.mode != "overwrite" and parts.are_lost(t, write.path):
-        verb = "appended to" if write.mode == "append" else "made"
+    if (write.mode != "overwrite" or write.keeps_rows) and parts.are_lost(t, write.path):
+        verb = {"append": "appended to", "overwrite": "overwritten in part"}.get(write.mode, "made")
         raise Lost(f"{write.path} can't be {verb}, its rows are lost: write it again with mode 'overwrite'")
     payloads.check_is_none(t, paths.parse(write.path).key)
     for key in paths.parse(write.path).parents:
@@ -235,13 +272,30 @@ def is_due(t: Transaction, write: Write, attempts: Sequence[str], chosen: str) -
     return True
 
 
-def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
-    """Make the attempts' parts the end of what is at the path."""
+def overwrite(t: Transaction, write: Write) -> None:
+    """Retire what an overwrite replaces: all rows, or those of its partition, so that the dataset is another one."""
+    path, partition = write.path, write.dataset.partition
+    if partition is None:
+        remove(t, path)
+        return
     t.execute(
-        "INSERT INTO datasets(path, schema, changed, made, rows, bytes, parts, next_seq)"
-        " VALUES (?, ?, ?, ?, 0, 0, 0, 0)"
-        " ON CONFLICT(path) DO UPDATE SET schema = excluded.schema, changed = excluded.changed",
-        path, t.schema_id(schema), t.now, uuid.uuid4().hex[:16],
+        "UPDATE datasets SET rows = datasets.rows - p.rows, bytes = datasets.bytes - p.bytes,"
+        " parts = datasets.parts - p.parts, made = ?3"
+        " FROM (SELECT coalesce(sum(rows), 0) AS rows, coalesce(sum(bytes), 0) AS bytes, count(*) AS parts FROM parts"
+        " WHERE path = ?1 AND state = 'visible' AND partition = ?2) AS p WHERE path = ?1",
+        path, partition, uuid.uuid4().hex[:16],
+    )  # fmt: skip
+    parts.retire_dataset(t, path, partition)
+
+
+def show(t: Transaction, write: Write, attempts: Sequence[str], schema: pa.Schema) -> None:
+    """Make the attempts' parts the end of what is at the write's path."""
+    path = write.path
+    t.execute(
+        "INSERT INTO datasets(path, schema, changed, made, ttl, rows, bytes, parts, next_seq)"
+        " VALUES (?, ?, ?, ?, ?, 0, 0, 0, 0) ON CONFLICT(path)"
+        " DO UPDATE SET schema = excluded.schema, changed = excluded.changed, ttl = coalesce(excluded.ttl, ttl)",
+        path, t.schema_id(schema), t.now, uuid.uuid4().hex[:16], write.dataset.ttl,
     )  # fmt: skip
     t.ledger.note_grown(path)
     for attempt in attempts:

@@ -28,9 +28,10 @@ from penstock.ledger.writes import Destination, WorkQueues, Write
 from penstock.store import payload_table
 from penstock.store.database import Database, Reader, View
 from penstock.store.payload_table import PayloadRow
-from penstock.wire.actions import LandedEpoch, Summary
+from penstock.wire import paths
+from penstock.wire.actions import LandedEpoch, Partition, Summary
 from penstock.wire.publish import PublishOptions
-from penstock.wire.put import Mode, Receipt, Release, SparkTask
+from penstock.wire.put import DatasetOptions, Mode, Receipt, Release, SparkTask
 
 log = logging.getLogger("penstock")
 IDLE = 24 * 3600.0
@@ -117,6 +118,7 @@ class Ledger:
         split_rows: int | None = None,
         release: Release = "finish",
         publish: PublishOptions | None = None,
+        dataset: DatasetOptions | None = None,
     ) -> Write:
         """Begin a write; with a `run`, join the open write of that run or get its finished one, unless it is lost.
 
@@ -130,11 +132,12 @@ class Ledger:
             known = runs.write_of(t, path, run)
             if known is not None:
                 return writes.join(
-                    t, known, mode=mode, own=own, queue=queue, split_rows=split_rows, release=release, publish=publish
-                )
+                    t, known, mode=mode, own=own, queue=queue, split_rows=split_rows, release=release, publish=publish,
+                    dataset=dataset or DatasetOptions(),
+                )  # fmt: skip
             new = Write(
                 uuid.uuid4().hex, path, mode, run, "open", uuid.uuid4().hex, schema, t.now, t.now, None, queue,
-                split_rows, release, publish,
+                split_rows, release, publish, dataset or DatasetOptions(),
             )  # fmt: skip
             return writes.begin(t, new, own=own)
 
@@ -353,14 +356,43 @@ class Ledger:
         One transaction: the path is free, the parts are retired, and the runs that made the dataset are forgotten, as
         a dataset that is deleted and written again starts over.
         """
+        return self.change(partial(self._delete, path=path))
 
-        def delete(t: Transaction) -> Dataset:
-            dataset = datasets.by_path(t, path, self.incarnation)
-            datasets.remove(t, path)
-            runs.forget(t, path)
-            return dataset
+    def _delete(self, t: Transaction, path: str) -> Dataset:
+        dataset = datasets.by_path(t, path, self.incarnation)
+        datasets.remove(t, path)
+        runs.forget(t, path)
+        return dataset
 
-        return self.change(delete)
+    def delete_expired(self) -> list[Dataset]:
+        """Delete the datasets that are past their time to live, as `delete` does, and return them."""
+        if not datasets.expired(self.database, self.now()):
+            return []
+        return self.change(lambda t: [self._delete(t, path) for path in datasets.expired(t, t.now)])
+
+    def evict(self, size: int) -> list[Dataset]:
+        """Delete the datasets that were used longest ago, until so many bytes are free; none if that isn't enough.
+
+        A dataset stays while a write to it is open, while a message names it or a part of it, and while a read ticket
+        holds its bytes, as nothing would be free.
+        """
+
+        def evict(t: Transaction) -> list[Dataset]:
+            chosen: list[str] = []
+            freed = 0
+            for path, dataset_bytes in datasets.least_used(t):
+                if freed >= size:
+                    break
+                if parts.free_at(t, path) <= t.now and not self.names_payload(t, paths.parse(path).key):
+                    chosen.append(path)
+                    freed += dataset_bytes
+            return [self._delete(t, path) for path in chosen] if freed >= size else []
+
+        return self.change(evict)
+
+    def partitions(self, path: str) -> tuple[Partition, ...]:
+        """Return the partitions of a dataset."""
+        return tuple(datasets.partitions(self.database, path))
 
     # --- payloads -----------------------------------------------------------------------------
 
@@ -433,6 +465,7 @@ class Ledger:
                 " ON CONFLICT(path) DO UPDATE SET until = max(until, excluded.until)",
                 path, until + 60,
             )  # fmt: skip
+            t.execute("UPDATE datasets SET used = ? WHERE path = ?", t.now, path)
 
         try:
             self.change(note)

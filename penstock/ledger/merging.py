@@ -203,4 +203,4 @@ def _rows(opened: OpenPart, part: SmallPart) -> pa.Table:
 
 
 def _follows(part: SmallPart, other: SmallPart) -> bool:
-    return part.schema_id == other.schema_id and part.seq == other.end
+    return (part.schema_id, part.partition, part.seq) == (other.schema_id, other.partition, other.end)

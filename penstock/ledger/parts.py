@@ -75,13 +75,14 @@ def add(
     attempt: str,
     schema: pa.Schema,
     state: Literal["whole", "visible"] = "whole",
+    partition: str | None = None,
 ) -> None:
     """Add the rows of an attempt's parts, whose bytes are durable."""
     schema_id = t.schema_id(schema)
     for number, part in enumerate(added):
         t.insert(
             "parts", name=part.name, attempt=attempt, number=number, rows=part.rows, bytes=part.bytes,
-            schema=schema_id, incarnation=t.ledger.incarnation, state=state, digest=part.digest,
+            schema=schema_id, incarnation=t.ledger.incarnation, state=state, digest=part.digest, partition=partition,
         )  # fmt: skip
 
 
@@ -105,23 +106,24 @@ def add_payload(
 
 def retire(t: Transaction, names: Sequence[str], path: str, *, grace: float = 0.0) -> None:
     """Hide the parts of a path; their bytes stay for as long as tickets may name them, and a grace of seconds."""
-    free_at = max(t.now + grace, _free_at(t, path))
+    until = max(t.now + grace, free_at(t, path))
     t.sql.executemany(
         "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ? WHERE name = ?",
-        [(free_at, name) for name in names],
+        [(until, name) for name in names],
     )
 
 
-def retire_dataset(t: Transaction, path: str) -> None:
-    """Hide all parts of a dataset, as `retire` does."""
+def retire_dataset(t: Transaction, path: str, partition: str | None = None) -> None:
+    """Hide all parts of a dataset, or those of a partition, as `retire` does."""
+    of_partition = "" if partition is None else " AND partition = ?3"
     t.execute(
-        "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ?1"
-        " WHERE path = ?2 AND state = 'visible'",
-        _free_at(t, path), path,
+        "UPDATE parts SET state = 'retired', path = NULL, seq = NULL, free_at = ?1"  # noqa: S608  # our own text
+        f" WHERE path = ?2 AND state = 'visible'{of_partition}",
+        free_at(t, path), path, *(() if partition is None else (partition,)),
     )  # fmt: skip
 
 
-def _free_at(t: Transaction, path: str) -> float:
+def free_at(t: Transaction, path: str) -> float:
     """Return when the bytes of a path that is hidden now may go: tickets name the path's, or those of its kind."""
     kind = path.partition("/")[0] + "/"
     return max(t.now, t.ledger.ticketed_until(t, path), t.ledger.ticketed_until(t, kind))

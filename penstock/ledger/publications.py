@@ -213,13 +213,13 @@ def _begin(t: Transaction, write: Write, attempts: Sequence[str], chosen: str) -
     return True
 
 
-def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
+def show(t: Transaction, write: Write, attempts: Sequence[str], schema: pa.Schema) -> None:
     """Show nothing: the end of the write retires the parts."""
 
 
-def remove(t: Transaction, path: str) -> None:
+def overwrite(t: Transaction, write: Write) -> None:
     """Reject what no write to a topic asks for."""
-    raise Internal(f"{path} is a topic of Pub/Sub's: nothing of it can be removed")
+    raise Internal(f"{write.path} is a topic of Pub/Sub's: nothing of it can be replaced")
 
 
 def disagreements(reader: Reader) -> list[str]:

@@ -113,6 +113,8 @@ class Sweeper:
         try:
             for write in self._ledger.expire():
                 log.warning("write/%s was idle for too long and has expired", write)
+            for dataset in self._ledger.delete_expired():
+                log.info("%s was past its time to live: its %d rows are deleted", dataset.path, dataset.rows)
         finally:  # on a full disk, too: the bytes that go make room
             freed = free(self._ledger, self._store)
             if freed:

@@ -111,10 +111,21 @@ ALTER TABLE datasets ADD COLUMN made TEXT NOT NULL DEFAULT '';
 ALTER TABLE datasets ADD COLUMN compacted REAL;
 UPDATE datasets SET made = lower(hex(randomblob(8)));
 """,
+    13: """
+ALTER TABLE writes ADD COLUMN dataset TEXT;
+ALTER TABLE datasets ADD COLUMN ttl REAL;
+ALTER TABLE datasets ADD COLUMN used REAL;
+ALTER TABLE parts ADD COLUMN partition TEXT;
+CREATE INDEX expiring_datasets ON datasets(changed + ttl) WHERE ttl IS NOT NULL;
+CREATE INDEX parts_of_partition ON parts(path, partition) WHERE state = 'visible' AND partition IS NOT NULL;
+""",
 }
 """`writes.brief`: remembered for an hour only. `writes.queue`: gets a message for each part at finish.
 `writes.split_rows`: the most rows of a part. `writes.differs`: why the released rows aren't those of the write.
-`writes.publish`: how its rows are published, as JSON. `publications`: what a finish has named of a write to publish/…,
+`writes.publish`: how its rows are published, as JSON. `writes.dataset`: the same, of a dataset's partition and time to
+live. `parts.partition`: the name under which its rows replace others. `datasets.ttl`: seconds after `changed`.
+`datasets.used`: when it was read last, to the minute.
+`publications`: what a finish has named of a write to publish/…,
 until all of it is published; `code`, `text`: why that has failed. `published`: positions in those parts.
 `evaluations`: each evaluation of a partition of a write that releases them; `number`: the how manieth of its task.
 `parts.held`: a message names it. `parts.pinned`: a message has named it, or a reader by its number: it is never merged.

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from penstock.store import payload_table
 from penstock.store.database import Reader
 from penstock.wire.actions import Summary
 from penstock.wire.publish import PublishOptions
-from penstock.wire.put import Mode, Receipt, Release, State
+from penstock.wire.put import DatasetOptions, Mode, Receipt, Release, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,12 @@ class Write:
     """The rows of one part at most, as it is a split of the queue."""
     release: Release = "finish"
     publish: PublishOptions | None = None
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows that are at its path stay there, so that its schema has to fit theirs."""
+        return self.mode == "append" or self.dataset.partition is not None
 
     def check_is_open(self, verb: str) -> None:
         """Reject a verb that only an open write takes."""
@@ -87,12 +93,12 @@ class Destination(Protocol):
         """Whether a finish may show the attempts; if not, they are noted, and it is called again once it may."""
         ...
 
-    def show(self, t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema, /) -> None:
-        """Make the attempts' parts the end of what is at the path."""
+    def overwrite(self, t: Transaction, write: Write, /) -> None:
+        """Retire what an overwrite replaces; the parts' bytes stay for as long as tickets name them."""
         ...
 
-    def remove(self, t: Transaction, path: str, /) -> None:
-        """Free the path; the parts' bytes stay for as long as tickets name them."""
+    def show(self, t: Transaction, write: Write, attempts: Sequence[str], schema: pa.Schema, /) -> None:
+        """Make the attempts' parts the end of what is at the write's path."""
         ...
 
     def disagreements(self, reader: Reader, /) -> list[str]:
@@ -149,13 +155,16 @@ def by_id(reader: Reader, write_id: str) -> Write:
     return Write(
         row["id"], row["path"], row["mode"], row["run"], row["state"], row["opener"],
         to_schema(row["ipc"]) if row["ipc"] else None, row["opened"], row["touched"], row["chosen"],
-        row["queue"], row["split_rows"], row["release"],
-        _publish_options(row),
+        row["queue"], row["split_rows"], row["release"], _publish_options(row), _dataset_options(row),
     )  # fmt: skip
 
 
 def _publish_options(row: sqlite3.Row) -> PublishOptions | None:
     return None if row["publish"] is None else PublishOptions.from_json(json.loads(row["publish"]))
+
+
+def _dataset_options(row: sqlite3.Row) -> DatasetOptions:
+    return DatasetOptions() if row["dataset"] is None else DatasetOptions.from_json(json.loads(row["dataset"]))
 
 
 _SUMMARIES = (
@@ -200,7 +209,7 @@ def begin(t: Transaction, new: Write, *, own: bool) -> Write:
     if current is None:
         check_room(t)
     if new.schema is not None:
-        kept = current if new.mode == "append" else None
+        kept = current if new.keeps_rows else None
         new = replace(new, schema=destination.growth.fit(kept, new.schema, new.path))
     add(t, new, own=own)
     if new.queue is not None:
@@ -228,10 +237,11 @@ def add(
         schema=t.schema_id(new.schema), opened=new.opened, touched=new.touched, own=own, brief=brief,
         rows=rows, bytes=bytes, queue=new.queue, split_rows=new.split_rows,
         release=new.release, publish=None if new.publish is None else json.dumps(new.publish.to_json()),
+        dataset=None if new.dataset == DatasetOptions() else json.dumps(new.dataset.to_json()),
     )  # fmt: skip
 
 
-def join(
+def join(  # noqa: PLR0913  # what may be said of a write
     t: Transaction,
     known: sqlite3.Row,
     *,
@@ -241,6 +251,7 @@ def join(
     split_rows: int | None = None,
     release: Release = "finish",
     publish: PublishOptions | None = None,
+    dataset: DatasetOptions,
 ) -> Write:
     """Continue the write of a run as its last opener; a finished one stays as it is."""
     if known["mode"] != mode:
@@ -259,6 +270,11 @@ def join(
         raise InvalidRequest(
             f"run {known['run']!r} of {known['path']} was opened with {first}, now with {wanted}: use the same, or "
             "another run"
+        )
+    if _dataset_options(known) != dataset:
+        raise InvalidRequest(
+            f"run {known['run']!r} of {known['path']} was opened with {_dataset_options(known)}, now with {dataset}: "
+            "use the same, or another run"
         )
     if known["state"] == "open" and bool(known["own"]) != own:
         kind = ("a write of many attempts", "one put")[known["own"]]
@@ -295,7 +311,7 @@ def record(t: Transaction, write_id: str, attempt: Attempt) -> Receipt:
     destination = t.ledger.destination(to.path)
     merged_schema(t, to, destination.schema_at(t, to.path), [attempt.schema])
     attempts.add(t, new, attempt.schema)
-    parts.add(t, attempt.parts, attempt=attempt.id, schema=attempt.schema)
+    parts.add(t, attempt.parts, attempt=attempt.id, schema=attempt.schema, partition=to.dataset.partition)
     destination.record(t, attempt)
     t.execute(
         "UPDATE writes SET touched = ?, rows = rows + ?, bytes = bytes + ?, parts = parts + ? WHERE id = ?",
@@ -332,8 +348,8 @@ def finish(
     steps.passed("finish.checked")
     if destination.is_due(t, finished, listed, chosen):
         if finished.mode == "overwrite" and current is not None:
-            destination.remove(t, finished.path)  # 2.
-        destination.show(t, finished.path, listed, schema)  # 3.
+            destination.overwrite(t, finished)  # 2.
+        destination.show(t, finished, listed, schema)  # 3.
         t.sql.executemany("UPDATE attempts SET chosen = 1 WHERE id = ?", [(attempt,) for attempt in listed])
         steps.passed("finish.shown")
         _push(t, finished, listed)
@@ -466,7 +482,7 @@ def merged_schema(t: Transaction, merging: Write, current: pa.Schema | None, sch
 
     Attempts are taken by their number of columns, so that their order in the list changes nothing.
     """
-    kept = current if merging.mode == "append" else None
+    kept = current if merging.keeps_rows else None
     known = [schema for schema in (kept, merging.schema, *sorted(schemas, key=len)) if schema is not None]
     if not known:
         raise InvalidRequest(

@@ -97,6 +97,8 @@ class Store(PayloadStore):
         self.quota = quota
         self._database = database
         self._now = now
+        self.evict: Callable[[int], bool] | None = None
+        """Of a store that is a cache: makes room for so many bytes, if it can."""
         self._numbers = itertools.count()
         """Of payloads that are parts."""
         self._lock = threading.Lock()  # _sizes, _used, _admitted
@@ -165,10 +167,8 @@ class Store(PayloadStore):
         """
         if len(new) == 1:
             return [self._keep_part(new[0])]
-        name, size, room = self._part_name(), sum(each.bytes for each in new), self.medium.room()
-        with self._lock:
-            self._check_room(size, room)
-            self._note(name, size)
+        name, size = self._part_name(), sum(each.bytes for each in new)
+        self._reserve(name, size)
         sizes = Counter[str]()
         try:
             label = Label(self._database.id, "", name, self._database.commits)
@@ -251,9 +251,12 @@ class Store(PayloadStore):
         room = self.medium.room()
         most = room.total if self.quota is None else min(room.total, self.quota)
         size = min(PART_BYTES, most // 64)
-        with self._lock:
+
+        def admit(room: Room) -> None:
             self._check_room(self._admitted + size, room)
             self._admitted += size
+
+        self._take(size, admit)
         try:
             yield
         finally:
@@ -262,10 +265,7 @@ class Store(PayloadStore):
 
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
         """Write a part for a path, durable and unseen. StoreFull when it does not fit."""
-        size, room = size_of_stream(schema, batches), self.medium.room()
-        with self._lock:
-            self._check_room(size, room)
-            self._note(name, size)
+        self._reserve(name, size_of_stream(schema, batches))
         try:
             label = Label(self._database.id, path, name, self._database.commits)
             part = self.medium.write(name, schema, batches, label)
@@ -276,6 +276,25 @@ class Store(PayloadStore):
         with self._lock:
             self._note(name, part.bytes)
         return part
+
+    def _reserve(self, name: str, size: int) -> None:
+        def reserve(room: Room) -> None:
+            self._check_room(size, room)
+            self._note(name, size)
+
+        self._take(size, reserve)
+
+    def _take(self, size: int, take: Callable[[Room], None]) -> None:
+        """Let `take` have room, or raise StoreFull; a cache makes some until nothing is left that it may evict."""
+        while True:
+            room = self.medium.room()
+            try:
+                with self._lock:
+                    take(room)
+                return
+            except StoreFull:
+                if self.evict is None or not self.evict(size):
+                    raise
 
     def check_room(self, size: int) -> None:
         """Reject bytes that the ledger is to take where parts of that size would not fit."""

@@ -17,7 +17,7 @@ from penstock.wire.payloads import (
 )
 from penstock.wire.position import Position
 from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishFigures, PublishOptions
-from penstock.wire.put import Mode, Release, Run, State
+from penstock.wire.put import DatasetOptions, Mode, Release, Run, State
 from penstock.wire.read import PayloadSchema
 
 SchemaJson = tuple[dict[str, Any], ...]
@@ -63,6 +63,8 @@ class OpenWrite(Body):
     release: Release = "finish"
     publish: PublishOptions | None = None
     """Of a write to publish/…."""
+    dataset: DatasetOptions | None = None
+    """Of a write to store/…."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +486,16 @@ class LandedEpoch(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class Partition(Body):
+    """Rows of a dataset that were written under one name."""
+
+    partition: str
+    rows: int
+    bytes: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description(Body):
     """The answer of describe; `kind` says which of the optional fields are there."""
 
@@ -500,6 +512,12 @@ class Description(Body):
     """Of a dataset: its end; a dataset that is appended to keeps the rows up to it."""
     compacted: float | None = None
     """Of a dataset: when small parts became one last."""
+    expires: float | None = None
+    """Of a dataset with a time to live: when it is deleted, unless it is written to before."""
+    used: float | None = None
+    """Of a dataset: when it was read last, to the minute; None if never."""
+    partitions: tuple[Partition, ...] | None = None
+    """Of a dataset: the rows that were written under the names of partitions."""
     journal: str | None = None
     epoch: int | None = None
     key: str | None = None

@@ -34,6 +34,16 @@ class TopicOptions(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetOptions(Body):
+    """Of a write to a dataset: which rows of it these are, and how long it is kept."""
+
+    partition: Annotated[str, 1_024] | None = None
+    """The name of a part of its rows, such as 2026-11-20: an overwrite replaces the rows that were written under it."""
+    ttl: float | None = None
+    """Seconds after its last write for which it is kept; None: as before, at first for ever."""
+
+
+@dataclass(frozen=True, slots=True)
 class SparkTask(Body):
     """The task of Spark that makes a put, as TaskContext names it."""
 
@@ -61,6 +71,8 @@ class PutCommand(Body):
     """Make the topic at `path`, with the stream's schema; the stream has no rows."""
     publish: PublishOptions | None = None
     """Of a put to publish/…."""
+    dataset: DatasetOptions | None = None
+    """Of a put to store/…."""
     task: SparkTask | None = None
     """Of an attempt of a write that releases each partition."""
     forward: tuple[LeaseKey, ...] | None = None

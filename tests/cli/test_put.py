@@ -90,6 +90,19 @@ def test_modes(here: Run, trips: str, client: Client, parquet: str) -> None:
     assert client.info(trips).rows == 100
 
 
+def test_a_partition_and_a_time_to_live(here: Run, client: Client, parquet: str) -> None:
+    for day in ("mon", "tue"):
+        assert here("put", "store/a", parquet, "--mode", "append", "--partition", day, "--ttl", "1h").code == 0
+    assert here("put", "store/a", parquet, "--mode", "overwrite", "--partition", "mon").code == 0
+    assert client.info("store/a").rows == 200
+    shown = here("show", "store/a").text
+    assert re.search(r"^ +partitions +mon \(100 rows\), tue \(100 rows\)$", shown, re.MULTILINE), shown
+    assert re.search(r"^ +expires +in (1 h|60 min|59 min)", shown, re.MULTILINE), shown
+    refused = here("put", "topic/x", "-", "--partition", "mon", stdin=b'{"id": 1}')
+    assert (refused.code, "only a dataset has partitions" in refused.err) == (app.USAGE, True), refused.err
+    assert here("put", "store/b", parquet, "--ttl", "soon").code == app.USAGE
+
+
 def test_a_run_happens_once(here: Run, client: Client, parquet: str, tmp_path: Path) -> None:
     create_topic(client, ORDERS)
     files = [text_file(tmp_path, '{"id": 1}'), text_file(tmp_path, "total,id", "2.5,2", name="b.csv")]

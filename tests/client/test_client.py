@@ -104,6 +104,48 @@ def test_an_empty_iterator_needs_a_schema(client: Client) -> None:
     assert client.get("store/t").read_all() == TABLE.schema.empty_table()
 
 
+def test_a_partition_is_overwritten_alone(client: Client) -> None:
+    for day in ("mon", "tue", "mon"):
+        client.put("store/a", TABLE, mode="append", partition=day)
+    client.put("store/a", TABLE.slice(0, 1), mode="overwrite", partition="mon", run="r")
+    client.put("store/a", TABLE.slice(0, 2), mode="overwrite", partition="mon", run="r")
+    assert client.get("store/a").read_all()["id"].to_pylist() == [1, 2, 3, 1]
+    with client.writer("store/a", TABLE.schema, mode="overwrite", partition="tue") as writer:
+        writer.write(TABLE.slice(1, 1))
+    assert client.get("store/a").read_all()["id"].to_pylist() == [1, 2]
+    described = client.call("describe", {"path": "store/a"})["partitions"]
+    assert [(each["partition"], each["rows"]) for each in described] == [("mon", 1), ("tue", 1)]
+
+
+def test_partitions_and_times_are_those_of_datasets(client: Client) -> None:
+    for path, options in (("topic/x", {"partition": "p"}), ("topic/x", {"ttl": 5.0}), ("publish/p/t", {"ttl": 5.0})):
+        with pytest.raises(InvalidRequest, match="only a dataset has partitions and a time to live"):
+            client.put(path, TABLE, **options)
+    with pytest.raises(InvalidRequest, match="only a dataset"):
+        client.call("write.open", {"path": "topic/x", "dataset": {"ttl": 5.0}})
+    for ttl in (0, -1.0):
+        with pytest.raises(InvalidRequest, match=r"ttl=.*: expected a number of seconds above 0"):
+            client.put("store/a", TABLE, ttl=ttl)
+    with pytest.raises(InvalidRequest, match="the partition has no name"):
+        client.put("store/a", TABLE, partition="")
+    client.put("store/a", TABLE, partition="p", run="r")
+    with pytest.raises(InvalidRequest, match="run 'r' of store/a was opened with"):
+        client.put("store/a", TABLE, partition="q", run="r")
+
+
+def test_a_dataset_lives_for_a_time(server: PenstockServer, client: Client) -> None:
+    client.put("store/a", TABLE, ttl=3_600)
+    client.put("store/b", TABLE, ttl=0.001)
+
+    def listed() -> list[str]:
+        server.state.sweeper.soon()
+        return [entry.path for entry in client.list()]
+
+    eventually(lambda: listed() == ["store/a"], what="the second one is past its time")
+    client.put("store/b", TABLE)
+    assert client.info("store/b").rows == 3
+
+
 def test_modes(client: Client) -> None:
     client.put("store/t", TABLE)
     with pytest.raises(AlreadyExists, match="append"):

@@ -42,9 +42,12 @@ class Outputs:
 
 
 @pytest.fixture
-def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Outputs]:
+def execute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[[str], Outputs]:
     """Return a function that runs a notebook in a new folder, with none of penstock's variables set."""
-    needs_spark()
+    if request.node.get_closest_marker("spark"):
+        needs_spark()
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
@@ -237,3 +240,28 @@ def test_the_connect_notebook_runs(
     assert outputs.value("put") == 1_000_000
     assert "UNRESOLVED_COLUMN" in outputs.printed("wrong")
     assert len(client.list()) == 0
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_the_datasets_notebook_runs(execute: Callable[[str], Outputs]) -> None:
+    """It starts a server of its own."""
+    pytest.importorskip("polars")
+    pytest.importorskip("duckdb")
+    outputs = execute("datasets")
+
+    dear = [n for n in range(200_000) if n % 5_000 >= 4_990]
+    assert outputs.shown("put").endswith("\n  id: int64\n  zone: string\n  fare: double")
+    zones = ("Airport", "Docks", "Harbour")
+    for n, zone in enumerate(zones):
+        assert re.search(rf"{zone} +┆ {sum(each % 3 == n for each in dear)} +┆ 52.99", outputs.shown("polars"))
+    assert outputs.value("sent") == len(dear)
+    assert outputs.value("duckdb") == [
+        (zone, sum(n % 3 == at for n in range(202, 300))) for at, zone in enumerate(zones)
+    ]
+    assert outputs.shown("pandas", "text/html").count("<tr") == 4
+    assert "2026-11-18" not in outputs.shown("folder")
+    assert outputs.shown("folder").count("100") == 2
+    assert outputs.value("partition") == [("mon", 100), ("tue", 7), ("wed", 100)]
+    assert outputs.value("ttl") == 3_600
+    assert outputs.value("evict") == (True, False, ["store/cached/7"])

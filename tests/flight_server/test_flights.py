@@ -182,27 +182,34 @@ def test_a_server_on_every_interface_tells_no_address(make_server: Callable[...,
         assert endpoint.locations == []
 
 
-def overwrite(client: flight.FlightClient, number: int) -> None:
+def overwrite(client: flight.FlightClient, number: int, options: dict[str, Any]) -> None:
     """Replace store/x by 20 + number rows: by one put, or by an attempt and a finish, as Spark does."""
     rows = [trips(number)] * (20 + number)
     if number % 2:
-        put(client, at("store/x", attempt=new_attempt(), mode="overwrite"), rows)
+        put(client, at("store/x", attempt=new_attempt(), mode="overwrite", **options), rows)
     else:
-        ticket = call(client, "write.open", path="store/x", mode="overwrite")["ticket"]
+        ticket = call(client, "write.open", path="store/x", mode="overwrite", **options)["ticket"]
         put(client, attempt_of(ticket, attempt := new_attempt()), rows)
         call(client, "write.finish", ticket=ticket, attempts=[attempt])
 
 
-def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(server: PenstockServer, bare: flight.FlightClient) -> None:
+@pytest.mark.parametrize("options", [{}, {"dataset": {"partition": "p"}}], ids=["whole", "partition"])
+def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(
+    server: PenstockServer, bare: flight.FlightClient, options: dict[str, Any]
+) -> None:
     """They read while it happens: rows of one put, all of them, and never an older put's after a newer one's."""
-    put(bare, at("store/x"), [trips(0)] * 20)
+    put(bare, at("store/x", attempt=new_attempt(), **options), [trips(0)] * 20)
+    if options:
+        put(bare, at("store/x", attempt=new_attempt(), mode="append"), [trips(-1)])  # of no partition: it stays
     is_over = threading.Event()
 
     def read_until_over() -> int:
         reads = last = 0
         with flight.connect(server.url) as reader:
             while not is_over.is_set():
-                numbers = read(reader, "store/x").column("id").to_pylist()
+                rows = read(reader, "store/x").column("id").to_pylist()
+                numbers = [number for number in rows if number >= 0]
+                assert rows.count(-1) == len(options)
                 assert numbers == [max(numbers)] * (20 + max(numbers))
                 assert last <= numbers[0]
                 reads, last = reads + 1, numbers[0]
@@ -212,7 +219,7 @@ def test_readers_of_an_overwrite_see_the_old_rows_or_the_new(server: PenstockSer
         readers = [pool.submit(read_until_over) for _ in range(3)]
         try:
             for number in range(1, 50):
-                overwrite(bare, number)
+                overwrite(bare, number, options)
         finally:
             is_over.set()
         assert all(reader.result(30) > 10 for reader in readers)

@@ -11,7 +11,7 @@ from penstock.ledger import merging
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.parts import Slice
 from penstock.store.medium import Medium
-from penstock.wire.put import Mode
+from penstock.wire.put import DatasetOptions, Mode
 from tests.kit.rows import numbers
 from tests.kit.topics import Reach
 
@@ -25,9 +25,12 @@ class Datasets(Reach):
         super().start(medium)
         self.compactor = merging.Compactor(self.ledger, self.store)
 
-    def write(self, *tables: pa.Table, path: str = PATH, mode: Mode = "append", run: str | None = None) -> str:
+    def write(
+        self, *tables: pa.Table, path: str = PATH, mode: Mode = "append", run: str | None = None,
+        partition: str | None = None, ttl: float | None = None,
+    ) -> str:  # fmt: skip
         """Finish a write with a part for each table, unless its run is finished; return its id."""
-        write = self.ledger.open_write(path, mode=mode, run=run)
+        write = self.ledger.open_write(path, mode=mode, run=run, dataset=DatasetOptions(partition, ttl))
         if write.state == "open":
             name = uuid.uuid4().hex
             parts = [

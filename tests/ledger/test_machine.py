@@ -23,8 +23,10 @@ from penstock.errors import AlreadyExists, InvalidRequest, Lost, NotFound, Write
 from penstock.ledger import jobs, tables
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.ledger import Ledger
+from penstock.ledger.writes import Write
 from penstock.store import payload_table
 from penstock.store.database import Database
+from penstock.wire.put import DatasetOptions
 from tests.kit.clock import Clock
 from tests.kit.faults import Crash, crash_at
 from tests.kit.ledger import SCHEMA, make_attempt
@@ -37,6 +39,7 @@ DAY = 24 * 3_600
 Mode = Literal["error", "append", "overwrite"]
 MODES = st.sampled_from(["error", "append", "overwrite"])
 RUNS = st.sampled_from([None, "r", "s"])
+PARTITIONS = st.sampled_from([None, None, "p", "q"])
 
 
 @dataclass
@@ -47,6 +50,7 @@ class ExpectedWrite:
     mode: Mode
     run: str | None
     touched: float
+    partition: str | None = None
     state: str = "open"
     attempts: dict[str, list[str]] = field(default_factory=dict)
     """Whole attempt -> the names of its parts."""
@@ -75,6 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.life = 1
         self.life_of: dict[str, int] = {}
         """Part -> the life of the store that wrote it."""
+        self.partition_of: dict[str, str | None] = {}
         self.start()
 
     def start(self) -> None:
@@ -96,7 +101,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def refusal(self, expected: ExpectedWrite) -> type[AlreadyExists | Lost] | None:
         """Return the error of a write that may not make or change the dataset at its path."""
-        if expected.mode != "overwrite" and self.is_lost(expected.path):
+        replaces_all = expected.mode == "overwrite" and expected.partition is None
+        if not replaces_all and self.is_lost(expected.path):
             return Lost
         taken = expected.mode == "error" and expected.path in self.visible
         return AlreadyExists if taken or not self.may_be_dataset(expected.path) else None
@@ -117,6 +123,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def remove_dataset(self, path: str) -> None:
         self.retire(self.visible.pop(path), self.ticketed.pop(path, 0))
 
+    def remove_partition(self, path: str, partition: str) -> None:
+        gone = [name for name in self.visible[path] if self.partition_of[name] == partition]
+        self.retire(gone, self.ticketed.get(path, 0))
+        self.visible[path] = [name for name in self.visible[path] if name not in gone]
+
     def end(self, expected: ExpectedWrite, state: str) -> None:
         expected.state = state
         for attempt, names in expected.attempts.items():
@@ -126,7 +137,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def expect_finished(self, expected: ExpectedWrite, attempts: list[str]) -> None:
         expected.listed = frozenset(attempts)
         if expected.mode == "overwrite" and expected.path in self.visible:
-            self.remove_dataset(expected.path)
+            if expected.partition is None:
+                self.remove_dataset(expected.path)
+            else:
+                self.remove_partition(expected.path, expected.partition)
         visible = self.visible.setdefault(expected.path, [])
         for attempt in dict.fromkeys(attempts):
             visible.extend(expected.attempts[attempt])
@@ -134,24 +148,28 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- rules ------------------------------------------------------------------------------
 
-    @rule(target=writes, path=st.sampled_from(PATHS), mode=MODES, run=RUNS)
-    def opens(self, path: str, mode: Mode, run: str | None) -> str | MultipleResults[str]:
+    def open(self, path: str, mode: Mode, run: str | None, partition: str | None) -> Write:
+        options = DatasetOptions(partition)
+        return self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA, dataset=options)
+
+    @rule(target=writes, path=st.sampled_from(PATHS), mode=MODES, run=RUNS, partition=PARTITIONS)
+    def opens(self, path: str, mode: Mode, run: str | None, partition: str | None) -> str | MultipleResults[str]:
         joined = self.writes_of_run(path, run)
-        requested = ExpectedWrite(path, mode, run, self.clock.now())
+        requested = ExpectedWrite(path, mode, run, self.clock.now(), partition)
         is_forgotten = bool(joined) and self.expected[joined[0]].state == "finished" and self.is_lost(path)
         if is_forgotten:
             joined = []
         if not joined and (refusal := self.refusal(requested)):
             with pytest.raises(refusal):
-                self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
+                self.open(path, mode, run, partition)
             return multiple()
         if is_forgotten:
             self.forget_runs(path)
-        if joined and self.expected[joined[0]].mode != mode:
-            with pytest.raises(InvalidRequest, match="mode"):
-                self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
+        if joined and (self.expected[joined[0]].mode, self.expected[joined[0]].partition) != (mode, partition):
+            with pytest.raises(InvalidRequest, match="was opened with"):
+                self.open(path, mode, run, partition)
             return multiple()
-        write = self.ledger.open_write(path, mode=mode, run=run, schema=SCHEMA)
+        write = self.open(path, mode, run, partition)
         if joined:
             assert [write.id] == joined
             self.expected[write.id].touched = self.clock.now()
@@ -174,6 +192,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.record(write, attempt)
         expected.attempts[attempt.id] = [part.name for part in attempt.parts]
         self.life_of.update(dict.fromkeys(expected.attempts[attempt.id], self.life))
+        self.partition_of.update(dict.fromkeys(expected.attempts[attempt.id], expected.partition))
         expected.touched = self.clock.now()
         return attempt.id
 
@@ -182,14 +201,15 @@ class LedgerMachine(RuleBasedStateMachine):
         path=st.sampled_from(PATHS),
         mode=MODES,
         run=RUNS,
+        partition=PARTITIONS,
         parts=st.lists(st.integers(0, 2), min_size=1, max_size=3),
     )
     def writes_all_at_once(
-        self, path: str, mode: Mode, run: str | None, parts: list[int]
+        self, path: str, mode: Mode, run: str | None, partition: str | None, parts: list[int]
     ) -> str | MultipleResults[str]:
-        expected = ExpectedWrite(path, mode, run, self.clock.now())
+        expected = ExpectedWrite(path, mode, run, self.clock.now(), partition)
         if not self.refusal(expected) and not self.writes_of_run(path, run):
-            write = self.ledger.open_write(path, mode=mode, run=run).id
+            write = self.open(path, mode, run, partition).id
             self.expected[write] = expected
             attempts = [self.record(write, number) for number in parts]
             self.ledger.finish(write, attempts[1:] or attempts)

@@ -100,7 +100,9 @@ class DatasetKind(Kind):
         return Description(
             "dataset", dataset.path, dataset.rows, dataset.bytes, dataset.part_count, dataset.changed,
             schemas.to_json(dataset.schema), dataset.lost, dataset.end, compacted=dataset.compacted,
-            queries=self.state.ledger.last_epochs(dataset.path),
+            queries=self.state.ledger.last_epochs(dataset.path), expires=dataset.expires,
+            used=dataset.used,
+            partitions=self.state.ledger.partitions(dataset.path) or None,
         )  # fmt: skip
 
     def delete(self, path: Path) -> Deleted:
@@ -113,7 +115,7 @@ class DatasetKind(Kind):
     def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
         return self.state.ledger.open_write(
             str(path), mode=request.mode, run=request.run, schema=schema, queue=request.queue,
-            split_rows=request.split_rows, release=request.release,
+            split_rows=request.split_rows, release=request.release, dataset=request.dataset,
         )  # fmt: skip
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
@@ -123,12 +125,14 @@ class DatasetKind(Kind):
         if command.create is not None:
             raise InvalidRequest(f"{path} is a dataset: `create` makes a topic, expected topic/…")
         mode = command.mode or "error"
-        with own_write(self.state, str(path), mode, command.run) as write, admit() as upload:
+        with own_write(self.state, str(path), mode, command.run, dataset=command.dataset) as write, admit() as upload:
             return self._keep(write, upload, own=True)
 
     def put_many(self, folder: Path, command: PutCommand, admit: Admit) -> Receipt:
-        if (command.mode, command.run, command.create) != (None, None, None):
-            raise InvalidRequest(f"{folder}: payloads are put without mode, run or create: each replaces its key's")
+        if (command.mode, command.run, command.create, command.dataset) != (None, None, None, None):
+            raise InvalidRequest(
+                f"{folder}: payloads are put without mode, run, create or dataset: each replaces its key's"
+            )
         with admit() as upload:
             return payloads.put_payloads(self.state, upload)
 
@@ -146,7 +150,8 @@ class DatasetKind(Kind):
 
     def _keep(self, write: Write, upload: Upload, *, own: bool) -> Receipt:
         if write.state == "open":
-            upload.cast_to(self.state.ledger.fit_schema(write.path, upload.sent, write.mode, write.schema))
+            mode = "append" if write.keeps_rows else write.mode
+            upload.cast_to(self.state.ledger.fit_schema(write.path, upload.sent, mode, write.schema))
         pieces = ((None, batches) for batches in upload.parts(write.split_rows))
         return keep(self.state, write, upload, pieces, schema=upload.schema, own=own)
 

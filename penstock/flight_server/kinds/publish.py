@@ -137,7 +137,7 @@ class PublishKind(Kind):
         options = self._check_at_pubsub(path, command.run, command.publish)
         self._publishers.want(str(path))
         mode = command.mode or "error"
-        with own_write(self.state, str(path), mode, command.run, options) as write, admit() as upload:
+        with own_write(self.state, str(path), mode, command.run, publish=options) as write, admit() as upload:
             if write.state == "finished":
                 upload.drain(upload.parts())
                 return self.state.ledger.finished_receipt(write.id)

@@ -12,6 +12,7 @@ from penstock.flight_server import endpoints
 from penstock.flight_server.gate import Call, not_serving
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.limits import check_schema
+from penstock.flight_server.put import check_dataset_options
 from penstock.flight_server.tickets import WriteTicket
 from penstock.rows import schemas
 from penstock.wire import actions as wire
@@ -64,6 +65,7 @@ class WriteKind(Kind):
             raise InvalidRequest(
                 f"{path}: release={request.release!r} gives splits to a queue: expected queue='queue/…' with it"
             )
+        check_dataset_options(path, request.dataset)
         write = kind.open(path, request, schema)
         ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)

@@ -433,11 +433,11 @@ def is_due(t: Transaction, write: Write, attempts: Sequence[str], chosen: str) -
     return True
 
 
-def show(t: Transaction, path: str, attempts: Sequence[str], schema: pa.Schema) -> None:
-    """Make the attempts' parts the end of what is at the path."""
-    make_or_widen(t, path, schema)
+def show(t: Transaction, write: Write, attempts: Sequence[str], schema: pa.Schema) -> None:
+    """Make the attempts' parts the end of what is at the write's path."""
+    make_or_widen(t, write.path, schema)
     whole = "SELECT name FROM parts WHERE attempt = ? AND state = 'whole' ORDER BY number"
-    append(t, path, [row["name"] for attempt in attempts for row in t.rows(whole, attempt)])
+    append(t, write.path, [row["name"] for attempt in attempts for row in t.rows(whole, attempt)])
 
 
 def make_or_widen(t: Transaction, path: str, schema: pa.Schema) -> None:
@@ -448,6 +448,11 @@ def make_or_widen(t: Transaction, path: str, schema: pa.Schema) -> None:
     elif not current.equals(schema):
         check_schema(path, schema)
         t.execute("UPDATE topics SET schema = ? WHERE path = ?", t.schema_id(schema), path)
+
+
+def overwrite(t: Transaction, write: Write) -> None:
+    """Free the path."""
+    remove(t, write.path)
 
 
 def remove(t: Transaction, path: str) -> None:

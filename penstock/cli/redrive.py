@@ -34,7 +34,7 @@ def redrive(
 
     Of a topic or a subscription: append the rows that a consumer's schema could not decode, as they came, to the topic
     TO, each once. A query that reads both with a schema that was mended decodes them then. To publish/PROJECT/TOPIC
-    they are published.
+    they are published; what is no message that Pub/Sub takes stays dead.
     """
     from penstock.client.publish import redrive as redrive_rows
     from penstock.wire.actions import REDRIVE_MESSAGES
@@ -49,11 +49,14 @@ def redrive(
         if to is not None:
             done = redrive_rows(client.connection, path, to, consumer)
             if invocation.json:
-                terminal.print_json({"path": path, "to": to, "consumer": done.consumer, "rows": done.rows})
+                about = {"consumer": done.consumer, "rows": done.rows, "notes": done.notes}
+                terminal.print_json({"path": path, "to": to, **about})
             else:
                 click.echo(
                     f"{counted(done.rows, 'row')} of {path} that consumer {done.consumer} could not decode: {to}"
                 )
+            for note in done.notes:
+                click.echo(note, err=True)
             return
         queues = _queues_of(client, path) if path.startswith("job/") else [path]
         number = sum(client.call(REDRIVE_MESSAGES, RedriveMessages(queue, messages)).messages for queue in queues)

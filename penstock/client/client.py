@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from penstock.wire.read import EndpointNote, Entry, ListCommand, PayloadSchema, 
 if TYPE_CHECKING:
     from penstock.client.dataset import Dataset
 
+log = logging.getLogger("penstock")
 DEFAULT_URL = "grpc://127.0.0.1:8815"
 
 
@@ -398,9 +400,13 @@ class Client:
 
     def redrive(self, path: str, to: str, *, consumer: str | None = None) -> int:
         """Put the rows of a topic or a subscription that a consumer's schema could not decode, as they came, into
-        another topic, `topic/…`, or publish them, `publish/PROJECT/TOPIC`; return how many, each once.
+        another topic, `topic/…`, or publish them, `publish/PROJECT/TOPIC`; return how many, each once. The log says
+        which stay dead, as Pub/Sub would not take them.
         """
-        return redrive(self.connection, path, to, consumer).rows
+        done = redrive(self.connection, path, to, consumer)
+        for note in done.notes:
+            log.warning("%s: %s", path, note)
+        return done.rows
 
     def delete(self, path: str) -> dict[str, Any]:
         """Delete a dataset or a topic, or abort a write (`write/ID`); return what it held."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
 import pyarrow as pa
@@ -116,12 +116,11 @@ def publish(
 
 def redrive(connection: Connection, path: str, to: str, consumer: str | None) -> RedrivenRows:
     """Put dead rows into another topic, or publish them; then return once Pub/Sub has them."""
-    done = RedrivenRows(consumer or "", 0)
+    done, name = RedrivenRows(consumer or "", 0), uuid.uuid4().hex  # an answer that is lost is given again
 
     def ask() -> Summary | None:
         nonlocal done
-        answer = connection.call(REDRIVE_ROWS, RedriveRows(path, to, done.consumer or None))
-        done = replace(answer, rows=answer.rows or done.rows)  # none by now if the answer that told the end was lost
+        done = connection.call(REDRIVE_ROWS, RedriveRows(path, to, done.consumer or None, name))
         return done.write
 
     wait_until_published(ask)

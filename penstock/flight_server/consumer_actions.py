@@ -103,17 +103,17 @@ class ConsumerActions:
 
     def redrive(self, call: Call, request: wire.RedriveRows) -> wire.RedrivenRows:
         """Append a consumer's dead rows to another topic, or publish them."""
+        _check_name("id", request.id)
         path, (kind, to) = self._state.locate(request.path)[1], self._state.locate(request.to)
         dead = self._state.journals.dead
         if isinstance(kind, PublishKind):
-            consumer, write = dead.publish(str(path), request.consumer, str(to), partial(kind.publish, to))
-            return wire.RedrivenRows(consumer, 0 if write is None else write.rows, write)
+            return dead.publish(str(path), request.consumer, str(to), partial(kind.publish, to), request.id)
         if to.kind != "topic":
             raise InvalidRequest(
                 f"{to} can't take dead rows: expected topic/…, which a query reads beside {path}, or publish/…"
             )
         check_writable(to)
-        return wire.RedrivenRows(*dead.redrive(str(path), request.consumer, str(to)))
+        return dead.redrive(str(path), request.consumer, str(to), request.id)
 
     def _check_decoding(self, path: Path, topic: Topic, request: wire.AttachConsumer) -> PayloadSchema | None:
         """Return how the consumer decodes, if that is something; its dead rows are kept unless it reads such."""
@@ -126,10 +126,7 @@ class ConsumerActions:
     def _find(self, request: _Request) -> tuple[JournalKind, Path, Topic]:
         """Return the journal of a request, whose names are checked, with its kind and path."""
         for field, name in (("consumer", request.consumer), ("session", request.session)):
-            if name is not None and not _NAME.fullmatch(name):  # logs, tables and metrics show names as they are
-                raise InvalidRequest(
-                    f"{field} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ -, got {len(name)}"
-                )
+            _check_name(field, name)
         kind, path = self._state.locate(request.path)
         if not isinstance(kind, JournalKind):
             names = " or ".join(
@@ -139,3 +136,11 @@ class ConsumerActions:
         topic = kind.journal(path)
         check_journal(topic, request.journal)
         return kind, path, topic
+
+
+def _check_name(field: str, name: str | None) -> None:
+    """Reject a name that logs, tables and metrics could not show as it is."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{field} {name[:40]!a}: expected 1 to 80 characters of A-Z a-z 0-9 . _ -, got {len(name)}"
+        )

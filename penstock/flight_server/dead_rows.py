@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -29,9 +30,10 @@ from penstock.queue.topics.dead import Looked
 from penstock.queue.topics.topic import Topic
 from penstock.queue.topics.topics import Topics
 from penstock.rows.fitting import fit_batches
+from penstock.rows.messages import check_columns, unpublishable, without_googles
 from penstock.rows.slices import size_of
 from penstock.store.payloads import Store
-from penstock.wire.actions import Summary
+from penstock.wire.actions import RedrivenRows, Summary
 from penstock.wire.paths import DEAD
 
 log = logging.getLogger("penstock")
@@ -145,59 +147,85 @@ class DeadRows:
         else:
             self._ledger.change(note)
 
-    def redrive(self, path: str, consumer: str | None, to: str) -> tuple[str, int]:
+    def redrive(self, path: str, consumer: str | None, to: str, redrive: str | None = None) -> RedrivenRows:
         """Append a consumer's dead rows, as they came, to another topic; return whose they were, and how many.
 
         1. A piece of the dead journal from where the last redrive ended. 2. One transaction: its rows are in the topic,
         and the next redrive begins behind them. So each is redriven once, whatever crashes.
         """
         with self._alone(path):
+            total = 0
+            if (before := dead.answered(self._ledger.database, path, redrive)) is not None:
+                answer, is_all = before
+                if is_all:
+                    return answer
+                total, consumer = answer.rows, answer.consumer
             consumer, start = dead.waiting(self._ledger.database, path, consumer)
             topic = self._topics.topic(dead.journal_of(path))
             if (begun := self._begun(topic, consumer, start)) is not None:
                 raise _is_being_published(path, consumer, begun)
+            answer = RedrivenRows(consumer, total, notes=self._published_before(topic, consumer, start))
             schema = self._ledger.fit_schema(to, dead.own_schema(topic.schema))
-            total, start, last = 0, max(start, topic.earliest()[0]), topic.latest()[0]
+            start, last = max(start, topic.earliest()[0]), topic.latest()[0]
             for begin in range(start, last, _ROWS):
                 end = min(last, begin + _ROWS)
-                rows = list(fit_batches(self._own_rows(topic, consumer, begin, end), schema))  # 1.
+                own = (each.select(schema.names) for each in self._own_rows(topic, consumer, begin, end))
+                rows = list(fit_batches(own, schema))  # 1.
                 count = sum(batch.num_rows for batch in rows)
-                note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=count)
+                answer = replace(answer, rows=answer.rows + count)
+                note = partial(
+                    dead.redriven, path=path, redrive=redrive, answer=answer, end=end, until=last, rows=count
+                )
                 if rows:
                     self._append(to, schema, rows, note, topic.journal)  # 2.
                 else:
                     self._ledger.change(note)
-                total += count
-        return consumer, total
+        return answer
 
     def publish(
-        self, path: str, consumer: str | None, to: str,
-        put: Callable[[str, Iterator[pa.RecordBatch], Callable[[int], str]], Summary],
-    ) -> tuple[str, Summary | None]:  # fmt: skip
+        self, path: str, consumer: str | None, to: str, put: Callable[[str, Iterator[pa.RecordBatch]], Summary],
+        redrive: str | None = None,
+    ) -> RedrivenRows:  # fmt: skip
         """Publish a consumer's dead rows, as they came, by `put`; return whose they are, and the write, if any.
 
         1. The rows behind the last redrive are one run, whose name says up to where: however often this is called, they
-        are published once. 2. Once they are, the next redrive begins behind them. A crash in between finds the run
-        finished, and notes that alone.
+        are published once. It has no rows that Pub/Sub would refuse. 2. Once they are published, one transaction: those
+        it would refuse are dead rows behind the others, and the next redrive begins with them. A crash in between finds
+        the run finished, and notes that alone.
         """
         with self._alone(path):
+            if (before := dead.answered(self._ledger.database, path, redrive)) is not None:
+                return before[0]
             consumer, start = dead.waiting(self._ledger.database, path, consumer)
             topic = self._topics.topic(dead.journal_of(path))
+            check_columns(dead.own_schema(topic.schema), to)
             begin, end = max(start, topic.earliest()[0]), topic.latest()[0]
             begun = self._begun(topic, consumer, start)
-            if begun is None and begin >= end:  # as when the last answer of a redrive is lost, and it is repeated
-                return consumer, None
-            if begun is not None and begun["path"] != to:
+            if begun is None:
+                refused = self._refused(topic, consumer, begin, end)
+                if refused.others == 0:
+                    return RedrivenRows(consumer, 0, notes=refused.notes)
+                run = _run_of(topic, consumer, start, end)
+            elif begun["path"] != to:
                 raise _is_being_published(path, consumer, begun)
-            run = _run_of(topic, consumer, start, end) if begun is None else str(begun["run"])
+            else:
+                run = str(begun["run"])
             end = int(run.rpartition("-")[2])
-            rows = self._own_rows(topic, consumer, begin, end)
-            write = put(run, rows, partial(self._name, topic, consumer, begin, end))  # 1.
+            write = put(run, self._messages(topic, consumer, begin, end))  # 1.
             steps.passed("redrive.published")
+            answer = RedrivenRows(consumer, write.rows, write)
             if write.state == "finished":
-                note = partial(dead.redriven, path=path, consumer=consumer, end=end, rows=write.rows)
-                self._ledger.change(note)  # 2.
-        return consumer, write
+                refused = self._refused(topic, consumer, begin, end)
+                notes = (*refused.notes, *self._published_before(topic, consumer, start))
+                answer = replace(answer, notes=notes)
+                note = partial(
+                    dead.redriven, path=path, redrive=redrive, answer=answer, end=end, until=end, rows=write.rows
+                )
+                if refused.rows:
+                    self._append(topic.path, topic.schema, refused.rows, note, topic.journal)  # 2.
+                else:
+                    self._ledger.change(note)
+        return answer
 
     @contextmanager
     def _alone(self, path: str) -> Iterator[None]:
@@ -218,23 +246,42 @@ class DeadRows:
         prefix = empty.removesuffix(str(start))
         return publications.of_run(self._ledger.database, prefix, other_than=empty)
 
-    def _name(self, topic: Topic, consumer: str, begin: int, end: int, row: int) -> str:
-        """Return how a user finds one of a consumer's rows of a dead journal."""
-        for batch in self._batches(topic, {0: begin}, {0: end}, topic.schema):
-            own = batch.filter(pc.equal(batch.column("_dead_consumer"), consumer))
-            if row < own.num_rows:
-                shard, offset = (own.column(name)[row] for name in ("_dead_shard", "_dead_offset"))
-                return f"the dead row with _dead_shard {shard} and _dead_offset {offset} (--to topic/… takes all)"
-            row -= own.num_rows
-        return "a dead row"
+    def _published_before(self, topic: Topic, consumer: str, start: int) -> tuple[str, ...]:
+        """Return which of the dead rows from an offset on are published, by redrives that were given up."""
+        prefix = _run_of(topic, consumer, start, start).removesuffix(str(start))
+        return tuple(
+            f"{each['rows']:,} of these rows were published before, by write/{each['id']} to {each['path']} that was "
+            "given up"
+            for each in publications.given_up(self._ledger.database, prefix)
+        )
+
+    def _refused(self, topic: Topic, consumer: str, begin: int, end: int) -> _Refused:
+        """Return a consumer's rows that Pub/Sub would refuse for good."""
+        names = dead.own_schema(topic.schema).names
+        rows, others, first = list[pa.RecordBatch](), 0, ""
+        for own in self._own_rows(topic, consumer, begin, end):
+            wrong, reason = unpublishable(own.select(names))
+            refused = own.filter(wrong)
+            others += own.num_rows - refused.num_rows
+            if refused.num_rows:
+                shard, offset = (refused.column(name)[0] for name in ("_dead_shard", "_dead_offset"))
+                first = first or f"the one with _dead_shard {shard} and _dead_offset {offset}: {reason}"
+                rows.append(refused)
+        return _Refused(rows, others, first)
+
+    def _messages(self, topic: Topic, consumer: str, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield a consumer's rows of a dead journal that Pub/Sub takes, as a put would have them."""
+        names = dead.own_schema(topic.schema).names
+        for own in self._own_rows(topic, consumer, begin, end):
+            messages = own.select(names)
+            yield without_googles(messages.filter(pc.invert(unpublishable(messages)[0])))
 
     def _own_rows(self, topic: Topic, consumer: str, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield a consumer's rows of a dead journal, as they came."""
-        names = dead.own_schema(topic.schema).names
+        """Yield a consumer's rows of a dead journal."""
         for batch in self._batches(topic, {0: begin}, {0: end}, topic.schema):
             own = batch.filter(pc.equal(batch.column("_dead_consumer"), consumer))
             if own.num_rows:
-                yield own.select(names)
+                yield own
 
     def _batches(
         self, topic: Topic, start: Mapping[int, int], end: Mapping[int, int], schema: pa.Schema
@@ -253,6 +300,25 @@ class DeadRows:
         append = KeptRows(path, schema, list(fit_batches(batches, schema)), record, journal)
         self._appender.submit(append)
         append.answer.result(PATIENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Dead rows that Pub/Sub would refuse for good."""
+
+    rows: list[pa.RecordBatch]
+    others: int
+    """How many it takes."""
+    first: str
+    """How a user finds the first one, and why it is refused."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the answer of a redrive says of them."""
+        if not self.rows:
+            return ()
+        number = sum(batch.num_rows for batch in self.rows)
+        return (f"Pub/Sub can't take {number:,} of the rows, which stay dead (--to topic/… takes all): {self.first}",)
 
 
 def _run_of(topic: Topic, consumer: str, start: int, end: int) -> str:

@@ -69,6 +69,17 @@ def of_run(reader: Reader, prefix: str, *, other_than: str) -> sqlite3.Row | Non
     )
 
 
+def given_up(reader: Reader, prefix: str) -> list[sqlite3.Row]:
+    """Return id, path and number of messages of the writes that have published some as a run that begins so, and then
+    were given up.
+    """
+    return reader.rows(
+        "SELECT id, path, rows FROM writes WHERE substr(run, 1, length(?1)) = ?1 AND state IN ('aborted', 'expired')"
+        " AND rows > 0 ORDER BY touched",
+        prefix,
+    )
+
+
 def unfinished(reader: Reader) -> list[Publication]:
     """Return the publications that are under way or have failed, the oldest first."""
     return [Publication(*row) for row in reader.rows(f"{_PUBLICATIONS} ORDER BY number")]

@@ -430,13 +430,15 @@ def end(t: Transaction, write_id: str, state: State, chosen: str | None = None) 
         t.now, write_id,
     )  # fmt: skip
     t.execute("DELETE FROM attempts WHERE write = ? AND NOT chosen", write_id)
-    t.execute("DELETE FROM publications WHERE write = ?", write_id)
+    published = t.rows("DELETE FROM publications WHERE write = ? RETURNING published", write_id)
     t.execute(
         "UPDATE writes SET (rows, bytes, parts) = (SELECT coalesce(sum(rows), 0), coalesce(sum(bytes), 0),"
         " coalesce(sum(parts), 0) FROM attempts WHERE write = ?1), state = ?2, chosen = ?3, touched = ?4"
         " WHERE id = ?1",
         write_id, state, chosen, t.now,
     )  # fmt: skip
+    for row in published:  # what is published stays so, whatever becomes of the write
+        t.execute("UPDATE writes SET rows = ? WHERE id = ?", row["published"], write_id)
 
 
 def end_where(t: Transaction, condition: str, *arguments: object, state: State) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,8 @@ _ENVELOPE = 700
 """Bytes that a request has besides its messages' values: the topic's name, and the lengths of a message's fields."""
 _FIELD = 14
 """Bytes of the lengths of an attribute and its key and value."""
+_Fault = tuple[pa.Array, Callable[[int], str]]
+"""Which rows or attributes are wrong, and why one of these is."""
 
 
 def check_columns(schema: pa.Schema, path: str) -> None:
@@ -54,20 +56,27 @@ def check_columns(schema: pa.Schema, path: str) -> None:
             raise SchemaMismatch(f"{path}: the column {field.name} is {field.type}, expected {_EXPECTED[field.name]}")
 
 
-def to_messages(
-    batches: Iterable[pa.RecordBatch], path: str, *, more_attributes: int = 0,
-    name: Callable[[int], str] = "row {:,} of this put".format,
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+def to_messages(batches: Iterable[pa.RecordBatch], path: str, *, more_attributes: int = 0) -> Iterator[pa.RecordBatch]:
     """Yield rows in the columns of MESSAGES; reject the first that Pub/Sub would refuse for good.
 
-    `more_attributes` are added to each when it is published. `name` returns how the error calls the row of a number.
+    `more_attributes` are added to each when it is published.
     """
     first = 0
     for batch in batches:
         messages = _to_messages(batch)
-        _check(messages, path, first, more_attributes, name)
+        _check(messages, path, first, more_attributes)
         yield messages
         first += batch.num_rows
+
+
+def unpublishable(batch: pa.RecordBatch) -> tuple[pa.Array, str]:
+    """Return which rows of a subscription Pub/Sub would refuse for good, and why the first of them."""
+    messages = _to_messages(without_googles(batch))
+    wrong, reasons = pa.repeat(pa.scalar(False), len(messages)), dict[int, str]()
+    for rows, reason in _faults(messages, 0):
+        wrong, row = pc.or_(wrong, rows), pc.index(rows, True).as_py()
+        reasons.setdefault(row, reason(row))
+    return wrong, reasons[min(reasons)] if reasons else ""
 
 
 def without_googles(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -167,8 +176,15 @@ def _maps(lengths: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
 # --- what Pub/Sub refuses for good ------------------------------------------------------------
 
 
-def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int, name: Callable[[int], str]) -> None:
+def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int) -> None:
     """Reject a message that can never be published, with its row: in a request it would fail all others, too."""
+    for rows, reason in _faults(messages, more_attributes):
+        row = pc.index(rows, True).as_py()
+        raise InvalidRequest(f"{path}: row {first + row:,} of this put can't be published: {reason(row)}")
+
+
+def _faults(messages: pa.RecordBatch, more_attributes: int) -> Iterator[_Fault]:
+    """Yield the faults that some rows have."""
     data, attributes, key = messages.columns
     names, values = attributes.keys, attributes.items
     starts, ends = attributes.offsets[:-1], attributes.offsets[1:]
@@ -176,50 +192,59 @@ def _check(messages: pa.RecordBatch, path: str, first: int, more_attributes: int
     data_sizes, key_sizes, name_sizes, value_sizes = map(pc.binary_length, (data, key, names, values))
     of_entries = pc.add(name_sizes, value_sizes).cast(pa.int64())
     sums = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(of_entries)])
-    of_attributes = pc.add(pc.subtract(sums.take(ends), sums.take(starts)), pc.multiply(counts, _FIELD))
-    sizes = pc.add(pc.add(data_sizes.cast(pa.int64()), key_sizes), of_attributes)
+    entries_sizes = pc.add(pc.subtract(sums.take(ends), sums.take(starts)), pc.multiply(counts, _FIELD))
+    sizes = pc.add(pc.add(data_sizes.cast(pa.int64()), key_sizes), entries_sizes)
     most = MOST_ATTRIBUTES - more_attributes
 
-    def refuse(wrong: pa.Array, reason: Callable[[int], str], *, of_attribute: bool = False) -> None:
-        if (index := pc.index(wrong, True).as_py()) < 0:
-            return
-        row = bisect_right(attributes.offsets.to_pylist(), index) - 1 if of_attribute else index
-        raise InvalidRequest(f"{path}: {name(first + row)} can't be published: {reason(index)}")
+    of_rows: list[_Fault] = [
+        (
+            pc.and_(pc.equal(data_sizes, 0), pc.equal(counts, 0)),
+            lambda _: "it has neither data nor attributes, and Pub/Sub takes no empty message",
+        ),
+        (
+            pc.greater(key_sizes, ORDERING_KEY_BYTES),
+            lambda row: f"its ordering_key has {key_sizes[row]} bytes, Pub/Sub takes {ORDERING_KEY_BYTES:,}",
+        ),
+        (
+            pc.greater(counts, most),
+            lambda row: (
+                f"it has {counts[row]} attributes, Pub/Sub takes {most} besides penstock's own {more_attributes}"
+            ),
+        ),
+        (
+            pc.greater(sizes, REQUEST_BYTES - _ENVELOPE),
+            lambda row: (
+                f"it has {sizes[row].as_py():,} bytes, Pub/Sub takes a request of 10 MB: store it elsewhere, and "
+                "publish its name"
+            ),
+        ),
+    ]
+    of_attributes: list[_Fault] = [
+        (pc.equal(name_sizes, 0), lambda _: "an attribute has no name"),
+        (
+            pc.greater(name_sizes, ATTRIBUTE_KEY_BYTES),
+            lambda each: f"an attribute's name has {name_sizes[each]} bytes, Pub/Sub takes {ATTRIBUTE_KEY_BYTES}",
+        ),
+        (
+            pc.greater(value_sizes, ATTRIBUTE_VALUE_BYTES),
+            lambda each: (
+                f"the attribute {names[each]} has {value_sizes[each]} bytes, Pub/Sub takes {ATTRIBUTE_VALUE_BYTES:,}"
+            ),
+        ),
+        (
+            pc.starts_with(names, _GOOGLES),
+            lambda each: f"the attribute {names[each]} begins with {_GOOGLES!r}, which is Google's own: rename it",
+        ),
+    ]
+    yield from ((wrong, reason) for wrong, reason in of_rows if pc.any(wrong).as_py())
+    for wrong, reason in of_attributes:
+        if pc.any(wrong).as_py():
+            sums = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(wrong.cast(pa.int32()))])
+            rows = pc.greater(sums.take(ends), sums.take(starts))
+            yield rows, partial(_reason_of_first, starts, wrong, reason)
 
-    refuse(
-        pc.and_(pc.equal(data_sizes, 0), pc.equal(counts, 0)),
-        lambda _: "it has neither data nor attributes, and Pub/Sub takes no empty message",
-    )
-    refuse(
-        pc.greater(key_sizes, ORDERING_KEY_BYTES),
-        lambda row: f"its ordering_key has {key_sizes[row]} bytes, Pub/Sub takes {ORDERING_KEY_BYTES:,}",
-    )
-    refuse(
-        pc.greater(counts, most),
-        lambda row: f"it has {counts[row]} attributes, Pub/Sub takes {most} besides penstock's own {more_attributes}",
-    )
-    refuse(pc.equal(name_sizes, 0), lambda _: "an attribute has no name", of_attribute=True)
-    refuse(
-        pc.greater(name_sizes, ATTRIBUTE_KEY_BYTES),
-        lambda each: f"an attribute's name has {name_sizes[each]} bytes, Pub/Sub takes {ATTRIBUTE_KEY_BYTES}",
-        of_attribute=True,
-    )
-    refuse(
-        pc.greater(value_sizes, ATTRIBUTE_VALUE_BYTES),
-        lambda each: (
-            f"the attribute {names[each]} has {value_sizes[each]} bytes, Pub/Sub takes {ATTRIBUTE_VALUE_BYTES:,}"
-        ),
-        of_attribute=True,
-    )
-    refuse(
-        pc.starts_with(names, _GOOGLES),
-        lambda each: f"the attribute {names[each]} begins with {_GOOGLES!r}, which is Google's own: rename it",
-        of_attribute=True,
-    )
-    refuse(
-        pc.greater(sizes, REQUEST_BYTES - _ENVELOPE),
-        lambda row: (
-            f"it has {sizes[row].as_py():,} bytes, Pub/Sub takes a request of 10 MB: store it elsewhere, and publish "
-            "its name"
-        ),
-    )
+
+def _reason_of_first(starts: pa.Array, wrong: pa.Array, reason: Callable[[int], str], row: int) -> str:
+    """Return the reason of the first wrong attribute of a row, whose first attribute is at `starts`."""
+    start = starts[row].as_py()
+    return reason(start + pc.index(wrong.slice(start), True).as_py())

@@ -252,6 +252,8 @@ class RedriveRows(Body):
     path: str
     to: str
     consumer: str | None = None
+    id: str | None = None
+    """Of this redrive: repeated, it has what it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,8 @@ class RedrivenRows(Body):
     rows: int
     write: Summary | None = None
     """The write that publishes them: while it is open, call again."""
+    notes: tuple[str, ...] = ()
+    """What else is to be known: rows that stay dead, rows that were published before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -272,9 +273,28 @@ def delete(publishing: Publishing) -> None:
     publishing.fake.call("DeleteTopic", pb.DeleteTopicRequest(topic=publishing.topic))
 
 
+def test_a_topic_is_looked_up_before_rows_are_staged(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for many writes: the next ones may come every second. Pub/Sub that is away is left to the publisher."""
+    client, missing = publishing.client, "publish/test/nonesuch"
+    for write in (client.put, partial(own_put, publishing)):
+        with pytest.raises(NotFound, match=r"projects/test/topics/nonesuch: Pub/Sub says NOT_FOUND.* create it"):
+            write(missing, numbered(1))
+    assert not client.list("write/")
+    publishing.fake.fail("GetTopic")
+    with publishing.publisher():
+        for _ in range(4):
+            client.put(publishing.path, numbered(1))
+    assert publishing.fake.requests()["GetTopic"]["calls"] == 4
+    assert len(publishing.data()) == 4
+    monkeypatch.setattr(kind, "_LOOKED_UP", 0.0)
+    delete(publishing)
+    with pytest.raises(NotFound, match="create it"):
+        client.call("write.open", {"path": publishing.path})
+
+
 def test_a_put_without_a_run_is_given_up(publishing: Publishing) -> None:
     """Nobody could go on with it."""
-    delete(publishing)
+    publishing.fake.fail("Publish", "NOT_FOUND", times=-1)
     with publishing.publisher(), pytest.raises(NotFound, match="0 of 10 messages are published"):
         publishing.client.put(publishing.path, numbered(10))
     assert not publishing.client.list("write/")
@@ -299,9 +319,9 @@ def test_a_publisher_that_was_refused_is_tried_again(
     assert len(publishing.data()) == 3
 
 
-def own_put(publishing: Publishing, rows: pa.Table, *, timeout: float | None = None) -> None:
+def own_put(publishing: Publishing, path: str, rows: pa.Table, *, timeout: float | None = None) -> None:
     """Put as a client of another make does: one stream, which is a write of its own."""
-    command = PutCommand(uuid.uuid4().hex, path=publishing.path)
+    command = PutCommand(uuid.uuid4().hex, path=path)
     with (
         penstock.connect(publishing.server.url) as client,
         put.Writer(client.connection, command, rows.schema, timeout=timeout) as writer,
@@ -312,7 +332,7 @@ def own_put(publishing: Publishing, rows: pa.Table, *, timeout: float | None = N
 
 def test_a_stream_ends_with_its_client(publishing: Publishing) -> None:
     with pytest.raises(PenstockError):
-        own_put(publishing, numbered(5), timeout=3)
+        own_put(publishing, publishing.path, numbered(5), timeout=3)
     eventually(lambda: not publishing.server.state.streams.open_streams)
 
 
@@ -320,15 +340,15 @@ def test_a_stream_ends_after_a_while(publishing: Publishing, monkeypatch: pytest
     """And what it has put goes on."""
     monkeypatch.setattr(kind, "_LONGEST_PUT", 0.1)
     with pytest.raises(TimedOut, match="goes on without this put"):
-        own_put(publishing, numbered(5))
+        own_put(publishing, publishing.path, numbered(5))
     with publishing.publisher():
         eventually(lambda: len(publishing.data()) == 5)
 
 
 def test_a_stream_to_no_topic_is_given_up(publishing: Publishing) -> None:
-    delete(publishing)
+    publishing.fake.fail("Publish", "NOT_FOUND", times=-1)
     with publishing.publisher(), pytest.raises(NotFound):
-        own_put(publishing, numbered(5))
+        own_put(publishing, publishing.path, numbered(5))
     assert not publishing.client.list("write/")
 
 
@@ -336,7 +356,7 @@ def test_rows_that_are_refused_leave_no_write(publishing: Publishing) -> None:
     with pytest.raises(InvalidRequest, match="row 1"):
         publishing.client.put(publishing.path, [{"data": b"x"}, {"data": b""}])
     with pytest.raises(InvalidRequest, match="row 0"):
-        own_put(publishing, pa.table({"data": [b""]}))
+        own_put(publishing, publishing.path, pa.table({"data": [b""]}))
     assert not publishing.client.list("write/")
 
 
@@ -402,7 +422,7 @@ def test_a_permission_that_is_lost_in_the_middle(publishing: Publishing, monkeyp
 @pytest.mark.process
 @pytest.mark.faults
 def test_an_emulator_that_starts_again_gets_the_rest(
-    staging: PenstockServer, pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
+    staging: Callable[[str], PenstockServer], pubsub_names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Away in the middle of a write, it is waited for; then its topic is missing, and made again gets what is left."""
     from tests.kit.pubsub.client import connected
@@ -414,8 +434,8 @@ def test_an_emulator_that_starts_again_gets_the_rest(
 
     noted: list[str] = []
     topic, subscription, rows = pubsub_names.topic, pubsub_names.subscription, numbered(60_000)
-    with emulator_process() as emulator, penstock.connect(staging.url) as client:
-        publishing = Publishing(staging, client, cast("Any", None), emulator.address, topic)
+    with emulator_process() as emulator, penstock.connect((server := staging(emulator.address)).url) as client:
+        publishing = Publishing(server, client, cast("Any", None), emulator.address, topic)
         with connected(emulator.address) as pubsub:
             pubsub.create_topic(topic)
         with monkeypatch.context() as patched, publishing.publisher():

@@ -15,8 +15,6 @@ import pytest
 
 from penstock.decode.protobuf import ProtobufSchema
 from penstock.errors import Denied, InvalidRequest, NotFound, SchemaMismatch, Unavailable
-from penstock.flight_server.config import ServerConfig
-from penstock.queue.pubsub.transport import Access
 from penstock.wire.actions import OPEN_WRITE, OpenWrite
 from tests.kit.pubsub.publishing import Publishing
 
@@ -38,13 +36,6 @@ ROWS = pa.table(
     }
 )
 PROTO = 'syntax = "proto3"; message Order { int64 id = 1; string note = 2; }'
-
-
-@pytest.fixture(autouse=True)
-def at_fake(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server asks the fake for schemas."""
-    access = Access(endpoint=publishing.address, allow_emulator=True)
-    monkeypatch.setattr(ServerConfig, "pubsub_access", lambda _: access)
 
 
 def with_schema(publishing: Publishing, definition: str, kind: int = 2, encoding: int = 2) -> str:
@@ -123,19 +114,15 @@ def test_the_schema_is_looked_up_when_a_write_is_opened(publishing: Publishing) 
     with pytest.raises(Denied, match=r"grant roles/pubsub\.viewer"):
         opened(path, "avro")
     publishing.fake.heal()
+    with pytest.raises(NotFound, match=r"projects/test/topics/nonesuch: Pub/Sub says NOT_FOUND.* create it"):
+        opened("publish/test/nonesuch", "avro")
+    publishing.fake.fail("GetTopic", "PERMISSION_DENIED")
+    with pytest.raises(Denied):
+        opened(path, "avro")
+    assert publishing.client.list("write/") == ()
     publishing.fake.fail("GetTopic", times=-1)
     with pytest.raises(Unavailable, match="injected"):
         opened(path, "avro")
-
-
-def test_a_topic_is_looked_up_when_a_write_is_opened(publishing: Publishing) -> None:
-    missing = "publish/test/nonesuch"
-    with pytest.raises(NotFound, match=r"projects/test/topics/nonesuch: Pub/Sub says NOT_FOUND.* create it"):
-        publishing.client.put(missing, pa.table({"data": [b"x"]}), encode="avro")
-    publishing.fake.fail("GetTopic", "PERMISSION_DENIED", times=1)
-    with pytest.raises(Denied):
-        publishing.client.put(publishing.path, pa.table({"data": [b"x"]}), encode="avro")
-    assert publishing.client.list("write/") == ()
 
 
 def test_a_run_keeps_the_revision_that_it_began_with(publishing: Publishing) -> None:

@@ -79,27 +79,51 @@ def test_a_redrive_of_nothing_blocks_no_later_one(publishing: Publishing, consum
     assert (publishing.data(), consumer.dead()) == ([*PAYLOADS[1:3], b"more"], 0)
 
 
-def test_a_redrive_counts_its_rows_if_an_answer_is_lost(
+def test_a_redrive_whose_answer_is_lost_tells_it_again(
     publishing: Publishing, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer that told the end; an earlier one has told of the rows."""
+    """Though nobody has dead rows any more, and none was named: the answer that told the end, or the only one."""
     publish, states = DeadRows.publish, list[str]()
 
-    def lose_the_last(*arguments: Any) -> tuple[str, actions.Summary | None]:
-        consumer, write = publish(*arguments)
-        if write is None:
-            return consumer, None
-        states.append(write.state)
-        if write.state == "finished":
+    def lose_the_last(*arguments: Any) -> actions.RedrivenRows:
+        answer = publish(*arguments)
+        assert answer.write is not None
+        states.append(answer.write.state)
+        if states.count("finished") == 1:
             raise Unavailable("the answer is lost", retry_after=0.01)
         if len(states) == 1:
             started.enter_context(publishing.publisher())
-        return consumer, write
+        return answer
 
     monkeypatch.setattr(DeadRows, "publish", lose_the_last)
     with ExitStack() as started:
         assert publishing.client.redrive(TOPIC, publishing.path) == 2
-    assert (states[0], states[-1], publishing.data()) == ("open", "finished", PAYLOADS[1:3])
+        assert (states[0], states[-2:], publishing.data()) == ("open", ["finished"] * 2, PAYLOADS[1:3])
+        put_messages(publishing, b"more")
+        consumer.commit(5)
+        looked_at(publishing.server)
+        states[:] = ["another redrive"]
+        assert publishing.client.redrive(TOPIC, publishing.path) == 1
+
+
+@pytest.mark.parametrize("piece", [1, 2])
+def test_a_redrive_to_a_topic_tells_its_answer_again(
+    publishing: Publishing, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """All of it, also if it broke between its pieces."""
+    lost, append = list[int](), DeadRows._append
+
+    def lose(*arguments: Any) -> None:
+        append(*arguments)
+        lost.append(1)
+        if len(lost) == piece:
+            raise Unavailable("the answer is lost", retry_after=0.01)
+
+    monkeypatch.setattr(dead_rows, "_ROWS", 1)
+    monkeypatch.setattr(DeadRows, "_append", lose)
+    assert publishing.client.redrive(TOPIC, AGAIN) == 2
+    assert len(lost) == 2
+    assert [row["data"] for row in publishing.client.get(AGAIN).read_all().to_pylist()] == PAYLOADS[1:3]
 
 
 def test_a_redrive_waits_for_another_one_a_while(
@@ -113,20 +137,58 @@ def test_a_redrive_waits_for_another_one_a_while(
     assert publishing.client.redrive(TOPIC, AGAIN) == 2
 
 
-def test_a_redrive_names_the_row_that_is_no_message(publishing: Publishing) -> None:
-    """An empty one is none without Google's attributes; it goes to a topic with the others."""
-    put_messages(publishing, PAYLOADS[0], PAYLOADS[1])
-    columns = {"message_id": ["1"], "ordering_key": ["k"]}
-    attributes = pa.array([[("googclient_schemarevisionid", "r1")]], MAPS)
-    publishing.client.put(TOPIC, pa.table({"data": [b""], "attributes": attributes, **columns}))
+REFUSED = [b"", b"many"]
+"""Payloads of rows that are no message: without attributes but Google's, or with more than it takes."""
+
+
+@pytest.fixture
+def with_refused(publishing: Publishing) -> Consumer:
+    """A consumer with four dead rows, of which Pub/Sub would refuse two."""
+    put_messages(publishing, PAYLOADS[1])
+    googles, many = [("googclient_schemarevisionid", "r1")], [(f"a{number}", "b") for number in range(101)]
+    columns = {"message_id": ["1"] * 2, "ordering_key": ["k"] * 2}
+    publishing.client.put(TOPIC, pa.table({"data": REFUSED, "attributes": pa.array([googles, many], MAPS), **columns}))
+    put_messages(publishing, PAYLOADS[2])
     consumer = Consumer(publishing.client)
-    consumer.commit(3)
+    consumer.commit(4)
     looked_at(publishing.server)
-    with pytest.raises(InvalidRequest, match=r"the dead row with _dead_shard 0 and _dead_offset 2 .* neither data nor"):
-        publishing.client.redrive(TOPIC, publishing.path)
-    assert consumer.dead() == 2
-    assert not publishing.client.list("write/")
-    assert publishing.client.redrive(TOPIC, AGAIN) == 2
+    return consumer
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_redrive_leaves_what_is_no_message_dead(
+    publishing: Publishing, with_refused: Consumer, monkeypatch: pytest.MonkeyPatch, capsys: Any, breaks: bool
+) -> None:
+    """Named, while the others are published; whatever breaks, they stay, each once, until a topic gets them."""
+    client, words = publishing.client, ["--url", str(publishing.server.url), "redrive", TOPIC, "--to", publishing.path]
+    appended = dead_rows.DeadRows._append
+    if breaks:
+        monkeypatch.setattr(DeadRows, "_append", breaking)
+    with publishing.publisher():
+        if breaks:
+            with pytest.raises(InvalidRequest, match="planted"):
+                client.redrive(TOPIC, publishing.path)
+            monkeypatch.setattr(DeadRows, "_append", appended)
+        assert app.run(words) == 0
+        out, notes = capsys.readouterr()
+        assert out.startswith("2 rows of")
+        assert re.search(r"can't take 2 of the rows, which stay dead.* _dead_offset 1: it has neither data nor", notes)
+        assert (publishing.data(), with_refused.dead()) == ([*PAYLOADS[1:3]], 2)
+        assert app.run(words) == 0
+        assert capsys.readouterr().out.startswith("0 rows of")
+        put_messages(publishing, b"more")
+        with_refused.commit(5)
+        looked_at(publishing.server)
+        assert client.redrive(TOPIC, publishing.path) == 1
+    assert (publishing.data(), with_refused.dead()) == ([*PAYLOADS[1:3], b"more"], 2)
+    assert not client.list("write/")
+    assert client.redrive(TOPIC, AGAIN) == 2
+    assert [row["data"] for row in client.get(AGAIN).read_all().to_pylist()] == REFUSED
+    assert with_refused.dead() == 0
+
+
+def breaking(*_: Any) -> None:
+    raise InvalidRequest("planted")
 
 
 def test_a_redrive_that_pubsub_refuses_goes_on(publishing: Publishing, consumer: Consumer) -> None:
@@ -146,15 +208,23 @@ def test_a_redrive_that_pubsub_refuses_goes_on(publishing: Publishing, consumer:
     assert consumer.dead() == 0
 
 
-def test_a_redrive_that_is_given_up_goes_elsewhere(publishing: Publishing, consumer: Consumer) -> None:
-    publishing.fake.fail("Publish", "PERMISSION_DENIED", times=-1)
-    with publishing.publisher(), pytest.raises(Denied) as raised:
-        publishing.client.redrive(TOPIC, publishing.path)
-    words = re.search(r"penstock rm (write/\w+)", str(raised.value))
-    assert words is not None
-    publishing.client.delete(words[1])
-    assert publishing.client.redrive(TOPIC, AGAIN) == 2
+@pytest.mark.parametrize("published", [0, 1])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_redrive_that_is_given_up_comes_again(
+    publishing: Publishing, consumer: Consumer, caplog: pytest.LogCaptureFixture, published: int, elsewhere: bool
+) -> None:
+    """All of its rows; the answer says how many of them were published before."""
+    client, ledger = publishing.client, publishing.server.state.ledger
+    write = client.call(actions.REDRIVE_ROWS, actions.RedriveRows(TOPIC, publishing.path)).write
+    assert write is not None
+    if published:
+        ledger.change(lambda t: publications.note(t, write.write, [(1, 0, published)]))
+    client.delete(f"write/{write.write}")
+    with publishing.publisher():
+        assert client.redrive(TOPIC, AGAIN if elsewhere else publishing.path) == 2
     assert consumer.dead() == 0
+    said = f"1 of these rows were published before, by write/{write.write} to {publishing.path} that was given up"
+    assert (said in caplog.text) == bool(published)
 
 
 def test_a_redrive_that_breaks_at_its_end_publishes_once(

@@ -1,4 +1,4 @@
-"""What is asked of Pub/Sub before a subscription is attached, where there are permissions: the emulator has none."""
+"""What is asked of Pub/Sub before it is read or written, where there are permissions: the emulator has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from google.iam.v1 import iam_policy_pb2
 
 from penstock.errors import Denied, InvalidRequest, PenstockError
-from penstock.queue.pubsub import source
+from penstock.queue.pubsub import schemas, source
 from penstock.queue.pubsub.source import Subscriptions
 from penstock.queue.pubsub.transport import Access
 from tests.kit.pubsub import messages as pb
@@ -43,12 +43,13 @@ class Google(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    """Google, as far as attaching needs it; without credentials."""
+    """Google, as far as this needs it; without credentials."""
     google = Google()
     server = grpc.server(ThreadPoolExecutor(2), handlers=(google,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    monkeypatch.setattr(source, "open_channel", lambda *_: grpc.insecure_channel(f"127.0.0.1:{port}"))
+    for module in (source, schemas):
+        monkeypatch.setattr(module, "open_channel", lambda *_: grpc.insecure_channel(f"127.0.0.1:{port}"))
     yield google
     server.stop(None)
 
@@ -101,3 +102,12 @@ def test_one_that_cannot_be_pulled_is_refused(
     change(google)
     with pytest.raises(error, match=cure):
         Subscriptions(Access()).look(NAME)
+
+
+def test_a_topic_needs_the_right_to_publish(google: Google) -> None:
+    """And no other: a publisher may not be allowed to look at it. Google says the same of one that isn't there."""
+    google.refused["GetTopic"] = grpc.StatusCode.PERMISSION_DENIED
+    with pytest.raises(Denied, match=f"{TOPIC} does not exist, or may not .*roles/pubsub.publisher on it"):
+        schemas.check_topic(Access(), TOPIC)
+    google.permissions = ["pubsub.topics.publish"]
+    schemas.check_topic(Access(), TOPIC)

@@ -32,7 +32,7 @@ from penstock.ledger.publications import UnpublishedPart
 from penstock.ledger.tables import Transaction
 from penstock.ledger.writes import Write, is_minted
 from penstock.rows import slices
-from penstock.rows.messages import MESSAGES, check_columns, to_messages, without_googles
+from penstock.rows.messages import MESSAGES, check_columns, to_messages
 from penstock.store.database import Unsettled
 from penstock.store.medium import Part
 from penstock.wire import actions as wire
@@ -54,6 +54,10 @@ _ANSWER = 5.0
 """Seconds after which a finish, or a publisher without work, is answered; then it calls again."""
 _LONGEST_PUT = 600.0
 """Seconds for which a put that is a write of its own keeps its stream; our clients ask for the finish again."""
+_LOOKED_UP = 60.0
+"""Seconds for which a topic isn't looked up again: a query's epochs would call Pub/Sub for nothing else."""
+_LARGE = 512 << 10
+"""Bytes of a batch that is stored as it is: to put it together with others is a copy of all."""
 _MOST_PARTS = 64
 """Parts of one answer to a publisher."""
 
@@ -65,9 +69,11 @@ class PublishKind(Kind):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self._changed = threading.Condition()  # notified when a publication begins, moves or ends; guards _counts
+        self._changed = threading.Condition()  # notified when a publication begins, moves or ends; guards the two below
         self._counts: dict[str, Counter[str]] = {}
         """What was published to each topic since the start, by the names of PublishFigures."""
+        self._looked_up: dict[str, float] = {}
+        """When each topic could be published to, by the monotonic clock."""
         self._is_draining = False
         self._publishers = Publishers(state, self._notify)
         state.metrics.gauges(self._gauges)
@@ -107,24 +113,41 @@ class PublishKind(Kind):
 
         A write that goes on was checked at its beginning.
         """
-        if options is None or options.encoding is None:
-            return options
-        options = replace(options, schema=None)
-        if self.state.ledger.change(lambda t: runs.write_of(t, str(path), run)) is not None:
+        options = None if options is None else replace(options, schema=None)
+        if run is not None and self.state.ledger.change(lambda t: runs.write_of(t, str(path), run)) is not None:
             return options
         project, _, topic = path.key.partition("/")
         name = f"projects/{project}/topics/{topic}"
         try:
-            from penstock.queue.pubsub.schemas import schema_of_topic
+            from penstock.queue.pubsub.schemas import check_topic, schema_of_topic
         except ImportError as missing:
             raise InvalidRequest(
                 f"the server lacks {missing.name}, which publishing needs: pip install 'penstock-flight[serve,pubsub]' "
                 "there"
             ) from missing
-        schema = schema_of_topic(self.state.config.pubsub_access(), name)
+        access = self.state.config.pubsub_access()
+        if options is None or options.encoding is None:
+            self._look_up(str(path), lambda: check_topic(access, name))
+            return options
+        schema = schema_of_topic(access, name)
         if schema.format != options.encoding:
             raise InvalidRequest(f"{path}: its schema {schema.name} is {schema.format}: pass encode={schema.format!r}")
         return replace(options, schema=schema)
+
+    def _look_up(self, path: str, check: Callable[[], None]) -> None:
+        """Check a topic, unless that was done a moment ago; if Pub/Sub is away, the publisher waits for it."""
+        now = time.monotonic()
+        with self._changed:
+            self._looked_up = {known: then for known, then in self._looked_up.items() if then > now - _LOOKED_UP}
+            if path in self._looked_up:
+                return
+        try:
+            check()
+        except (Unavailable, TimedOut) as away:
+            log.warning("%s could not be looked up: %s", path, away)
+        else:
+            with self._changed:
+                self._looked_up[path] = now
 
     def attempt(self, write: Write, upload: Upload) -> Receipt:
         return self._keep(write, upload)
@@ -191,30 +214,27 @@ class PublishKind(Kind):
         self._notify()
         return self._published(summary.write)
 
-    def publish(self, path: Path, run: str, rows: Iterable[pa.RecordBatch], name: Callable[[int], str]) -> wire.Summary:
-        """Publish rows of the server's own as a run; return the write as a finish does. Again, it goes on.
-
-        `name` returns how an error calls the row of a number.
-        """
+    def publish(self, path: Path, run: str, rows: Iterable[pa.RecordBatch]) -> wire.Summary:
+        """Publish rows of the server's own as a run; return the write as a finish does. Again, it goes on."""
         _check_topic(path)
+        self._check_at_pubsub(path, run, None)
         ledger = self.state.ledger
         write = ledger.open_write(str(path), mode="append", run=run, schema=MESSAGES)
         if write.state == "open":
             try:
                 is_named = publications.find(ledger.database, write.id) is not None
-                return self._named(ledger.finish(write.id, [] if is_named else [self._stage(write, rows, name)]))
+                return self._named(ledger.finish(write.id, [] if is_named else [self._stage(write, rows)]))
             except WriteEnded:
                 if ledger.write(write.id).state != "finished":  # a moment ago
                     raise
         return ledger.summary(write.id)
 
-    def _stage(self, write: Write, rows: Iterable[pa.RecordBatch], name: Callable[[int], str]) -> str:
+    def _stage(self, write: Write, rows: Iterable[pa.RecordBatch]) -> str:
         """Store rows of the server's own as an attempt of a write, which is aborted if that fails."""
         ledger, store = self.state.ledger, self.state.store
         attempt, parts = uuid.uuid4().hex, list[Part]()
         try:
-            messages = to_messages(_sendable(rows, write.path), write.path, name=name)
-            for number, (_, batches) in enumerate(_parts(messages)):
+            for number, (_, batches) in enumerate(_parts(to_messages(rows, write.path))):
                 parts.append(store.write(f"{attempt}-{number:06}", MESSAGES, batches, path=write.path))
             ledger.record(write.id, Attempt(attempt, MESSAGES, sum(part.rows for part in parts), tuple(parts)))
         except Unsettled:  # it may be named
@@ -360,13 +380,6 @@ def _remedy(code: str, write: Write) -> str:
     )
 
 
-def _sendable(rows: Iterable[pa.RecordBatch], path: str) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a journal as a put would have them."""
-    for batch in rows:
-        check_columns(batch.schema, path)
-        yield without_googles(batch)
-
-
 def _parts(messages: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     """Yield messages in parts of about 8 MiB: a small batch has no file, and no request, of its own."""
     part: list[pa.RecordBatch] = []
@@ -375,7 +388,7 @@ def _parts(messages: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
         part.append(batch)
         size += slices.size_of(batch)
         if size >= slices.PART_BYTES:
-            yield None, [*slices.together(part)]
+            yield None, part if size >= len(part) * _LARGE else [*slices.together(part)]
             part, size = [], 0
     if size:
         yield None, [*slices.together(part)]

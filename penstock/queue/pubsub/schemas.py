@@ -1,4 +1,4 @@
-"""Schemas at Pub/Sub: what a revision is, and by which one a topic is published to."""
+"""What is looked up at Pub/Sub: revisions of schemas, and whether, and by which one, a topic is published to."""
 
 from __future__ import annotations
 
@@ -53,11 +53,21 @@ def get_revision(access: Access, name: str) -> SchemaRevision:
         return _revision(name, call)
 
 
+def check_topic(access: Access, name: str) -> None:
+    """Raise why a topic can't be published to, if so."""
+    with _calling(access, name) as call:
+        if access.allow_emulator:  # which has no permissions; at Google a publisher may not be allowed to get the topic
+            _get_topic(name, call)
+        else:
+            _check_may_publish(name, call)
+
+
 def schema_of_topic(access: Access, name: str) -> TopicSchema:
     """Return the newest revision of a topic's schema that it takes."""
     with _calling(access, name) as call:
-        about = call("Publisher/GetTopic", _GetTopic(topic=name), _Topic, f"topic={name}")
-        _check_may_publish(access, name, call)
+        about = _get_topic(name, call)
+        if not access.allow_emulator:
+            _check_may_publish(name, call)
         settings = about.schema_settings
         if not settings.schema or settings.schema == "_deleted-schema_":
             gone = "its schema was deleted" if settings.schema else "it has no schema"
@@ -69,13 +79,18 @@ def schema_of_topic(access: Access, name: str) -> TopicSchema:
         )
 
 
-def _check_may_publish(access: Access, name: str, call: _Call) -> None:
-    if access.allow_emulator:  # which has no permissions
-        return
+def _get_topic(name: str, call: _Call) -> Any:
+    return call("Publisher/GetTopic", _GetTopic(topic=name), _Topic, f"topic={name}")
+
+
+def _check_may_publish(name: str, call: _Call) -> None:
     request = iam_policy_pb2.TestIamPermissionsRequest(resource=name, permissions=[_PUBLISH])
     answer = call(_TEST, request, iam_policy_pb2.TestIamPermissionsResponse, f"resource={name}")
     if _PUBLISH not in answer.permissions:
-        raise Denied(f"{name} may not be published to by these credentials: grant them roles/pubsub.publisher on it")
+        raise Denied(
+            f"{name} does not exist, or may not be published to by these credentials: create it, or grant them "
+            "roles/pubsub.publisher on it"
+        )
 
 
 def _revision(name: str, call: _Call) -> SchemaRevision:

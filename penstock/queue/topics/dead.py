@@ -19,6 +19,7 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.topics import journal
 from penstock.queue.topics.topic import Topic
 from penstock.store.database import Reader, Tables
+from penstock.wire.actions import RedrivenRows
 from penstock.wire.paths import DEAD, Path
 from penstock.wire.position import Position
 from penstock.wire.read import PayloadSchema
@@ -31,9 +32,11 @@ CREATE TABLE dead(
     PRIMARY KEY (path, consumer)
 ) WITHOUT ROWID;
 """,
+    14: "ALTER TABLE dead ADD COLUMN answer TEXT;",
 }
 """`decoding`: how the consumer decodes, NULL if it doesn't; `position`: rows before it were looked at; `redriven`: the
-offset in the dead journal from which on `rows` dead rows of the consumer wait."""
+offset in the dead journal from which on `rows` dead rows of the consumer wait; `answer`: of the last redrive with an
+id, beside that and the offset at which it ends."""
 KEEP = 30 * 24 * 3600.0
 """Seconds for which dead rows stay."""
 ABOUT = pa.schema(
@@ -137,11 +140,25 @@ def waiting(reader: Reader, path: str, consumer: str | None) -> tuple[str, int]:
     return rows[0]["consumer"], rows[0]["redriven"]
 
 
-def redriven(t: Transaction, *, path: str, consumer: str, end: int, rows: int) -> None:
-    """Note that dead rows before an offset of the dead journal were redriven."""
+def answered(reader: Reader, path: str, redrive: str | None) -> tuple[RedrivenRows, bool] | None:
+    """Return what the redrive with an id has done, and whether that is all; None if it has done nothing."""
+    for row in reader.rows("SELECT answer, redriven FROM dead WHERE path = ? AND answer IS NOT NULL", path):
+        last = json.loads(row["answer"])
+        if last["id"] == redrive:
+            return RedrivenRows.from_json(last["answer"]), row["redriven"] >= last["until"]
+    return None
+
+
+def redriven(
+    t: Transaction, *, path: str, redrive: str | None, answer: RedrivenRows, end: int, until: int, rows: int
+) -> None:
+    """Note that dead rows before an offset of the dead journal were redriven, and the answer of that redrive so far,
+    which goes on until another offset.
+    """
+    last = {"id": redrive, "until": until, "answer": answer.to_json()}
     t.execute(
-        "UPDATE dead SET redriven = ?, rows = max(0, rows - ?) WHERE path = ? AND consumer = ?",
-        end, rows, path, consumer,
+        "UPDATE dead SET redriven = ?, rows = max(0, rows - ?), answer = ? WHERE path = ? AND consumer = ?",
+        end, rows, None if redrive is None else json.dumps(last), path, answer.consumer,
     )  # fmt: skip
 
 

@@ -91,19 +91,25 @@ class Publishing:
 
 
 @pytest.fixture
-def staging(make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch) -> PenstockServer:
-    """A server whose publishers the test starts."""
+def staging(
+    make_server: Callable[..., PenstockServer], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], PenstockServer]:
+    """A function that starts a server for the Pub/Sub at an address, whose publishers the test starts."""
     monkeypatch.setattr(Publishers, "_wanted_now", lambda _: set[str]())
     monkeypatch.setattr(publish, "_ANSWER", 0.2)  # after which a publisher notices that it is to stop
-    return make_server()
+    return lambda address: make_server(pubsub_endpoint=address, allow_emulator=True)
 
 
 @pytest.fixture
-def publishing(staging: PenstockServer, fake_pubsub: FakePubSub, pubsub_names: Names) -> Iterator[Publishing]:
+def publishing(
+    staging: Callable[[str], PenstockServer], fake_pubsub: FakePubSub, pubsub_names: Names
+) -> Iterator[Publishing]:
     """A topic at a fake, and a server whose publishers the test starts."""
     from tests.kit.pubsub.fake import served
 
-    with served(fake_pubsub) as address, penstock.connect(staging.url, retry_for=2) as client:
-        publishing = Publishing(staging, client, fake_pubsub, address, pubsub_names.topic)
-        publishing.create()
-        yield publishing
+    with served(fake_pubsub) as address:
+        server = staging(address)
+        with penstock.connect(server.url, retry_for=2) as client:
+            publishing = Publishing(server, client, fake_pubsub, address, pubsub_names.topic)
+            publishing.create()
+            yield publishing

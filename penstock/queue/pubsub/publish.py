@@ -36,6 +36,9 @@ _MOST_BYTES = 64 << 20
 """Of these requests; and of those that wait for one of their key."""
 _REQUEST_BYTES = 500
 """Bytes of a request's object, besides its body."""
+_NOTED, _NOTED_WITHIN = 8, 0.05
+"""Answers that are noted together, and the seconds for which they wait for others: a note is a call and an fsync, which
+cost more than the requests themselves when each was noted alone."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 """Seconds until a request is sent again."""
 _ENDING = 5.0
@@ -118,6 +121,7 @@ class _Publication:
         self._numbers = itertools.count()
         self._answers: queue.SimpleQueue[tuple[_Sent, Any]] = queue.SimpleQueue()
         self._unnoted: list[Request] = []
+        self._unnoted_since = 0.0
         self._sent_again = 0  # since the last note
         self._error: PenstockError | None = None
         self._said = 0.0
@@ -129,7 +133,7 @@ class _Publication:
             if stop_at is None and (self._error is not None or self._stopped()):
                 stop_at = time.monotonic() + _ENDING
                 self._retries.clear()
-            if self._unnoted:
+            if self._unnoted and (stop_at is not None or self._is_note_due()):
                 self._note()
             if stop_at is None:
                 self._fill()
@@ -200,7 +204,7 @@ class _Publication:
 
     def _take_answers(self) -> None:
         """Wait for an answer, or until a request is due to be sent again, for a moment at most."""
-        wait = 0.2
+        wait = _NOTED_WITHIN if self._unnoted else 0.2
         if self._retries:
             wait = min(wait, max(0.0, self._retries[0][0] - time.monotonic()))
         try:
@@ -218,6 +222,8 @@ class _Publication:
         if error is None:
             steps.passed("publisher.answered")
             self._unnoted.append(sent.request)
+            if len(self._unnoted) == 1:
+                self._unnoted_since = time.monotonic()
             self._release(sent.request.key)
         elif isinstance(error, grpc.RpcError) and (is_retried(error) or error.code() == grpc.StatusCode.CANCELLED):
             self._send_later(sent, error)
@@ -249,6 +255,11 @@ class _Publication:
             _log.warning("%s; it is tried again", translate_publish(error, self._topic.name))
 
     # --- 3. ---------------------------------------------------------------------------------
+
+    def _is_note_due(self) -> bool:
+        """Whether what is unnoted is enough, has waited, or waits for nothing."""
+        waited = time.monotonic() - self._unnoted_since
+        return len(self._unnoted) >= _NOTED or not self._flying or waited > _NOTED_WITHIN
 
     def _note(self, error: PenstockError | None = None) -> None:
         """Tell the server what Pub/Sub has."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 _END_WITH_PARENT = """
@@ -58,10 +60,13 @@ def _answers(port: int, hello: bytes) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+    """Return a port that nobody has, nor gets by asking the kernel for any: those are from another range."""
+    kernels = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(kernels.read_text().split()[0]) if kernels.exists() else 32_768
+    while True:
+        port = random.randrange(10_000, max(first, 20_000))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def is_alive(pid: int) -> bool:

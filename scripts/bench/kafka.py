@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.bench.servers import free_ports, running
+from scripts.bench.servers import running
+from scripts.child import free_port
 
 NAME = "Kafka"
 SPARK = "4.2"
@@ -69,7 +70,7 @@ def broker(folder: Path) -> Iterator[Kafka]:
     if not libraries.exists():
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
         subprocess.run([*pip, "--target", str(libraries), f"kafka-python=={CLIENT}"], check=True)
-    port, control = free_ports(2)
+    port, control = free_port(), free_port()
     folder.mkdir(parents=True)
     config = folder / "server.properties"
     config.write_text(_CONFIG.format(port=port, control=control, logs=folder / "logs"))

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from scripts.bench.watch import FsyncCounter
+from scripts.child import free_port
 
 _PATIENCE = 90.0  # seconds for a process to start, to sweep, to end
 _SWEPT = 0.02  # seconds for what a sweep does after it has freed the bytes: a transaction
@@ -138,7 +139,7 @@ class Penstock(Server):
 @contextmanager
 def bare_server(folder: Path) -> Iterator[Server]:
     """Run the bare server."""
-    (port,) = free_ports(1)
+    port = free_port()
     url, command = f"grpc://127.0.0.1:{port}", [sys.executable, "-m", "scripts.bench.servers", str(port)]
     with running(command, port, folder / "bare.log") as pid, flight.connect(url) as client:
         yield Server(pid, url, client)
@@ -147,7 +148,7 @@ def bare_server(folder: Path) -> Iterator[Server]:
 @contextmanager
 def penstock_server(data: Path, store: str = "disk:", *options: str) -> Iterator[Penstock]:
     """Run `penstock serve` with every default but the addresses, the folder, the store and these options."""
-    port, http = free_ports(2)
+    port, http = free_port(), free_port()
     url, where = f"grpc://127.0.0.1:{port}", ["--http", f"127.0.0.1:{http}", "--data", str(data), "--store", store]
     command = [sys.executable, "-m", "penstock.cli.app", "serve", "--listen", url, *where, *options]
     counter = FsyncCounter(data)
@@ -190,15 +191,6 @@ def running(command: list[str], port: int, log: Path, environment: Mapping[str, 
     finally:
         process.terminate()
         process.wait(_PATIENCE)
-
-
-def free_ports(number: int) -> list[int]:
-    """Find ports that are free."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _json(**fields: object) -> bytes:

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from scripts.child import free_port
 from tests.chaos.oracle import Usage
 from tests.kit.proxy import Proxy
-from tests.kit.server import ProcessServer, free_port, process_server
+from tests.kit.server import ProcessServer, process_server
 from tests.kit.wait import descriptors, threads
 
 

@@ -20,8 +20,9 @@ from penstock.client.client import connect
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.server import PenstockServer
 from penstock.store.open import parse_bytes
+from scripts.child import free_port
 from tests.kit.cli import LIMIT, Run, run_process, serving
-from tests.kit.server import free_port, token_file
+from tests.kit.server import token_file
 
 ANY = ("--listen", "grpc://127.0.0.1:0", "--http", "off")
 MISTAKES = [

@@ -34,8 +34,9 @@ from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.server import PenstockServer
 from penstock.queue.topics.append import Append, Appender
 from penstock.wire.exchange import Answer
+from scripts.child import free_port
 from tests.kit.proxy import Proxy, open_proxy
-from tests.kit.server import free_port, process_server, served
+from tests.kit.server import process_server, served
 from tests.kit.topics import TOPIC
 from tests.kit.wait import eventually
 from tests.kit.wire import trips

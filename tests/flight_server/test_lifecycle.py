@@ -16,7 +16,8 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import CUT, data_folder, serving
-from tests.kit.server import ANY_PORT, ProcessServer, free_port, named_parts, process_server
+from scripts.child import free_port
+from tests.kit.server import ANY_PORT, ProcessServer, named_parts, process_server
 from tests.kit.wait import eventually, files
 from tests.kit.wire import (
     at,

@@ -27,9 +27,9 @@ from penstock.flight_server import supervisor
 from penstock.flight_server.config import ServerConfig
 from penstock.flight_server.lifecycle import data_folder
 from penstock.ledger.attempts import Attempt
+from scripts.child import free_port
 from tests.kit.cli import LIMIT, PENSTOCK, ROOT, Served, environment, serving
 from tests.kit.processes import kill
-from tests.kit.server import free_port
 from tests.kit.wait import eventually
 from tests.kit.wire import await_drain, begun_put, list_paths, trailer
 

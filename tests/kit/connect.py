@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scripts.child import free_port
 from scripts.connect_server import command as connect_server_command
 from tests.kit.processes import kill, python_workers, session_processes
-from tests.kit.server import free_port
 from tests.kit.spark import CONFS, needs_spark
 from tests.kit.wait import eventually
 

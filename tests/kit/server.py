@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-import random
+import select
 import signal
 import socket
 import sqlite3
@@ -30,6 +31,7 @@ from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.state import State
 from penstock.flight_server.upload import Upload
 from penstock.ledger.writes import Write
+from scripts.child import free_port
 from tests.kit import wire
 from tests.kit.proxy import Proxy, open_proxy
 from tests.kit.wait import eventually, files
@@ -123,11 +125,77 @@ def token_file(folder: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
     return path
 
 
+class Fork:
+    """A process that was forked for this one, by another: with the verbs of subprocess.Popen."""
+
+    def __init__(self, pid: int, code: int) -> None:
+        """`code` is the descriptor that its exit code comes from."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._code = code
+        self._told = select.poll()  # not select(): a process may have more than 1,024 descriptors
+        self._told.register(code, select.POLLIN)
+        self._lock = threading.Lock()  # returncode, _code
+
+    def poll(self) -> int | None:
+        """Return the exit code, if it has ended."""
+        with self._lock:
+            if self.returncode is None and self._told.poll(0):
+                self.returncode = int(os.read(self._code, 9))
+                os.close(self._code)
+        return self.returncode
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait for its end, and return its exit code."""
+        eventually(lambda: self.poll() is not None, within=timeout, what=f"process {self.pid} ends")
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, unless it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Forks:
+    """The process that forks servers: started with the first one, for as long as this process lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # a plan and its answer
+        self._control: socket.socket | None = None
+
+    def start(self, plan: dict[str, Any], address: int, log: int) -> Fork:
+        """Start a server with these descriptors for its address and its log."""
+        code, told = os.pipe()
+        with self._lock:
+            if self._control is None:
+                self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                command = [sys.executable, "-m", "tests.kit.programs.server"]
+                with theirs:
+                    process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=Path(__file__).parents[2])
+                atexit.register(process.wait)
+                atexit.register(self._control.close)  # which ends it
+            socket.send_fds(self._control, [json.dumps(plan).encode()], [address, log, told])
+            pid = int(self._control.recv(9))
+        os.close(told)
+        return Fork(pid, code)
+
+
+FORKS = Forks()
+
+
 @dataclass
 class ProcessServer:
     """A server in a process of its own; `kill` is kill -9."""
 
-    process: subprocess.Popen[str]
+    process: Fork
     url: str
     data: Path
 
@@ -156,39 +224,24 @@ def process_server(
     `prelude` is Python that runs there first, to plant a fault. Settings are those of `ServerConfig`, in JSON.
     """
     data.parent.mkdir(parents=True, exist_ok=True)
-    log = (data.parent / f"{data.name}.log").open("a")
     settings = {"data": str(data), "listen": ANY_PORT, "http": None, **settings}
-    plan = {"settings": settings, "crash_at": crash_at, "crash_on": crash_on, "prelude": prelude}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.kit.programs.server", json.dumps(plan)],
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip()
-        assert url.startswith("grpc"), (
-            f"the server didn't start: {(data.parent / f'{data.name}.log').read_text()[-3000:]}"
-        )
-        yield ProcessServer(process, url, data)
-    finally:
-        if process.poll() is None:
+    plan = {
+        "settings": settings, "crash_at": crash_at, "crash_on": crash_on, "prelude": prelude,
+        "environment": dict(os.environ),
+    }  # fmt: skip
+    address, told = os.pipe()
+    with (data.parent / f"{data.name}.log").open("a") as log, os.fdopen(address) as lines:
+        try:
+            process = FORKS.start(plan, told, log.fileno())
+        finally:
+            os.close(told)
+        try:
+            url = lines.readline().strip()
+            assert url.startswith("grpc"), f"the server didn't start: {Path(log.name).read_text()[-3000:]}"
+            yield ProcessServer(process, url, data)
+        finally:
             process.kill()
-        process.wait(30)
-        process.stdout.close()
-        log.close()
-
-
-def free_port() -> int:
-    """Return an unused port outside of the range that the kernel hands out for port 0."""
-    others = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(10_000, max(others, 20_000))
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+            process.wait(30)
 
 
 class RestartingServer:

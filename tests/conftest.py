@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -36,13 +38,23 @@ SLOWEST = (
     "test_chaos_jobs",
     "test_chaos_subscription",
     "test_cluster",
-    "test_stream_cluster",
     "test_demo",
     "test_notebooks",
     "test_bench_pages",
     "test_stream",
 )
 """Files of minutes, each for one of xdist's workers; they start first, so that none is left to run alone at the end."""
+
+QUICK = "not process and not faults and not spark"
+"""What `make check` runs."""
+OTHERS = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.(process|faults|spark)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't import a file none of whose tests would run: Ray, Spark and Google's client take seconds in each worker."""
+    if config.option.markexpr != QUICK or collection_path.suffix != ".py":
+        return None
+    return True if OTHERS.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

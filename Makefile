@@ -50,7 +50,7 @@ test-spark-matrix: $(STAMP) $(JAVA)  ## run the Spark tests on Spark 3.5 to 4.3 
 soak: $(STAMP) $(JAVA)  ## run the long tests, for hours: far examples, repeated faults, chaos (SEEDS="4 5"), every Spark
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) -m soak
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist load --hypothesis-profile=long --timeout=3600 \
-	    -m "not process and not faults and not spark"
+	    -m "not process and not spark"
 	@$(BIN)/python -m tests.chaos.run $(or $(SEEDS),1 2 3 4 5 6 7 8)
 	@$(BIN)/python -m tests.chaos.run queue $(or $(SEEDS),1 2 3)
 	@$(BIN)/python -m tests.chaos.run jobs $(or $(SEEDS),1 2 6 9 10 11)

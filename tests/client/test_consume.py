@@ -296,7 +296,7 @@ def test_a_killed_members_rows_come_to_the_others(topic: Client, server: Penstoc
 @pytest.mark.process
 def test_a_group_outlasts_a_restart_of_the_server(tmp_path: Path) -> None:
     from penstock.client.client import connect
-    from tests.kit.server import free_port
+    from scripts.child import free_port
 
     listen = f"grpc://127.0.0.1:{free_port()}"
     with process_server(tmp_path / "data", listen=listen) as server, connect(listen) as client:

@@ -32,10 +32,11 @@ from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.subscription_figures import gauges_of
 from penstock.pipeline import Call, Job, Stage
 from penstock.wire.publish import PublishFigures
+from scripts.child import free_port
 from tests.kit import dead
 from tests.kit.cli import serving
 from tests.kit.pages import ROOT, blocks
-from tests.kit.server import free_port, process_server, served
+from tests.kit.server import process_server, served
 
 PAGE = "docs/deploying.md"
 DEPLOY = ROOT / "docs" / "deploy"

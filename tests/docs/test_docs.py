@@ -19,7 +19,6 @@ import penstock
 from penstock.client.client import Client
 from penstock.flight_server.server import PenstockServer
 from penstock.wire.read import ReadCommand
-from scripts.child import free_port
 from scripts.demo import trips as make_trips
 from scripts.planted import run as planting
 from tests.kit.connect import ConnectServer

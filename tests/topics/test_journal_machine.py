@@ -486,9 +486,9 @@ class JournalMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Silence the warnings of 25,000 steps."""
+    """Silence the warnings of thousands of steps."""
     caplog.set_level(logging.CRITICAL, "penstock")
 
 
-JournalMachine.TestCase.settings = settings(max_examples=examples(500), stateful_step_count=50)
+JournalMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=50)
 TestJournalMachine = JournalMachine.TestCase

@@ -22,6 +22,7 @@ from penstock.client.arguments import Start, to_start
 from penstock.client.connection import Connection
 from penstock.client.follow import Follower, to_command
 from penstock.errors import Fenced, InvalidRequest, PenstockError
+from penstock.rows import slices
 from penstock.wire.actions import SHARE_SHARDS, ShareShards
 from penstock.wire.position import Position
 from penstock.wire.read import EndpointNote, ReadCommand
@@ -29,6 +30,12 @@ from penstock.wire.read import EndpointNote, ReadCommand
 log = logging.getLogger("penstock")
 _LOOK = 1.0
 """Seconds between two looks at the member's share while no rows come."""
+_WAIT = 0.1
+"""The same of a member that has no shard."""
+_QUICK = 0.05
+"""Seconds: where a batch is used within them, the next one has twice as much."""
+_LEAST, _MOST = 2 << 20, 32 << 20
+"""Bytes of a batch: as they are sent, and an endpoint's."""
 _LEAVE = 5.0
 """Seconds for which a member that ends tries to say so; later its lease ends."""
 
@@ -58,6 +65,8 @@ class Consumer(Follower):
         member = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._request = ShareShards(path, group, member, Position({}), start=position, since=since)
         self._auto_commit = auto_commit
+        self._most, self._returned_at = _LEAST, 0.0
+        """The bytes of a batch at most, if several were sent; when the last one was returned."""
         self._in_hand = False
         """Whether rows were returned since the last commit."""
         self._closed = threading.Event()
@@ -105,9 +114,27 @@ class Consumer(Follower):
                 self._commit()
             if self._surplus:
                 self._look()
+        quick = time.monotonic() - self._returned_at < _QUICK
+        self._most = min(max(_LEAST, self._most * 2 if quick else self._most // 2), _MOST)
         batch = super().__next__()
-        self._in_hand = True
+        self._in_hand, self._returned_at = True, time.monotonic()
         return batch
+
+    def _take(self) -> tuple[pa.RecordBatch, int, int]:
+        """Take as much as is used quickly: each batch costs a commit, which is waited for."""
+        first = self._batches.popleft()
+        batch, shard, behind = first
+        pieces, size = [first], slices.size_of(batch)
+        while self._batches and self._batches[0][1] == shard and self._batches[0][0].schema == batch.schema:
+            size += slices.size_of(self._batches[0][0])
+            if size > self._most:
+                break
+            pieces.append(self._batches.popleft())
+        try:
+            return (slices.as_one([piece for piece, *_ in pieces]) if pieces[1:] else batch), shard, pieces[-1][2]
+        except pa.ArrowException:  # dictionaries that don't fit into one
+            self._batches.extendleft(reversed(pieces[1:]))
+            return batch, shard, behind
 
     def commit(self) -> None:
         """Commit the rows that were returned, the present batch included."""
@@ -121,11 +148,14 @@ class Consumer(Follower):
             if self._surplus or not self._held or time.monotonic() - self._called >= _LOOK:
                 self._look()
             self._adopt()
+        if not self._position:
+            self._pause = min(self._pause, _WAIT)
         return replace(self._command, start=self._position, shards=tuple(self._position)) if self._position else None
 
     def _add(self, note: EndpointNote, batches: list[pa.RecordBatch]) -> None:
         if self._command.filter is not None and batches:  # one, as the rows between two have no offset
-            batches = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+            with suppress(pa.ArrowException):  # dictionaries that don't fit into one
+                batches = [slices.as_one(batches)]
         super()._add(note, batches)
 
     # --- with the lock, in the loop's thread --------------------------------------------------

@@ -73,7 +73,7 @@ class Follower(Iterator[pa.RecordBatch]):
         try:
             self._wait_for_batches()
             if not self._stopped:
-                batch, shard, behind = self._batches.popleft()
+                batch, shard, behind = self._take()
                 self._position = self._position.moved(shard, behind)
                 return batch
         except BaseException:
@@ -81,6 +81,10 @@ class Follower(Iterator[pa.RecordBatch]):
             self._batches.clear()
             raise
         raise StopIteration
+
+    def _take(self) -> tuple[pa.RecordBatch, int, int]:
+        """Take the next batch to return, with its shard and the offset behind it."""
+        return self._batches.popleft()
 
     def stop(self) -> None:
         """End the loop behind the present batch, from any thread; a follower that waits ends within a moment."""

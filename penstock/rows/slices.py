@@ -174,6 +174,11 @@ def spare_bytes(batch: pa.RecordBatch) -> int:
     return sum(_size_of_array(each.dictionary) for each in arrays if len(each.dictionary) > len(each))
 
 
+def as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Combine batches of one schema; ArrowException where their dictionaries don't fit into one."""
+    return pa.concat_batches(batches)  # type: ignore[attr-defined]  # the stubs lack it
+
+
 def together(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Combine small batches: as few as the wire allows. A reader needed 50 times as long for 1,000 of one row each.
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import penstock
 
-Consumed = Callable[[str, int], Callable[[], float]]
-"""Begins to read a path, up to a number of rows; call the result to wait for them: the time at which they had come."""
+Consumed = Callable[[str, int, str | None], Callable[[], float]]
+"""Begins to read so many rows of a path, as a group or each all; what it returns waits for the last, and says when."""
 _process: list[Any] = []
 """In a reader's process: its client, the rows that all have read, and whether that is all."""
 
 
 @contextmanager
-def readers(url: str, count: int, group: str | None) -> Iterator[Consumed]:
-    """Run so many processes that read, ready to begin; as members of a group if it has a name."""
+def readers(url: str, count: int) -> Iterator[Consumed]:
+    """Run so many processes that read, ready to begin."""
     context = get_context("spawn")
     rows, done = context.Value("q", 0), context.Event()
     with ExitStack() as stack:
@@ -30,7 +30,7 @@ def readers(url: str, count: int, group: str | None) -> Iterator[Consumed]:
         ]
         wait([pool.submit(time.time) for pool in pools])
 
-        def begin(path: str, number: int) -> Callable[[], float]:
+        def begin(path: str, number: int, group: str | None) -> Callable[[], float]:
             rows.value = 0
             done.clear()
             futures = [pool.submit(_read, path, group, number) for pool in pools]

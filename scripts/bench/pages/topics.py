@@ -144,10 +144,13 @@ def _producers(sizes: Sizes) -> Iterator[Case]:
 
 def _groups(sizes: Sizes) -> Iterator[Case]:
     """Four processes of a group beside one that follows: what is there already, and while it comes."""
-    for what, number, live in (("a backlog", 5 * sizes.integers, False), ("while rows come", sizes.integers, True)):
+    for what, number, live in (
+        ("a backlog", 5 * sizes.integers, False),
+        ("while rows come", sizes.integers // 2, True),
+    ):
         read = partial(_consumed, number=number, live=live)
         sides: dict[str, Side] = {
-            GROUP: partial(read, processes=_MEMBERS, group="bench"),
+            GROUP: partial(read, processes=_MEMBERS),
             FOLLOW: partial(read, processes=1),
         }
         line = Line("Group", what, GROUP, FOLLOW, "/s", number, ratio="speed", promise=(">=", 0.9))
@@ -234,30 +237,34 @@ def _small_put(bench: Bench, clients: int, number: int) -> Measure:
     return measure
 
 
-def _consumed(bench: Bench, number: int, live: bool, processes: int, group: str | None = None) -> Measure:
-    """Processes that read a topic of four shards from its oldest row, which is filled before or meanwhile."""
+def _consumed(bench: Bench, number: int, live: bool, processes: int) -> Measure:
+    """Processes that read a topic of four shards from its oldest row, filled before or while they do; several are a
+    group.
+    """
     server, numbers = bench.penstock(), itertools.count()
-    begin = bench.contexts.enter_context(readers(server.url, processes, group))
+    begin = bench.contexts.enter_context(readers(server.url, processes))
     client = bench.contexts.enter_context(penstock.connect(server.url))
     table = rows("integers", range(number // _PUTS))
+
+    def create(path: str) -> None:
+        server.create_topic(path, table.schema, shards=_MEMBERS)
 
     def fill(path: str) -> None:
         for _ in range(_PUTS):
             client.put(path, table)
 
     def measure() -> Sample:
-        path = f"topic/bench/consumed-{group}-{live}-{next(numbers)}"
-        server.create_topic(path, rows("integers", range(0)).schema, shards=_MEMBERS)
+        run = f"{processes}-{next(numbers)}"
+        path = f"topic/bench/consumed-{run}" if live else "topic/bench/consumed"
+        bench.once(f"{path} is there", partial(create, path))
         if not live:
-            fill(path)
+            bench.once(path, partial(fill, path))
         bench.settle()
         began = time.time()
-        end = begin(path, number)
+        end = begin(path, number, run if processes > 1 else None)
         if live:
             fill(path)
-        taken = end() - began
-        server.drop(path)
-        return {"seconds": [taken]}
+        return {"seconds": [end() - began]}
 
     return measure
 

@@ -14,6 +14,7 @@ import penstock
 
 Consumed = Callable[[str, int, str | None], Callable[[], float]]
 """Begins to read so many rows of a path, as a group or each all; what it returns waits for the last, and says when."""
+_PATIENCE = 300.0  # seconds for all rows
 _process: list[Any] = []
 """In a reader's process: its client, the rows that all have read, and whether that is all."""
 
@@ -34,7 +35,7 @@ def readers(url: str, count: int) -> Iterator[Consumed]:
             rows.value = 0
             done.clear()
             futures = [pool.submit(_read, path, group, number) for pool in pools]
-            return lambda: max(future.result() for future in futures)
+            return lambda: max(future.result(_PATIENCE) for future in futures)
 
         yield begin
 

@@ -146,7 +146,7 @@ def _groups(sizes: Sizes) -> Iterator[Case]:
     """Four processes of a group beside one that follows: what is there already, and while it comes."""
     for what, number, live in (
         ("a backlog", 5 * sizes.integers, False),
-        ("while rows come", sizes.integers // 2, True),
+        ("while rows come", sizes.integers // 2 // _PUTS * _PUTS, True),
     ):
         read = partial(_consumed, number=number, live=live)
         sides: dict[str, Side] = {

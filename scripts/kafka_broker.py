@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import fcntl
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
-from scripts import child, java
+from scripts import child, java, maven
 
 JAVA = 17
 """The oldest that runs the broker."""
@@ -81,25 +80,7 @@ def missing() -> str | None:
             "Kafka's jars aren't here, nor is mvn, which fetches them: apt install maven, or name the libs folder of a "
             "Kafka: PENSTOCK_KAFKA_JARS=/path/to/kafka/libs"
         )
-    return _fetch()
-
-
-def _fetch() -> str | None:
-    """Fetch the jars from Maven Central, one process at a time; return why they aren't to be had."""
-    jars().parent.mkdir(parents=True, exist_ok=True)
-    with open(jars().with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=jars().parent) as folder:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if jars().exists():
-            return None
-        Path(folder, "pom.xml").write_text(_POM)
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder}/libs"]
-        try:
-            subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=_FETCH)
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as failed:
-            text = str(failed.stdout or "")[-500:]
-            return f"mvn couldn't fetch Kafka {VERSION} from Maven Central within {_FETCH:g} s: {text or failed}"
-        Path(folder, "libs").rename(jars())
-    return None
+    return maven.fetch(f"Kafka {VERSION}", _POM, jars(), limit=_FETCH)
 
 
 @contextmanager

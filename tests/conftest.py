@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.kit.spark",
     "tests.kit.spark_server",
     "tests.kit.streams",
+    "tests.kit.clients",
     "tests.kit.kafka",
     "tests.kit.pubsub.emulator",
     "tests.kit.native_calls",

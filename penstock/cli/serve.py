@@ -35,6 +35,7 @@ _IMPERSONATE = "Call Pub/Sub as this service account."
 _ENDPOINT = "Pub/Sub's address, such as europe-west1-pubsub.googleapis.com:443."
 _EMULATOR = "Call the emulator at --pubsub-endpoint or PUBSUB_EMULATOR_HOST instead of Google."
 _KAFKA = "The broker that queues may be on, such as kafka://127.0.0.1:9092."
+_TOKENS = "In place of --token-file: callers and their rights, TOML; SIGHUP has it read again."
 _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=10m; repeatable."
 
 
@@ -67,6 +68,7 @@ def _size(text: str) -> int:
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
 @click.option("--client-ca", type=_FILE, help="Take only callers with a certificate of these authorities, PEM.")
 @click.option("--token-file", type=_FILE, help="File with the token that callers must show; mode 600.")
+@click.option("--tokens", type=_FILE, help=_TOKENS)
 @click.option("--http-tls", is_flag=True, help="Serve --http with the same certificate.")
 @click.option("--http-token-file", type=_FILE, help="File with the token that shows names in /metrics; mode 600.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS and token.")

@@ -8,12 +8,18 @@ from itertools import chain
 
 import penstock
 from penstock import steps
-from penstock.errors import NotFound
+from penstock.errors import InvalidRequest, NotFound
+from penstock.flight_server.flights import NO_SQL
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Handler
 from penstock.flight_server.state import State
+from penstock.flight_server.tokens import ALL
 from penstock.wire.actions import DELETE, DESCRIBE, HEALTH, Deleted, DeleteTarget, Description, Health, Nothing, Target
 
+_FLIGHT_SQL = frozenset(
+    ("CreatePreparedStatement", "CreatePreparedSubstraitPlan", "BeginTransaction", "BeginSavepoint", "CancelQuery")
+)
+"""The actions with which clients of Flight SQL begin."""
 _NO_BODY = b'{"v":1}'
 
 
@@ -30,17 +36,23 @@ class Actions:
         """Carry out an action: check access, decode the request, call the handler, encode the answer."""
         handler = self._handlers.get(name)
         if handler is None:
+            if name in _FLIGHT_SQL:
+                raise InvalidRequest(NO_SQL)
             raise NotFound(f"no action {name[:80]!r}: there are {', '.join(self._handlers)}")
         action = handler.action
-        if action.access == "token":
-            call.check_known()
-        elif action.access == "ticket":
+        if action.access == "ticket":
             call.check_body(body, self._state.signer)
+        elif action.access != "anyone":
+            call.check_known()
         elif not call.known:
             body = b""  # what a stranger sends isn't parsed
         request = action.request.decode(body or _NO_BODY)
         if action.access == "ticket":
             call.ticket = self._state.signer.open_write(request.ticket.encode())
+            call.who = call.ticket.by or ALL  # what else the request names is checked for who got the ticket
+        elif action.access != "anyone":
+            for right, path in action.access(request):
+                self._state.check(call, right, path)
         return json.dumps(handler.run(call, request).to_json()).encode()
 
     def sentences(self) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -54,6 +55,11 @@ class ServerConfig:
     client_ca: Path | None = None
     """Certificates of authorities: only callers with a certificate of one of them get through the TLS handshake."""
     token_file: Path | None = None
+    """The one token that has all rights."""
+    tokens: Path | None = None
+    """In place of it: callers, with the digests of their tokens and their rights."""
+    own_token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False, compare=False)
+    """With `tokens`, that of the server's pullers and publishers."""
     http_tls: bool = False
     """Whether HTTP is served with the same certificate."""
     http_token_file: Path | None = None
@@ -107,11 +113,18 @@ class ServerConfig:
             )
         if not 0 <= self.pullers <= MOST_PULLERS:
             raise InvalidRequest(f"--pullers {self.pullers}: expected 0 to {MOST_PULLERS}")
-        protected = url.scheme == "grpc+tls" and self.token_file is not None
+        self._check_access(url)
+
+    def _check_access(self, url: SplitResult) -> None:
+        """Reject an address that is open to all, unless that is said."""
+        if self.tokens is not None and self.token_file is not None:
+            raise InvalidRequest("--tokens takes the place of --token-file: give its token a table there, and omit it")
+        protected = url.scheme == "grpc+tls" and (self.token_file or self.tokens) is not None
         if not (protected or self.insecure or is_loopback(url.hostname or "")):
             raise InvalidRequest(
                 f"--listen {self.listen} is open to other machines: it needs TLS (grpc+tls://, --tls-cert, --tls-key) "
-                "and --token-file; or say --insecure if everybody on the network may read and write all data"
+                "and --token-file or --tokens; or say --insecure if everybody on the network may read and write all "
+                "data"
             )
 
     def pubsub_access(self) -> Access:
@@ -122,8 +135,13 @@ class ServerConfig:
 
     @property
     def token(self) -> str | None:
-        """The bearer token of Flight's callers."""
+        """The one bearer token of Flight's callers."""
         return _read_token(self.token_file)
+
+    @property
+    def child_token(self) -> str | None:
+        """The bearer token of the server's pullers and publishers."""
+        return self.token if self.tokens is None else self.own_token
 
     @property
     def http_token(self) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.flight_server.gate import Call
 from penstock.flight_server.selection import Selection
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import ReadTicket
@@ -29,6 +30,7 @@ def listed(entry: Entry, schema: pa.Schema = NO_SCHEMA) -> flight.FlightInfo:
 
 def readable(
     state: State,
+    call: Call,
     descriptor: flight.FlightDescriptor,
     selection: Selection,
     pieces: Iterable[Slice],
@@ -44,7 +46,7 @@ def readable(
     return flight.FlightInfo(
         selection.schema,
         descriptor,
-        [_endpoint(state, run, selection, expires) for run in runs],
+        [_endpoint(state, call, run, selection, expires) for run in runs],
         -1 if filtered else sum(each.rows for run in runs for each in run),
         -1 if filtered else sum(each.bytes for run in runs for each in run),
         ordered=True,
@@ -52,7 +54,9 @@ def readable(
     )
 
 
-def _endpoint(state: State, run: list[Slice], selection: Selection, expires: float) -> flight.FlightEndpoint:
+def _endpoint(
+    state: State, call: Call, run: list[Slice], selection: Selection, expires: float
+) -> flight.FlightEndpoint:
     first, last = run[0], run[-1]
     rows, size = sum(each.rows for each in run), sum(each.bytes for each in run)
     start = None if first.shard is None else first.first + first.skip
@@ -76,6 +80,7 @@ def _endpoint(state: State, run: list[Slice], selection: Selection, expires: flo
         digests=tuple(each.digest or "" for each in stored),
         decoding=selection.decoding,
         journal=selection.journal,
+        by=call.who or None,
     )
     return flight.FlightEndpoint(
         state.signer.sign(ticket),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -42,7 +42,15 @@ def exchange(
     if descriptor.descriptor_type != flight.DescriptorType.PATH:
         raise InvalidRequest("an exchange's descriptor is a path, such as topic/orders")
     kind, path = state.locate(paths.join_descriptor(descriptor.path))
-    with state.watch.exchange(peer) as watched, Stream(reader, writer, watched, state.limits, call.id) as stream:
+
+    def check_right() -> None:
+        state.check(call, "write", str(path))
+
+    check_right()
+    with (
+        state.watch.exchange(peer) as watched,
+        Stream(reader, writer, watched, state.limits, call.id, check_right) as stream,
+    ):
         watched.drain = stream.drain
         kind.exchange(path, stream)
 
@@ -60,12 +68,15 @@ class Stream:
         watched: WatchedExchange,
         limits: ServerLimits,
         request: str,
+        check_right: Callable[[], None],
     ) -> None:
         self.silence = float(limits.exchange_idle)
         """Seconds without a message after which the client is cut."""
         self.said_bye = False
         self._reader, self._writer, self._watched, self._limits = reader, writer, watched, limits
         self._request = request
+        self._check_right = check_right
+        """Called at each message: a stream has no end, and its caller's token may be removed."""
         self._has_schema = self._begun = False  # what has come, and what was sent
         self._refused: PenstockError | None = None
         self._changed = threading.Condition()  # all that follows
@@ -90,6 +101,7 @@ class Stream:
         while (chunk := self._next_chunk()) is not None:
             if chunk.app_metadata is None:
                 raise InvalidRequest('a batch came without its number: {"v":1,"type":"batch","n":…} beside it')
+            self._check_right()
             message = wire.decode(chunk.app_metadata.to_pybytes())
             is_numbered = isinstance(message, wire.Numbered)
             if is_numbered != (chunk.data is not None) and not isinstance(message, wire.Acks):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import itertools
 import logging
 import secrets
@@ -15,10 +14,13 @@ from typing import Literal
 
 import pyarrow.flight as flight
 
-from penstock.errors import Denied, PenstockError, Unavailable, to_flight
+from penstock.errors import PenstockError, Unavailable, to_flight
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.tickets import Signer, WriteTicket
+from penstock.flight_server.tokens import Tokens
 from penstock.text import printable
+from penstock.wire.paths import Path
+from penstock.wire.rights import Right
 
 log = logging.getLogger("penstock")
 Stranger = Literal["silent", "reading"]
@@ -43,7 +45,7 @@ def _do_nothing() -> None:
 
 
 class Call(flight.ServerMiddleware):
-    """One call: whether its caller is known, its id in errors and log, and how it ended."""
+    """One call: who calls, its id in errors and log, and how it ended."""
 
     ticket: WriteTicket
     """The write ticket of an action that needs one; `actions` sets it before the handler runs."""
@@ -53,17 +55,17 @@ class Call(flight.ServerMiddleware):
     """Called when the call has ended; the watch sets it."""
 
     def __init__(
-        self, gate: Gate, verb: str, *, stream: bool, known: bool, stranger: Stranger | None, answer_token: bool
+        self, gate: Gate, verb: str, *, stream: bool, who: str | None, stranger: Stranger | None, login: str | None
     ) -> None:
         self.id = gate.next_id()
         self.verb = verb
-        self.known = known
-        """Whether the caller has the token; true for everybody if the server has none."""
+        self.who = who
+        """The caller's id, `tokens` knows whose; None without a token, unless the server wants none."""
         self.code: str | None = None
         self._gate = gate
         self._stream = stream
         self._stranger = stranger
-        self._answer_token = answer_token
+        self._login = login
         self._began = time.perf_counter()
 
     def heard(self) -> None:
@@ -72,10 +74,18 @@ class Call(flight.ServerMiddleware):
             self._gate.streams.stranger_ended("silent")
             self._stranger = None
 
+    @property
+    def known(self) -> bool:
+        """Whether the caller has a token; true for everybody if the server wants none."""
+        return self.who is not None
+
     def check_known(self) -> None:
-        """Reject a caller without the token."""
-        if not self.known:
-            raise Denied("this call needs the server's token: set PENSTOCK_TOKEN, or pass token=")
+        """Reject a caller without a token."""
+        self._gate.tokens.of(self.who)
+
+    def check(self, right: Right, path: Path) -> None:
+        """Reject a caller who lacks a right at a path."""
+        self._gate.tokens.check(self.who, right, path)
 
     def check_body(self, body: bytes, signer: Signer) -> None:
         """Reject, before anything parses it, the body of a caller without the token that carries no write ticket."""
@@ -84,7 +94,7 @@ class Call(flight.ServerMiddleware):
 
     def sending_headers(self) -> dict[str, str]:
         """Return the bearer token after a login by name and password, as ADBC and JDBC expect."""
-        return {"authorization": f"Bearer {self._gate.token}"} if self._answer_token else {}
+        return {} if self._login is None else {"authorization": f"Bearer {self._login}"}
 
     def call_completed(self, exception: BaseException | None) -> None:
         """Count the call out; pyarrow calls this once for every call that was admitted."""
@@ -99,8 +109,8 @@ class Call(flight.ServerMiddleware):
 class Gate(flight.ServerMiddlewareFactory):
     """Admits calls, or refuses them."""
 
-    def __init__(self, token: str | None, streams: Streams, metrics: Metrics) -> None:
-        self.token = token
+    def __init__(self, tokens: Tokens, streams: Streams, metrics: Metrics) -> None:
+        self.tokens = tokens
         self.streams = streams
         self.metrics = metrics
         self._prefix = secrets.token_hex(3)
@@ -114,31 +124,29 @@ class Gate(flight.ServerMiddlewareFactory):
         """Check the token, then the number of open calls. Errors here are clean: no handler has run."""
         verb, stream, is_new_work = _VERBS[info.method]
         try:
-            known, by_password = self._check_token(headers)
-            stranger = None if known else _STRANGERS.get(info.method)
+            who, login = self._identify(headers)
+            stranger = None if who is not None else _STRANGERS.get(info.method)
             self.streams.enter(stream=stream, is_new_work=is_new_work, stranger=stranger)
         except PenstockError as refused:
             refused.request = self.next_id()
             log.info("%s %s: %s: %s", refused.request, verb, refused.code, printable(str(refused)))
             self.metrics.call_ended(verb, 0.0, refused.code)
             raise to_flight(refused) from None
-        return Call(self, verb, stream=stream, known=known, stranger=stranger, answer_token=by_password)
+        return Call(self, verb, stream=stream, who=who, stranger=stranger, login=login)
 
-    def _check_token(self, headers: Mapping[str, list[str]]) -> tuple[bool, bool]:
-        """Return whether the caller is known, and whether by password. Without a header, handlers look for a ticket."""
-        if self.token is None:
-            return True, False
+    def _identify(self, headers: Mapping[str, list[str]]) -> tuple[str | None, str | None]:
+        """Return who calls, and the token of a login by password. Without a header, handlers look for a ticket."""
+        if self.tokens.is_open:
+            return self.tokens.identify(None), None
         header = next(
             (values[0] for name, values in headers.items() if name.lower() == "authorization" and values), None
         )
         if header is None:
-            return False, False
+            return self.tokens.identify(None), None
         scheme, _, value = header.partition(" ")
         by_password = scheme.lower() == "basic"
         token = _password(value) if by_password else value
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
-            raise Denied("the token is wrong")
-        return True, by_password
+        return self.tokens.identify(token), token if by_password else None
 
 
 class OpenHandshake(flight.ServerAuthHandler):

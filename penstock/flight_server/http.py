@@ -28,13 +28,14 @@ _PAGES = "/healthz, /readyz, /metrics"
 class HttpDoor:
     """A small HTTP server; its pages have figures and no data.
 
-    The names of topics and consumers are shown on loopback, with --insecure, and to callers with --http-token-file's
-    token.
+    The names of topics and consumers are shown to callers with --http-token-file's token; on loopback and with
+    --insecure to everybody, unless --tokens says who may read what.
     """
 
     def __init__(self, host: str, port: int, state: State) -> None:
         config = state.config
-        names_for_all, token = is_loopback(host) or config.insecure, config.http_token
+        names_for_all = config.tokens is None and (is_loopback(host) or config.insecure)
+        token = config.http_token
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _DEADLINE

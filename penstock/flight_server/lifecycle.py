@@ -114,10 +114,13 @@ def serving(config: ServerConfig) -> Iterator[PenstockServer]:
 def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor | None], None]) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the process's exit code. A second signal changes nothing.
 
+    SIGHUP has the tokens read again.
+
     `on_listening` is called once, when clients can connect. Before that a signal ends the process: there is nothing to
     drain, and a start may be cut anywhere.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signals = _signals(reload=config.tokens is not None)
     faulthandler.enable(all_threads=False)  # if native code fails, the log has the Python functions that called it
     config.check()
     if config.memory_limit is not None:
@@ -133,10 +136,12 @@ def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor |
             if config.http is not None:
                 http = HttpDoor(*config.http_address(), server.state)
                 http.start()
-            stop = _stop_signal()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: None)  # with no handler nothing would be written to the pipe
             _announce(config, server, http)
             on_listening(server, http)
-            os.read(stop, 1)
+            while os.read(signals, 1)[0] == signal.SIGHUP:
+                server.state.tokens.reload()
             log.info("draining: %d calls are open, they have %g s", server.state.streams.open_streams, config.drain)
         finally:
             left = server.close(config.drain)
@@ -149,14 +154,17 @@ def run(config: ServerConfig, on_listening: Callable[[PenstockServer, HttpDoor |
     return 0
 
 
-def _stop_signal() -> int:
-    """Return a pipe that can be read from at SIGTERM or SIGINT, whichever thread the signal is delivered to."""
-    stop, wakeup = os.pipe()
+def _signals(*, reload: bool) -> int:
+    """Return a pipe that gets the number of each handled signal, whichever thread that is delivered to.
+
+    With `reload` SIGHUP is one of them, before the tokens are read for the first time: none of their changes is missed.
+    """
+    signals, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # with no handler nothing would be written to the pipe
-    return stop
+    if reload:
+        signal.signal(signal.SIGHUP, lambda *_: None)
+    return signals
 
 
 def _wait_for_ports(config: ServerConfig) -> None:
@@ -190,7 +198,7 @@ def _announce(config: ServerConfig, server: PenstockServer, http: HttpDoor | Non
     ]
     if http is not None:
         lines.append(f"  http  {config.http_address()[0]}:{http.port}  /healthz /readyz /metrics")
-    if config.token_file is None:
+    if config.token_file is None and config.tokens is None:
         lines.append("  open to every user of this machine (--token-file sets a token)")
     with contextlib.suppress(OSError):  # a log that nobody reads any more must not keep a server from coming back
         sys.stderr.write("\n".join([*lines, "  Ctrl-C drains and stops", ""]))

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock import steps
 from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.storing import IN_FLIGHT, SMALL, SMALL_IN_FLIGHT, discard_running, next_stored
 from penstock.flight_server.tickets import ReadTicket
@@ -40,7 +41,7 @@ def put_payloads(state: State, upload: Upload) -> Receipt:
     1. The bytes of large ones are durable, unseen; small ones wait in memory. 2. The trailer says that the stream is
     whole. 3. One transaction points the keys at them. After a crash in between, parts that no row names are orphans.
     """
-    rows = receive(state, upload, partial(_name, state.ledger.now()))
+    rows = receive(state, upload, partial(_name, state.ledger.now(), upload))
     steps.passed("payloads.durable")
     try:
         state.ledger.bind_payloads(rows)  # 3.
@@ -64,8 +65,9 @@ class Named:
     expires: float | None = None
 
 
-def _name(now: float, note: wire.PayloadNote) -> Named:
+def _name(now: float, upload: Upload, note: wire.PayloadNote) -> Named:
     key = note.key or ""
+    upload.check_right("write", f"store/{key}")
     return Named(key, note.split_id or key, note.metadata or {}, None if note.ttl is None else now + note.ttl)
 
 
@@ -194,7 +196,7 @@ def _check_count(count: int, most: int, what: str) -> None:
 # --- reading -------------------------------------------------------------------------------
 
 
-def find(state: State, request: wire.FindPayloads) -> wire.FoundPayloads:
+def find(state: State, call: Call, request: wire.FindPayloads) -> wire.FoundPayloads:
     """Return where the bytes of keys are."""
     _check_count(len(request.keys), wire.MOST_KEYS, "keys in a request")
     expires = time.time() + TICKET_LIFE
@@ -207,16 +209,19 @@ def find(state: State, request: wire.FindPayloads) -> wire.FoundPayloads:
         elif each.inline is not None:
             answers.append(wire.FoundPayload(key, base64.b64encode(each.inline).decode()))
         else:
-            answers.append(wire.FoundPayload(key, None, read_ticket(state, key, each, expires), each.rows))
+            answers.append(wire.FoundPayload(key, None, read_ticket(state, call, key, each, expires), each.rows))
     return wire.FoundPayloads(tuple(answers), state.local)
 
 
-def read_ticket(state: State, key: str, located: payloads.Bytes, expires: float) -> str:
-    """Return a read ticket for the part of a payload or a split."""
+def read_ticket(
+    state: State, call: Call, key: str, located: payloads.Bytes, expires: float, *, through: str | None = None
+) -> str:
+    """Return a read ticket for the part of a payload or a split, which may be a message's `through` a queue."""
     assert located.part is not None
     ticket = ReadTicket(
-        (located.part,), f"store/{key}", round(expires, 3), written=(located.rows,), digests=(located.digest or "",)
-    )
+        (located.part,), f"store/{key}", round(expires, 3), written=(located.rows,), digests=(located.digest or "",),
+        by=call.who or None, through=through,
+    )  # fmt: skip
     return state.signer.sign(ticket).decode()
 
 

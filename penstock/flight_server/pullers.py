@@ -193,7 +193,7 @@ def _processes_of(word: str, verb: str, path: str, config: ServerConfig, port: i
     if config.pubsub_impersonate is not None:
         command += ["--pubsub-impersonate", config.pubsub_impersonate]
     secrets = {
-        "PENSTOCK_TOKEN": config.token,
+        "PENSTOCK_TOKEN": config.child_token,
         "PENSTOCK_CA": None if config.tls_cert is None else str(config.tls_cert),
         "PENSTOCK_PUBSUB_CREDENTIALS": config.pubsub_credentials,
     }

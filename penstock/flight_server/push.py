@@ -36,7 +36,15 @@ def push(state: State, queue: LedgerQueue, pushed: Pushed, upload: Upload) -> Re
     leases that they were made of. If a step fails, the bytes are deleted; after a crash in between, parts that no row
     names are orphans.
     """
-    rows = receive(state, upload, pushed.name, PayloadNote(), file_bytes=SMALL)  # 1., 2.
+
+    def name(note: PayloadNote) -> Named | None:
+        if note.queue is not None:
+            upload.check_right("write", note.queue)
+        if note.payload_key:  # who claims the message gets these bytes
+            upload.check_right("write" if note.adopt else "read", f"store/{note.payload_key}")
+        return pushed.name(note)
+
+    rows = receive(state, upload, name, PayloadNote(), file_bytes=SMALL)  # 1., 2.
     steps.passed("queue.stored")
     try:
         outcomes = _push(queue, pushed, rows)  # 3.

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import steps
 from penstock.errors import InvalidRequest, PenstockError, StoreFull, Unavailable, WriteEnded
+from penstock.flight_server.flights import check_not_sql
 from penstock.flight_server.gate import Call
 from penstock.flight_server.state import State
 from penstock.flight_server.storing import IN_FLIGHT, discard_running, next_stored
@@ -69,17 +71,21 @@ def put(
                 if command.ready:
                     send(READY)
                 yield Upload(
-                    command.attempt, reader, state.limits, set_waiting, is_gone, known=call.known, task=command.task
-                )
+                    command.attempt, reader, state.limits, set_waiting, is_gone, known=call.known,
+                    check_right=partial(state.check, call), task=command.task,
+                )  # fmt: skip
         except StoreFull as full:
             raise _with_outlook(state, full) from full
 
     if command.ticket is None:
         call.check_known()
         folder = paths.parse_folder(command.path or "")
-        if not folder.key:
+        if not folder.key:  # each note names a path, whose rights are checked there
             return state.kind_of(folder).put_many(folder, command, admit)
         kind, path = state.locate(command.path or "")
+        state.check(call, "write" if command.create is None else "admin", str(path))
+        for queue in {lease.queue for lease in command.forward or ()}:
+            state.check(call, "write", queue)
         check_dataset_options(path, command.dataset)
         return kind.put(path, command, admit)
     write = state.ledger.touch(state.signer.open_write(command.ticket.encode()).put)
@@ -97,6 +103,7 @@ def _decode_command(descriptor: flight.FlightDescriptor) -> PutCommand:
     """Return the descriptor's command; a bare path means defaults."""
     if descriptor.descriptor_type == flight.DescriptorType.PATH:
         return PutCommand(secrets.token_hex(16), path=paths.join_descriptor(descriptor.path))
+    check_not_sql(descriptor.command)
     command = PutCommand.decode(descriptor.command)
     if not _ATTEMPT.fullmatch(command.attempt):
         raise InvalidRequest(f"attempt {command.attempt[:40]!r}: expected a UUID, minted anew for each put")

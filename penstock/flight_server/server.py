@@ -26,6 +26,7 @@ from penstock.flight_server.put import put
 from penstock.flight_server.queue_bound import QueueBound
 from penstock.flight_server.state import State
 from penstock.flight_server.tickets import Signer
+from penstock.flight_server.tokens import Tokens
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
@@ -39,14 +40,17 @@ class PenstockServer(flight.FlightServerBase):
     """Serves a ledger and a store, from construction until `close`. The caller owns ledger and store."""
 
     def __init__(self, config: ServerConfig, ledger: Ledger, store: Store, key: bytes) -> None:
-        metrics, streams, signer = Metrics(), Streams(config.limits.streams), Signer(key)
+        metrics, streams = Metrics(), Streams(config.limits.streams)
+        tokens = Tokens(config.token, config.tokens, config.own_token, [kind.name for kind in kinds.KINDS])
+        signer = Signer(key, tokens)
         local = LocalDoor(store, signer, metrics)
         if config.evict is not None:
             store.evict = Evictor(ledger, store, metrics).evict
-        self._listen(config, streams, metrics)
+        self._listen(config, tokens, streams, metrics)
         self.url = config.reached_at(self.port)
         self.state = State(
-            config, self.url, self.port, ledger, store, signer, metrics, Journals(ledger, store, metrics), streams,
+            config, self.url, self.port, ledger, store, tokens, signer, metrics,
+            Journals(ledger, store, metrics), streams,
             watch=Watch(config.limits, every=config.watch_every),
             queue_bound=QueueBound(ledger, config.limits),
             sweeper=Sweeper(ledger, store, self._tend),
@@ -62,15 +66,15 @@ class PenstockServer(flight.FlightServerBase):
             owned.start()
         streams.admit()
 
-    def _listen(self, config: ServerConfig, streams: Streams, metrics: Metrics) -> None:
+    def _listen(self, config: ServerConfig, tokens: Tokens, streams: Streams, metrics: Metrics) -> None:
         try:
             super().__init__(
                 config.listen,
-                auth_handler=OpenHandshake() if config.token else None,
+                auth_handler=None if tokens.is_open else OpenHandshake(),
                 tls_certificates=config.tls_certificates,
                 verify_client=config.client_ca is not None,
                 root_certificates=config.client_ca.read_bytes() if config.client_ca else None,
-                middleware={KEY: Gate(config.token, streams, metrics)},
+                middleware={KEY: Gate(tokens, streams, metrics)},
             )
         except pa.ArrowException as failed:  # gRPC has written its reason to stderr already
             raise Unavailable(
@@ -105,21 +109,18 @@ class PenstockServer(flight.FlightServerBase):
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
         with self._answering(context) as call:
-            call.check_known()
-            return flights.info(self.state, descriptor)
+            return flights.info(self.state, call, descriptor)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         try:
             with self._answering(context) as call:
-                call.check_known()
-                return flight.SchemaResult(flights.schema(self.state, descriptor))
+                return flight.SchemaResult(flights.schema(self.state, call, descriptor))
         except flight.FlightError as refused:
             raise Frameless(str(refused)) from None
 
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> list[flight.FlightInfo]:
         with self._answering(context) as call:
-            call.check_known()
-            return list(flights.flights(self.state, criteria))
+            return list(flights.flights(self.state, call, criteria))
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with self._answering(context) as call:

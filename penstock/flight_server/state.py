@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidRequest
 from penstock.flight_server.config import ServerConfig
-from penstock.flight_server.gate import Streams
+from penstock.flight_server.gate import Call, Streams
 from penstock.flight_server.journals import Journals
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.queue_bound import QueueBound
 from penstock.flight_server.tickets import Signer
+from penstock.flight_server.tokens import Tokens
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import Sweeper
 from penstock.store.payloads import Store
-from penstock.wire.paths import Path, parse
+from penstock.wire.paths import Path, parse, parse_folder
+from penstock.wire.rights import Right
 
 if TYPE_CHECKING:
     from penstock.flight_server.kinds.kind import Kind
@@ -36,6 +38,7 @@ class State:
     """The one that it listens at."""
     ledger: Ledger
     store: Store
+    tokens: Tokens
     signer: Signer
     metrics: Metrics
     journals: Journals
@@ -68,6 +71,14 @@ class State:
             names = " or ".join(f"{name}/" for name in self.kinds)
             raise InvalidRequest(f"path {str(path)[:80]!r}: expected one that begins with {names}")
         return kind
+
+    def check(self, call: Call, right: Right, text: str) -> None:
+        """Reject a caller who lacks a right at a path or a folder; of a split, at its dataset's."""
+        if self.tokens.file is None:
+            call.check_known()
+            return
+        path = parse_folder(text.partition("@")[0])
+        call.check(right, self.kind_of(path).deciding(path))
 
     def totals(self) -> dict[str, int]:
         """Return the counts of the ledger and of every kind."""

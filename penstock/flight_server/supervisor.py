@@ -7,7 +7,8 @@ is lost (but in a memory store), and clients retry: they find it back on the sam
 
 1. Start the server: the user's own command line once more. It reports its ports as soon as it listens.
 2. Wait for its end, or for a signal.
-3. At SIGTERM or SIGINT tell the server to stop, which lets running calls end; at the second one kill it.
+3. At SIGTERM or SIGINT tell the server to stop, which lets running calls end; at the second one kill it. SIGHUP is
+   passed on: the server reads its tokens again; one without tokens ends, and this process, too.
 4. If the server has exited, exit with its code: it was told to stop, or it refused to start.
 5. If a signal has ended it, log which one and why that may be; pause; go on with 1.
 
@@ -98,7 +99,11 @@ class Supervisor:
         for end in (self._signals, wakeup):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wakeup)
-        for number in (*_STOPS, signal.SIGCHLD):
+        self._hung_up = self._serves = False
+        handled = {*_STOPS, signal.SIGCHLD, signal.SIGHUP}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+            handled.remove(signal.SIGHUP)
+        for number in handled:
             signal.signal(number, lambda *_: None)  # `_wait` reads their numbers from the pipe
 
     def run(self) -> int:
@@ -113,6 +118,8 @@ class Supervisor:
                 return code  # 4.
             if -code in _STOPS:
                 return 0  # it did not serve yet, so there was nothing to let end
+            if -code == signal.SIGHUP and self._serves:  # it has no tokens to read again
+                return 128 - code
             end = _describe_end(server, -code)
             if self._stops:
                 _log(f"{end}; it was stopping")
@@ -130,9 +137,13 @@ class Supervisor:
         # In a process group of its own it gets no Ctrl-C from the terminal: it would be told to stop twice
         environment = {**os.environ, _VARIABLE: attachment}
         server = os.posix_spawn(self._command[0], self._command, environment, setpgroup=0)
+        self._hung_up = self._serves = False
         while True:
             told = len(self._stops)
             self._wait(None)
+            if self._hung_up:
+                os.kill(server, signal.SIGHUP)
+                self._hung_up = False
             if not told and self._stops:
                 os.kill(server, signal.SIGTERM)
             if len(self._stops) > 1:
@@ -152,8 +163,11 @@ class Supervisor:
         ready, _, _ = select.select([self._signals, self._reports], [], [], timeout)
         if self._reports in ready:
             self._ports = os.read(self._reports, 64).decode().splitlines()[-1]
+            self._serves = True
         if self._signals in ready:
-            self._stops += [number for number in os.read(self._signals, 64) if number in _STOPS]
+            numbers = os.read(self._signals, 64)
+            self._stops += [number for number in numbers if number in _STOPS]
+            self._hung_up |= signal.SIGHUP in numbers
 
 
 def _exit_code(server: int) -> int | None:

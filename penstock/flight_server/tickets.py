@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from penstock.errors import Denied, Expired, InvalidRequest
+from penstock.flight_server.tokens import Tokens
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import Store
 from penstock.wire.body import MAX_BODY, Body
@@ -56,6 +57,10 @@ class ReadTicket(Body):
     """The rows of each part, as the ledger has them. A ticket of before format 6 lacks them."""
     digests: tuple[str, ...] | None = None
     """The digest of each part; empty of one that was written before format 6."""
+    by: str | None = None
+    """The id of the caller who got the ticket, whose rights decide as long as it is used; None with all rights."""
+    through: str | None = None
+    """The queue that gave the ticket to a worker: the right to read is needed there, not at `path`."""
 
     def open_parts(self, store: Store) -> Iterator[OpenPart]:
         """Open the parts one by one; Lost if one is another than was written."""
@@ -79,6 +84,10 @@ class WriteTicket(Body):
 
     put: str
     opener: str
+    path: str = ""
+    """Where the write leads to."""
+    by: str | None = None
+    """The id of the caller who has opened it; None with all rights."""
 
 
 _CARRIED = re.compile(rb'"ticket"\s*:\s*("(?:[ !#-\[\]-~]|\\["\\/]|\\u00[0-9A-Fa-f]{2}){1,1024}")')
@@ -91,12 +100,16 @@ _T = TypeVar("_T", ReadTicket, WriteTicket)
 
 
 class Signer:
-    """Signs and opens tickets with the key that lies beside the ledger, so that tickets outlive a restart."""
+    """Signs and opens tickets with the key that lies beside the ledger, so that tickets outlive a restart.
 
-    __slots__ = ("_checked", "_key")
+    A ticket is opened only while its caller may do what it is for.
+    """
 
-    def __init__(self, key: bytes) -> None:
+    __slots__ = ("_checked", "_key", "_tokens")
+
+    def __init__(self, key: bytes, tokens: Tokens) -> None:
         self._key = key
+        self._tokens = tokens
         self._checked = lru_cache(maxsize=_REMEMBERED)(self._open)
 
     def sign(self, ticket: ReadTicket | WriteTicket) -> bytes:
@@ -109,11 +122,14 @@ class Signer:
         ticket = self._checked(raw, ReadTicket) if len(raw) <= _SHORT else self._open(raw, ReadTicket)
         if now > ticket.expires:
             raise Expired(f"the ticket for {ticket.path} expired {now - ticket.expires:,.0f} s ago: read again")
+        self._tokens.check_ticket(ticket.by, "read", ticket.through or ticket.path)
         return ticket
 
     def open_write(self, raw: bytes) -> WriteTicket:
         """Return a write ticket; reject one of another server."""
-        return self._open(raw, WriteTicket)
+        ticket = self._open(raw, WriteTicket)
+        self._tokens.check_ticket(ticket.by, "write", ticket.path)
+        return ticket
 
     def open_carried(self, body: bytes) -> WriteTicket | None:
         """Return the write ticket that a JSON body carries, without parsing the body; None if there is none."""

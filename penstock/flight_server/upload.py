@@ -16,9 +16,11 @@ from penstock.rows import schemas, slices
 from penstock.rows.fitting import Fit
 from penstock.wire.body import Body
 from penstock.wire.put import SparkTask, Trailer
+from penstock.wire.rights import Right
 
 _T = TypeVar("_T")
 NoteT = TypeVar("NoteT", bound=Body)
+CheckRight = Callable[[Right, str], None]
 
 
 class Upload:
@@ -33,10 +35,13 @@ class Upload:
         is_gone: Callable[[], bool],
         *,
         known: bool,
+        check_right: CheckRight,
         task: SparkTask | None = None,
     ) -> None:
         self.attempt = attempt
         self.task = task
+        self.check_right = check_right
+        """Rejects a sender who lacks a right at a path that a note of the stream names."""
         self._reader = reader
         self._limits = limits
         self._set_waiting = set_waiting

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from penstock.wire import job, queue
+from penstock.wire import job, queue, rights
 from penstock.wire.body import Body, field_names
 from penstock.wire.payloads import (
     ClearedPayloads,
@@ -19,11 +20,10 @@ from penstock.wire.position import Position
 from penstock.wire.publish import AskParts, NotePublished, PartsToPublish, PublishFigures, PublishOptions
 from penstock.wire.put import DatasetOptions, Mode, Release, Run, State
 from penstock.wire.read import PayloadSchema
+from penstock.wire.rights import Need, at_path, at_prefix
 
 SchemaJson = tuple[dict[str, Any], ...]
 """A list of {name, type, nullable} with Arrow's names of types: for people, as some details are not in the names."""
-Access = Literal["token", "ticket", "anyone"]
-"""Who may call: the holder of the server's token, of the ticket in the request, or everybody."""
 RequestT = TypeVar("RequestT", bound=Body)
 AnswerT = TypeVar("AnswerT", bound=Body)
 
@@ -36,7 +36,8 @@ class Action(Generic[RequestT, AnswerT]):
     purpose: str
     request: type[RequestT]
     answer: type[AnswerT]
-    access: Access = "token"
+    access: Callable[[RequestT], Iterator[Need]] | Literal["ticket", "anyone"]
+    """Who may call: who has a token with the rights that the request needs, the ticket in the request, or everybody."""
 
     @property
     def sentence(self) -> str:
@@ -577,73 +578,133 @@ class Health(Body):
     """Bytes of deleted rows that read tickets still name."""
 
 
-OPEN_WRITE = Action("write.open", "Begin a write, or join the open one of its run", OpenWrite, OpenedWrite)
+OPEN_WRITE = Action(
+    "write.open", "Begin a write, or join the open one of its run", OpenWrite, OpenedWrite, rights.to_open
+)
 FINISH_WRITE = Action(
     "write.finish", "Make exactly these attempts the dataset, once per run", FinishWrite, Summary, "ticket"
 )
 TOUCH_WRITE = Action("write.touch", "The driver of an open write lives", TouchWrite, Nothing, "ticket")
 ABORT_WRITE = Action("write.abort", "End a write that shows nothing", AbortWrite, Summary, "ticket")
-ATTACH_CONSUMER = Action("consumer.attach", "Read a topic as a consumer", AttachConsumer, AttachedConsumer)
+ATTACH_CONSUMER = Action(
+    "consumer.attach", "Read a topic as a consumer", AttachConsumer, AttachedConsumer, at_path("read")
+)
 ASK_OFFSETS = Action(
-    "consumer.offsets", "The first and next offsets of a topic, and the end of a batch", AskOffsets, Offsets
+    "consumer.offsets",
+    "The first and next offsets of a topic, and the end of a batch",
+    AskOffsets,
+    Offsets,
+    at_path("read"),
 )
 COMMIT_POSITION = Action(
-    "consumer.commit", "Rows below the position are done for good", CommitPosition, CommittedPosition
+    "consumer.commit",
+    "Rows below the position are done for good",
+    CommitPosition,
+    CommittedPosition,
+    at_path("read"),
 )
-DETACH_CONSUMER = Action("consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing)
+DETACH_CONSUMER = Action(
+    "consumer.detach", "This consumer will not return, and holds no rows", DetachConsumer, Nothing, at_path("read")
+)
 SHARE_SHARDS = Action(
     "consumer.share", "Commit what a member of a group has done, and have its share of the shards", ShareShards,
-    SharedShards,
+    SharedShards, at_path("read"),
 )  # fmt: skip
 REDRIVE_ROWS = Action(
     "consumer.redrive",
     "Put a consumer's dead rows into a topic, or publish them, each once",
     RedriveRows,
     RedrivenRows,
+    rights.to_redrive_rows,
 )
 ASK_QUIET = Action(
-    "subscription.quiet", "For how long no message has come that was published before a time", AskQuiet, Quiet
+    "subscription.quiet",
+    "For how long no message has come that was published before a time",
+    AskQuiet,
+    Quiet,
+    at_path("read"),
 )
-DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description)
-DELETE = Action("delete", "Delete the thing at a path; a write is aborted", DeleteTarget, Deleted)
+DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description, rights.to_describe)
+DELETE = Action("delete", "Delete the thing at a path; a write is aborted", DeleteTarget, Deleted, rights.to_delete)
 ATTACH_SUBSCRIPTION = Action(
-    "subscription.attach", "Pull a subscription of Pub/Sub, or change how", AttachSubscription, AttachedSubscription
+    "subscription.attach",
+    "Pull a subscription of Pub/Sub, or change how",
+    AttachSubscription,
+    AttachedSubscription,
+    rights.to_attach,
 )
 CLAIM_MESSAGES = Action(
-    "queue.claim", "Lease messages of a queue to a worker", queue.ClaimMessages, queue.ClaimedMessages
+    "queue.claim",
+    "Lease messages of a queue to a worker",
+    queue.ClaimMessages,
+    queue.ClaimedMessages,
+    rights.to_claim,
 )
-ACK_LEASES = Action("queue.ack", "The messages of these leases are done", queue.AckLeases, queue.LeaseOutcomes)
+ACK_LEASES = Action(
+    "queue.ack", "The messages of these leases are done", queue.AckLeases, queue.LeaseOutcomes, rights.of_leases
+)
 RELEASE_LEASES = Action(
-    "queue.release", "Give leased messages back, to be claimed after a delay", queue.ReleaseLeases, queue.LeaseOutcomes
+    "queue.release",
+    "Give leased messages back, to be claimed after a delay",
+    queue.ReleaseLeases,
+    queue.LeaseOutcomes,
+    rights.of_leases,
 )
 RELEASE_WORKER = Action(
     "queue.release_worker",
     "Give back all that a worker has claimed of a queue: it has ended",
     queue.ReleaseWorker,
     queue.ReleasedMessages,
+    at_path("write"),
 )
 EXTEND_LEASES = Action(
-    "queue.extend", "Let leases last for their full time from now on", queue.ExtendLeases, queue.LeaseOutcomes
+    "queue.extend",
+    "Let leases last for their full time from now on",
+    queue.ExtendLeases,
+    queue.LeaseOutcomes,
+    rights.of_leases,
 )
-DROP_LEASES = Action("queue.drop", "Set leased messages aside as dead", queue.DropLeases, queue.LeaseOutcomes)
+DROP_LEASES = Action(
+    "queue.drop", "Set leased messages aside as dead", queue.DropLeases, queue.LeaseOutcomes, rights.of_leases
+)
 REDRIVE_MESSAGES = Action(
-    "queue.redrive", "Make dead messages pending again", queue.RedriveMessages, queue.RedrivenMessages
+    "queue.redrive",
+    "Make dead messages pending again",
+    queue.RedriveMessages,
+    queue.RedrivenMessages,
+    at_path("write"),
 )
 CREATE_QUEUE = Action(
-    "queue.create", "Make a queue whose messages are records of a Kafka topic", queue.CreateQueue, queue.QueueCounts
+    "queue.create",
+    "Make a queue whose messages are records of a Kafka topic",
+    queue.CreateQueue,
+    queue.QueueCounts,
+    at_path("admin"),
 )
-FINISH_QUEUE = Action("queue.finish", "Clients push no more messages", queue.FinishQueue, queue.QueueCounts)
+FINISH_QUEUE = Action(
+    "queue.finish", "Clients push no more messages", queue.FinishQueue, queue.QueueCounts, at_path("write")
+)
 PUSH_DATASET = Action(
-    "queue.push_dataset", "Push a message for each part of a dataset", queue.PushDataset, queue.PushedMessages
+    "queue.push_dataset",
+    "Push a message for each part of a dataset",
+    queue.PushDataset,
+    queue.PushedMessages,
+    rights.to_push_dataset,
 )
-START_JOB = Action("job.start", "Make a job with its queues, or continue it", job.StartJob, job.JobDescription)
-NOTE_JOB = Action("job.note", "A driver's sign of life, and what its workers do", job.NoteJob, job.JobDescription)
-END_JOB = Action("job.end", "Note how a job has ended", job.EndJob, job.JobDescription)
-ASK_PARTS = Action("publish.next", "A publisher's next parts", AskParts, PartsToPublish)
-NOTE_PUBLISHED = Action("publish.note", "Pub/Sub has these rows", NotePublished, Nothing)
-FIND_PAYLOADS = Action("payload.find", "Where the bytes of payloads are", FindPayloads, FoundPayloads)
-LIST_PAYLOADS = Action("payload.keys", "The keys of payloads, in order", ListPayloads, PayloadKeys)
-CLEAR_PAYLOADS = Action("payload.clear", "Delete the payloads below a prefix", ClearPayloads, ClearedPayloads)
+START_JOB = Action(
+    "job.start", "Make a job with its queues, or continue it", job.StartJob, job.JobDescription, rights.to_start_job
+)
+NOTE_JOB = Action(
+    "job.note", "A driver's sign of life, and what its workers do", job.NoteJob, job.JobDescription, at_path("write")
+)
+END_JOB = Action("job.end", "Note how a job has ended", job.EndJob, job.JobDescription, at_path("write"))
+ASK_PARTS = Action("publish.next", "A publisher's next parts", AskParts, PartsToPublish, rights.to_publish)
+NOTE_PUBLISHED = Action("publish.note", "Pub/Sub has these rows", NotePublished, Nothing, rights.to_note)
+FIND_PAYLOADS = Action("payload.find", "Where the bytes of payloads are", FindPayloads, FoundPayloads, rights.to_find)
+LIST_PAYLOADS = Action("payload.keys", "The keys of payloads, in order", ListPayloads, PayloadKeys, at_prefix("read"))
+CLEAR_PAYLOADS = Action(
+    "payload.clear", "Delete the payloads below a prefix", ClearPayloads, ClearedPayloads, at_prefix("admin")
+)
 HEALTH = Action("health", "The server's version, state and store", Nothing, Health, "anyone")
 
 ACTIONS: dict[str, Action[Any, Any]] = {

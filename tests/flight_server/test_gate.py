@@ -19,7 +19,7 @@ import trustme
 from penstock.flight_server.server import PenstockServer
 from penstock.wire import body
 from tests.kit.certificates import Certificates
-from tests.kit.server import TOKEN, token_file
+from tests.kit.server import TOKEN, bearer, token_file
 from tests.kit.wire import at, attempt_of, call, error_code, info, list_paths, new_attempt, put, read, refused, trips
 
 
@@ -51,10 +51,6 @@ def known() -> flight.FlightCallOptions:
 def there(guarded: Guarded) -> Iterator[flight.FlightClient]:
     with guarded.connect() as client:
         yield client
-
-
-def bearer(token: str) -> flight.FlightCallOptions:
-    return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
 
 
 def exchange_hello(client: flight.FlightClient, options: flight.FlightCallOptions | None) -> None:

@@ -36,7 +36,9 @@ class Paths(Body):
     paths: tuple[str, ...]
 
 
-LARGE = Action("shelf.large", "The paths of so many rows: {at_least} -> {paths}.", AskRows, Paths)
+LARGE = Action(
+    "shelf.large", "The paths of so many rows: {at_least} -> {paths}.", AskRows, Paths, lambda request: iter(())
+)
 
 
 class ShelfKind(Kind):
@@ -61,11 +63,13 @@ class ShelfKind(Kind):
     def large(self, call: Call, request: AskRows) -> Paths:
         return Paths(tuple(path for path, part in self.parts.items() if part.rows >= request.at_least))
 
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(
+        self, call: Call, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
         part = self.part(path)
         selection = select(command, str(path), part.schema)
         expires = self.state.ticket_expiry()
-        return endpoints.readable(self.state, descriptor, selection, [part], self.entry(str(path)), expires)
+        return endpoints.readable(self.state, call, descriptor, selection, [part], self.entry(str(path)), expires)
 
     def flights(self, folder: Path, *, folders: bool) -> Iterator[flight.FlightInfo]:
         return (endpoints.listed(self.entry(path), part.schema) for path, part in self.parts.items())

@@ -12,6 +12,7 @@ from penstock.flight_server.gate import Gate, Streams
 from penstock.flight_server.limits import ServerLimits
 from penstock.flight_server.metrics import Metrics
 from penstock.flight_server.server import PenstockServer
+from penstock.flight_server.tokens import Tokens
 from tests.kit.raw_flight import RawFlight
 from tests.kit.server import TOKEN, process_server, token_file
 from tests.kit.wait import eventually
@@ -67,7 +68,7 @@ def gate() -> Gate:
     """The gate of a server of four streams."""
     streams = Streams(4)
     streams.admit()
-    return Gate(TOKEN, streams, Metrics())
+    return Gate(Tokens(TOKEN), streams, Metrics())
 
 
 @pytest.mark.parametrize("verb", [flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE])
@@ -91,7 +92,7 @@ def test_silent_strangers_may_take_half_of_the_streams(gate: Gate, verb: flight.
 @pytest.mark.parametrize(("streams", "admitted"), [(1, 1), (2, 1), (3, 1), (5, 2)])
 def test_strangers_may_take_half_rounded_down_but_always_one(streams: int, admitted: int) -> None:
     """A task has a ticket and no token, so it counts as one until its first message has come."""
-    few = Gate(TOKEN, counted := Streams(streams), Metrics())
+    few = Gate(Tokens(TOKEN), counted := Streams(streams), Metrics())
     counted.admit()
     for _ in range(admitted):
         few.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})
@@ -122,7 +123,7 @@ def test_strangers_of_both_sorts_leave_a_stream_to_the_known(gate: Gate) -> None
 
 
 def test_where_no_token_is_set_nobody_is_a_stranger() -> None:
-    open_to_all = Gate(None, streams := Streams(4), Metrics())
+    open_to_all = Gate(Tokens(), streams := Streams(4), Metrics())
     streams.admit()
     for _ in range(4):
         open_to_all.start_call(flight.CallInfo(flight.FlightMethod.DO_PUT), {})

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from penstock.errors import Denied, Expired
 from penstock.flight_server.tickets import ReadTicket, Signer, WriteTicket
+from penstock.flight_server.tokens import Tokens
 from penstock.wire.actions import Target
 
 NOW = 1_000.0
 READ = ReadTicket(("a" * 32 + "-000001",), "store/demo/trips", NOW + 60, ("fare", "tip"), rows=100)
 WRITE = WriteTicket("b" * 32, "c" * 32)
-SIGNER = Signer(b"k" * 32)
+SIGNER = Signer(b"k" * 32, Tokens())
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
@@ -60,7 +61,7 @@ def forged(raw: bytes) -> Iterator[bytes]:
         b".",
     )
     for key in (b"", b"k" * 31, b"k" * 33, b"K" * 32, b"\0" * 32):
-        yield Signer(key).sign(READ)
+        yield Signer(key, Tokens()).sign(READ)
     for _ in range(50):
         yield body + b"." + chance.randbytes(32).hex().encode()
         yield chance.randbytes(len(raw))
@@ -115,7 +116,7 @@ def test_another_body_with_a_valid_signature_is_no_ticket() -> None:
 
 def test_no_refusal_shows_a_signature() -> None:
     raw = SIGNER.sign(READ)
-    for fake in (raw[:-1], Signer(b"other").sign(READ)):
+    for fake in (raw[:-1], Signer(b"other", Tokens()).sign(READ)):
         with pytest.raises(Denied) as denied:
             SIGNER.open_read(fake, now=NOW)
         assert raw.rpartition(b".")[2].decode() not in str(denied.value)

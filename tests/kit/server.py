@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import select
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +190,29 @@ class Forks:
 
 
 FORKS = Forks()
+
+
+def token_of(name: str) -> str:
+    """Return the token of a caller of `tokens_file`."""
+    return f"canary-of-{name}-0123456789"
+
+
+def tokens_file(folder: Path, **callers: Mapping[str, Sequence[str]]) -> Path:
+    """Write callers to a file, each with the paths of its rights; or write it again."""
+    path = folder / "tokens.toml"
+    tables = []
+    for name, rights in callers.items():
+        lines = [f"{right} = {json.dumps(paths)}" for right, paths in rights.items()]
+        digest = hashlib.sha256(token_of(name).encode()).hexdigest()
+        tables.append("\n".join([f"[{name}]", f'sha256 = "{digest}"', *lines]))
+    path.write_text("\n\n".join(tables))
+    path.chmod(0o600)
+    return path
+
+
+def bearer(token: str, **options: Any) -> flight.FlightCallOptions:
+    """Return the options of a call that shows a token."""
+    return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())], **options)
 
 
 @dataclass

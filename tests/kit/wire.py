@@ -148,7 +148,7 @@ def ids(client: flight.FlightClient, path: str) -> list[int]:
     return numbers
 
 
-def list_paths(client: flight.FlightClient, criteria: bytes = b"") -> list[str]:
+def list_paths(client: flight.FlightClient, criteria: bytes = b"store/") -> list[str]:
     """Return the paths that list_flights names."""
     return [json.loads(each.app_metadata)["path"] for each in client.list_flights(criteria)]
 

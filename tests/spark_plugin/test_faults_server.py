@@ -16,6 +16,7 @@ import penstock
 from penstock.client.client import Client, connect
 from penstock.flight_server.server import PenstockServer
 from penstock.flight_server.tickets import ReadTicket, Signer
+from penstock.flight_server.tokens import Tokens
 from tests.kit.faults import files_at_most
 from tests.kit.proxy import Proxy
 from tests.kit.server import NO_LOCAL_READS, RestartingServer, leftover_files, named_parts, process_server
@@ -188,7 +189,11 @@ def test_a_full_disk_is_a_clear_error_and_the_path_is_as_it_was(spark: SparkSess
 def test_a_ticket_without_the_right(spark: SparkSession, server: PenstockServer) -> None:
     put = penstock.do_put("store/x", url=server.url)
     own = put._put
-    read = Signer(b"another key of thirty-two bytes!").sign(ReadTicket(("x",), "store/x", time.time() + 60)).decode()
+    read = (
+        Signer(b"another key of thirty-two bytes!", Tokens())
+        .sign(ReadTicket(("x",), "store/x", time.time() + 60))
+        .decode()
+    )
 
     for ticket in (own.ticket[:-4] + "AAAA", read):
         put._put = dataclasses.replace(own, ticket=ticket)

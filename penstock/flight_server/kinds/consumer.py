@@ -14,7 +14,7 @@ from penstock.flight_server.kinds.journal import JournalKind
 from penstock.flight_server.kinds.kind import Handlers, Kind
 from penstock.queue.topics.topic import Topic
 from penstock.wire.actions import ConsumerState, Deleted, Description
-from penstock.wire.paths import Path, parse
+from penstock.wire.paths import Path, parse, parse_folder
 from penstock.wire.read import Entry
 
 
@@ -22,6 +22,10 @@ class ConsumerKind(Kind):
     """Consumers of topics and subscriptions: queries and groups."""
 
     name = "consumer"
+
+    def deciding(self, path: Path) -> Path:
+        """Return the journal's path, below which the consumer's name is."""
+        return parse_folder(path.key) if path.key else path
 
     def actions(self) -> Handlers:
         return ConsumerActions(self.state).handlers()

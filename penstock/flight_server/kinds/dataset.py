@@ -10,6 +10,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InvalidRequest, Lost, NotFound
 from penstock.flight_server import endpoints, payloads
+from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Handler, Handlers, Kind
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.selection import select
@@ -34,11 +35,13 @@ class DatasetKind(Kind):
     name = "store"
 
     def actions(self) -> Handlers:
-        yield Handler(wire.FIND_PAYLOADS, lambda call, request: payloads.find(self.state, request))
+        yield Handler(wire.FIND_PAYLOADS, lambda call, request: payloads.find(self.state, call, request))
         yield Handler(wire.LIST_PAYLOADS, lambda call, request: payloads.keys(self.state, request))
         yield Handler(wire.CLEAR_PAYLOADS, lambda call, request: payloads.clear(self.state, request))
 
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(
+        self, call: Call, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
         if (command.start, command.end, command.since, command.journal, command.shards) != (None,) * 5:
             raise InvalidRequest(f"{path} is a dataset and has no offsets: read a topic with start and end")
         expires = self.state.ticket_expiry()
@@ -46,7 +49,7 @@ class DatasetKind(Kind):
         if payload is not None:
             selection = select(command, str(path), payload.schema)
             entry = Entry(str(path), "payload", payload.rows, payload.bytes, 1, local=self.state.local)
-            return endpoints.readable(self.state, descriptor, selection, [payload], entry, expires)
+            return endpoints.readable(self.state, call, descriptor, selection, [payload], entry, expires)
         if command.part is not None:
             self.state.ledger.pin(str(path))
         dataset, parts = self.state.ledger.snapshot(str(path), ticketed_until=expires)
@@ -60,7 +63,7 @@ class DatasetKind(Kind):
             if command.part >= len(parts):
                 raise NotFound(f"{path} has no part {command.part}: it has {len(parts)}, counted from 0")
             parts = [parts[command.part]]
-        return endpoints.readable(self.state, descriptor, selection, parts, self._entry(dataset), expires)
+        return endpoints.readable(self.state, call, descriptor, selection, parts, self._entry(dataset), expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         payload = self._payload(path, 0.0)

@@ -11,6 +11,7 @@ import pyarrow.flight as flight
 from penstock.decode.decoding import SCHEMA_FORMATS
 from penstock.errors import InvalidRequest, Lost
 from penstock.flight_server import endpoints
+from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Kind
 from penstock.flight_server.selection import Selection, select, with_meta
 from penstock.flight_server.state import State
@@ -46,7 +47,9 @@ class JournalKind(Kind):
 
     # --- reading ----------------------------------------------------------------------------
 
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(
+        self, call: Call, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
         topic = self.topics.topic(str(path))
         check_journal(topic, command.journal)
         selection = self._select(topic, command)
@@ -61,7 +64,7 @@ class JournalKind(Kind):
         expires = self.state.ticket_expiry()
         pieces = self.topics.range(topic, start, end, shards=command.shards, ticketed_until=expires)
         entry = replace(self._entry(topic), life=self.topics.labelled(topic, topic.latest()).life)
-        return endpoints.readable(self.state, descriptor, selection, pieces, entry, expires)
+        return endpoints.readable(self.state, call, descriptor, selection, pieces, entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         return self._select(self.topics.topic(str(path)), command).schema

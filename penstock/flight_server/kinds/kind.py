@@ -28,6 +28,7 @@ from penstock.wire.actions import (
 from penstock.wire.paths import Path
 from penstock.wire.put import PutCommand, Receipt
 from penstock.wire.read import ReadCommand
+from penstock.wire.rights import Right
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Kind:
 
     name: ClassVar[str]
     """The first name of its paths."""
+    seen_with: ClassVar[Right] = "read"
+    """The right at a path without which a listing doesn't name it."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -74,9 +77,15 @@ class Kind:
         """Return the actions of this kind alone."""
         return ()
 
+    def deciding(self, path: Path) -> Path:
+        """Return the path whose rights decide about a path or a folder of this kind."""
+        return path
+
     # --- reading ----------------------------------------------------------------------------
 
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(
+        self, call: Call, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
         """Return schema, size and endpoints; what the tickets name stays readable for their life."""
         raise self._refusal(path, Kind.info, "read")
 

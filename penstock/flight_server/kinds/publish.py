@@ -281,13 +281,13 @@ class PublishKind(Kind):
             return PartsToPublish()
         write = self.state.ledger.write(write_id)
         parts = publications.next_parts(reader, write_id, after=request.after or 0, most=_MOST_PARTS)
-        staged = tuple(self._staged(write, part) for part in parts)
+        staged = tuple(self._staged(call, write, part) for part in parts)
         return PartsToPublish(write.id, write.publish, staged, self.state.local)
 
-    def _staged(self, write: Write, part: UnpublishedPart) -> StagedPart:
+    def _staged(self, call: Call, write: Write, part: UnpublishedPart) -> StagedPart:
         ticket = ReadTicket(
             (part.slice.part,), write.path, round(self.state.ticket_expiry(), 3), written=(part.slice.part_rows,),
-            digests=(part.slice.digest or "",),
+            digests=(part.slice.digest or "",), by=call.who or None,
         )  # fmt: skip
         return StagedPart(part.number, self.state.signer.sign(ticket).decode(), part.slice.rows, part.published)
 

@@ -116,10 +116,15 @@ class QueueKind(Kind):
             raise
         wait = None if claim.leases or claim.state != "open" else self._polls.wait(time.monotonic())
         return bodies.ClaimedMessages(
-            claim.state, tuple(self._with_payloads(claim.leases)), self.queue.lease, claim.cause, wait, self.state.local
+            claim.state,
+            tuple(self._with_payloads(call, request.path, claim.leases)),
+            self.queue.lease,
+            claim.cause,
+            wait,
+            self.state.local,
         )
 
-    def _with_payloads(self, leases: Sequence[Lease]) -> Iterator[bodies.ClaimedMessage]:
+    def _with_payloads(self, call: Call, queue: str, leases: Sequence[Lease]) -> Iterator[bodies.ClaimedMessage]:
         """Give the messages, each with the bytes of its payload or a ticket for them; with neither if they are gone.
 
         A ticket needs nothing that holds its part: the message does, for as long as its lease lasts.
@@ -137,7 +142,9 @@ class QueueKind(Kind):
                 if located is not None and located.inline is not None:
                     inline = base64.b64encode(located.inline).decode()
                 elif located is not None:
-                    ticket = payloads.read_ticket(self.state, lease.message.payload_key, located, expires)
+                    ticket = payloads.read_ticket(
+                        self.state, call, lease.message.payload_key, located, expires, through=queue
+                    )
                 yield bodies.ClaimedMessage(lease.message, lease.key.token, lease.tries, inline, ticket)
 
     def ack(self, call: Call, request: bodies.AckLeases) -> bodies.LeaseOutcomes:
@@ -221,7 +228,9 @@ class QueueKind(Kind):
 
     # --- what is seen -----------------------------------------------------------------------
 
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(
+        self, call: Call, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
         """Show messages and their state: those that aren't done, or at …/dead the dead ones."""
         selection = _select(path, command)
         expires = self.state.ticket_expiry()
@@ -230,7 +239,7 @@ class QueueKind(Kind):
         stream = pa.py_buffer(encode(MESSAGES, _to_batches(peeked)))
         rows = Slice("", len(peeked), stream.size, MESSAGES, len(peeked), inline=stream)
         entry = Entry(str(path), "messages", len(peeked), stream.size, 1)
-        return endpoints.readable(self.state, descriptor, selection, [rows], entry, expires)
+        return endpoints.readable(self.state, call, descriptor, selection, [rows], entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         self.queue.counts(_of_dead(path)[0])  # or the error that there is none

@@ -289,15 +289,17 @@ class SubscriptionKind(JournalKind):
     def warned(self, path: Path, number: int) -> tuple[wire.LogLine, ...]:
         return self._log.after(str(path), number)
 
-    def info(self, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(
+        self, call: Call, path: Path, command: ReadCommand, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
         subscription = of_acks(path)
         if subscription is None:
-            return super().info(path, command, descriptor)
+            return super().info(call, path, command, descriptor)
         selection = _select_acks(path, command)
         expires = time.time() + _ACKS_LIFE
         rows = self._store_acks(path, self._owner(str(subscription)).acks(_ACKS_WITHIN), expires)
         entry = Entry(str(path), "acks", rows.rows, rows.bytes, 1, local=self.state.local)
-        return endpoints.readable(self.state, descriptor, selection, [rows], entry, expires)
+        return endpoints.readable(self.state, call, descriptor, selection, [rows], entry, expires)
 
     def schema(self, path: Path, command: ReadCommand) -> pa.Schema:
         if of_acks(path) is None:

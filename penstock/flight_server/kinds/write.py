@@ -16,7 +16,7 @@ from penstock.flight_server.put import check_dataset_options
 from penstock.flight_server.tickets import WriteTicket
 from penstock.rows import schemas
 from penstock.wire import actions as wire
-from penstock.wire.paths import Path
+from penstock.wire.paths import Path, parse
 from penstock.wire.read import Entry
 
 
@@ -24,6 +24,11 @@ class WriteKind(Kind):
     """Writes: all attempts at one path, from open to finish. What a write is to is another kind's."""
 
     name = "write"
+    seen_with = "write"
+
+    def deciding(self, path: Path) -> Path:
+        """Return where a write leads to; of all writes together only who may do everything has rights."""
+        return parse(self.state.ledger.write(path.key).path) if path.key else path
 
     def actions(self) -> Handlers:
         yield Handler(wire.OPEN_WRITE, self.open_write)
@@ -67,11 +72,14 @@ class WriteKind(Kind):
             )
         check_dataset_options(path, request.dataset)
         write = kind.open(path, request, schema)
-        ticket = state.signer.sign(WriteTicket(write.id, write.opener)).decode()
+        ticket = state.signer.sign(WriteTicket(write.id, write.opener, write.path, call.who or None)).decode()
         return wire.OpenedWrite(write.id, ticket, write.state, state.ledger.summary(write.id), state.config.advertise)
 
     def finish(self, call: Call, request: wire.FinishWrite) -> wire.Summary:
         """Make the listed attempts visible, and no others; if their bytes are still there."""
+        if request.receipts is not None:
+            self.state.check(call, "read", request.receipts)
+            self.state.check(call, "write", request.receipts)
         ledger, attempts = self.state.ledger, [attempt.replace("-", "") for attempt in request.attempts]
         if ledger.incarnation:
             ledger.note_lost(self.state.store.medium.missing(ledger.parts_of_write(call.ticket.put)))

@@ -24,10 +24,9 @@ from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.typed import Decoded, plan_decoding
 from penstock.client.views import Info, Listing
-from penstock.errors import InvalidRequest
 from penstock.rows.slices import first_rows
 from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
-from penstock.wire.put import DatasetOptions, Mode, PutCommand, Receipt, TopicOptions
+from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
 from penstock.wire.read import EndpointNote, Entry, ListCommand, PayloadSchema, ReadCommand
 
@@ -131,7 +130,7 @@ class Client:
         """
         check_path(path)
         publishing = Publishing.of(path, how)
-        dataset = _dataset_options(path, partition, ttl)
+        dataset = put.dataset_options(path, partition, ttl)
         if publishing.options is not None:
             return publish(self.connection, path, data, mode=mode, run=run, schema=schema, publishing=publishing)
         return put.put(self.connection, path, data, mode=mode, run=run, schema=schema, dataset=dataset)
@@ -174,7 +173,7 @@ class Client:
         Leaving the block commits; leaving it by an exception writes nothing. The others as in `put`.
         """
         check_path(path)
-        dataset = _dataset_options(path, partition, ttl)
+        dataset = put.dataset_options(path, partition, ttl)
         command = PutCommand(uuid.uuid4().hex, path=path, mode=mode, run=run, dataset=dataset)
         return Writer(self.connection, command, schema)
 
@@ -432,12 +431,3 @@ class Client:
         return connection.retry(
             lambda: {each.type: each.description for each in connection.flight.list_actions(connection.options())}
         )
-
-
-def _dataset_options(path: str, partition: str | None, ttl: float | None) -> DatasetOptions | None:
-    """Return what a put says of its dataset; reject it for messages, whose put has no room for it."""
-    if partition is None and ttl is None:
-        return None
-    if path.startswith("publish/"):
-        raise InvalidRequest(f"{path}: only a dataset has partitions and a time to live: omit partition and ttl")
-    return DatasetOptions(partition, ttl)

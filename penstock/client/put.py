@@ -204,6 +204,15 @@ def put(
     return connection.retry(once, safe=lambda refused: repeatable or not begun, waits_for_room=waits_for_room)
 
 
+def dataset_options(path: str, partition: str | None, ttl: float | None) -> DatasetOptions | None:
+    """Return what a put says of its dataset; reject it for messages, whose put has no room for it."""
+    if partition is None and ttl is None:
+        return None
+    if path.startswith("publish/"):
+        raise InvalidRequest(f"{path}: only a dataset has partitions and a time to live: omit partition and ttl")
+    return DatasetOptions(partition, ttl)
+
+
 def batches_to_put(
     data: Any, schema: pa.Schema | None
 ) -> tuple[pa.Schema, Iterable[pa.RecordBatch] | list[pa.RecordBatch | pa.Table]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.client import client as clients
 from penstock.client.arguments import check_path
 from penstock.client.publish import PublishArguments, Publishing
-from penstock.client.put import describe_write
+from penstock.client.put import dataset_options, describe_write
 from penstock.client.views import WriteSummary
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, Unavailable
 from penstock.spark_plugin import carry, tuning
@@ -27,7 +27,7 @@ from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, finis
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
 from penstock.wire.actions import DESCRIBE, OPEN_WRITE, OpenWrite, Summary, Target
 from penstock.wire.kafka import KafkaAddress
-from penstock.wire.put import Mode, Release
+from penstock.wire.put import DatasetOptions, Mode, Release
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,19 +43,24 @@ NOT_PUBLISHED = Publishing(None, None)
 
 
 class WriteArguments(clients.ServerArguments, PublishArguments, total=False):
-    """The arguments of `write` that say which server, how messages are published, and how Spark hands out rows."""
+    """The arguments of `write` that say which server, how messages are published, how Spark hands out rows, and which
+    rows of a dataset they are.
+    """
 
     batch_rows: int | None
+    partition: str | None
+    ttl: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What a write gives to a queue: its rows, cut into splits, and when."""
+    """What becomes of a write's rows: splits of a queue, a partition of the dataset."""
 
     queue: str | None = None
     rows: int | None = None
     """Of a split at most."""
     release: Release = "finish"
+    dataset: DatasetOptions | None = None
 
 
 def open_put(
@@ -81,7 +86,9 @@ def open_put(
         raise InvalidRequest(f"{path}: a frame without columns can't be written, as Spark hands out none of its rows")
     name = f"put-{uuid.uuid4().hex}" if run is None else run_name(run)  # so that it can be retried
     sent = schema if schema is None or publishing.encoding is None else publishing.encoding.schema(schema)
-    request = OpenWrite(path, mode, None, name, splits.queue, splits.rows, splits.release, publishing.options)
+    request = OpenWrite(
+        path, mode, None, name, splits.queue, splits.rows, splits.release, publishing.options, splits.dataset
+    )
     opened = client.call(OPEN_WRITE, request)
     put = OpenPut.of(path, opened, named=run is not None)
     if put_schema and sent is not None and not put.repeated:
@@ -292,11 +299,12 @@ def write(
     `batch_rows` is how many rows Spark hands out at a time. It is chosen by the width of a row, for texts by that of
     the rows that the path has: `batch_rows=10_000` makes a first write of short strings faster.
 
-    `publish/PROJECT/TOPIC` takes messages for Pub/Sub, and returns once it has them; `encode`, `id_attribute` and
-    `compression` as in `Client.put`. The others are those of `penstock.connect`.
+    `publish/PROJECT/TOPIC` takes messages for Pub/Sub, and returns once it has them; `encode`, `id_attribute`,
+    `compression`, `partition` and `ttl` as in `Client.put`. The others are those of `penstock.connect`.
     """
     _check_frame(df)
     batch_rows = more.pop("batch_rows", None)
+    dataset = dataset_options(path, more.pop("partition", None), more.pop("ttl", None))
     server, publishing = _parted(path, more)
     if release != "finish" and run is not None:
         raise InvalidRequest(
@@ -304,7 +312,7 @@ def write(
             f"release={release!r}"
         )
     client = clients.connect(**server)
-    splits = Splits(queue, split_rows, release)
+    splits = Splits(queue, split_rows, release, dataset)
     with DoPut(client, path, mode, run, to_arrow(df.schema), splits, publishing, batch_rows) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job

@@ -71,6 +71,16 @@ def test_one_line_writes_and_says_what_was_written(spark: SparkSession, client: 
     assert sorted_ids(client, "store/x") == list(range(1000))
 
 
+def test_a_partition_is_overwritten_alone(spark: SparkSession, client: Client) -> None:
+    for day in ("mon", "tue"):
+        penstock.write(spark.range(10), "store/x", mode="append", partition=day, ttl=3_600, progress=False)
+    penstock.write(spark.range(100, 103), "store/x", mode="overwrite", partition="mon", progress=False)
+    assert sorted(client.get("store/x").read_all()["id"].to_pylist()) == [*range(10), 100, 101, 102]
+    described = client.call("describe", {"path": "store/x"})
+    assert [(each["partition"], each["rows"]) for each in described["partitions"]] == [("mon", 3), ("tue", 10)]
+    assert described["expires"] > described["changed"]
+
+
 def test_modes(spark: SparkSession, client: Client) -> None:
     penstock.write(spark.range(3), "store/x")
     penstock.write(spark.range(3, 5), "store/x", mode="append")

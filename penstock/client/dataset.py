@@ -69,7 +69,7 @@ class Dataset(arrow.FileSystemDataset):
         names = list(dict.fromkeys(names)) or self.schema.names[:1]  # rows are counted by a column
         schema = pa.schema([self.schema.field(name) for name in names], self.schema.metadata)
         reads = list(self._reads(schema, filter))
-        batches = (_fitted(batch, path, schema) for path, reader in reads for batch in reader)
+        batches = (_fitted(_aligned(batch), path, schema) for path, reader in reads for batch in reader)
         reader = pa.RecordBatchReader.from_batches(schema, batches)
         return arrow.Scanner.from_batches(reader, columns=columns, filter=filter, **options)
 
@@ -135,6 +135,20 @@ def _chosen(members: list[tuple[str, pa.Schema]], filter: pc.Expression | None) 
         return members
     kept = set(parse_filter(text, paths.schema).kept(paths)[PATH].to_pylist())
     return [(path, schema) for path, schema in members if path in kept]
+
+
+def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose buffers begin at multiples of 8. For each other one, as gRPC hands them out, Arrow's scanner
+    writes a warning to stderr.
+    """
+    dictionaries = [column.dictionary for column in batch.columns if isinstance(column, pa.DictionaryArray)]
+    buffers = (buffer for array in (*batch.columns, *dictionaries) for buffer in array.buffers())
+    if all(buffer is None or buffer.address % 8 == 0 for buffer in buffers):
+        return batch
+    copy = pa.BufferOutputStream()
+    with pa.ipc.new_stream(copy, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(copy.getvalue()).read_next_batch()
 
 
 def _fitted(batch: pa.RecordBatch, path: str, schema: pa.Schema) -> pa.RecordBatch:

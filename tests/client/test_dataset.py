@@ -73,6 +73,18 @@ def test_what_a_filter_means_is_arrows(trips: Dataset) -> None:
         assert ids == TRIPS.filter(expression)["id"], expression
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_scans_of_rows_that_are_sent_warn_of_nothing(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
+    """Arrow tells stderr of each buffer that gRPC has put at an odd address."""
+    rows = TRIPS.append_column("coded", TRIPS["city"].dictionary_encode()).append_column("list", [[[1.5]] * 1_000])
+    client.put(PATH, rows)
+    trips = client.dataset(PATH)
+    for _ in range(5):
+        assert trips.to_table()["coded"].to_pylist() == rows["city"].to_pylist()
+        assert trips.to_table(filter=F("id") > 500)["list"].to_pylist() == [[1.5]] * 499
+    assert "aligned" not in capfd.readouterr().err
+
+
 def test_duckdb_scans_it_by_its_name_twice_in_one_query(trips: Dataset, reads: list[Read]) -> None:
     duckdb = pytest.importorskip("duckdb")
     with duckdb.connect() as connection:

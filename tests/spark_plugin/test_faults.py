@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,3 +216,16 @@ def test_a_batch_that_a_stream_repeats_is_written_once(spark: SparkSession, tmp_
 
     assert seen == [0, 1, 2, 2]
     assert stored_rows("store/x") == expected_rows(30)
+
+
+def test_workers_without_pyarrow_are_a_clear_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "none", symlinks=True)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "none" / "bin" / "python"))
+    put = penstock.do_put("store/x")
+
+    with pytest.raises(Exception, match="pyarrow"):
+        row_frame(spark, 100, 2).mapInArrow(put, put.schema).collect()
+
+    assert server_paths() == []

@@ -206,7 +206,14 @@ def streamed_speculation(spark: SparkSession, marks: Marks) -> dict[str, Any]:
 
 
 def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
-    """A driver to be killed: half of its partitions are whole, the others are in the middle."""
+    """A driver to be killed while it writes and reads."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda task: task(spark, marks), (_never_written, _never_read)))
+    return {}
+
+
+def _never_written(spark: SparkSession, marks: Marks) -> None:
+    """Half of the partitions are whole, the others are in the middle."""
     put = penstock.do_put("store/new", run="orphan")
 
     def wait(step: str, partition: int) -> None:
@@ -215,7 +222,6 @@ def never_ends(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             time.sleep(600)
 
     put.finish(widen(row_frame(spark, ROWS, 4)).mapInArrow(FaultyPut(put, wait), put.schema).collect())
-    return {}
 
 
 def dies_with_queues(spark: SparkSession, marks: Marks) -> dict[str, Any]:
@@ -236,8 +242,8 @@ def dies_with_queues(spark: SparkSession, marks: Marks) -> dict[str, Any]:
     return {}
 
 
-def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
-    """A driver to be killed while its tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
+def _never_read(spark: SparkSession, marks: Marks) -> None:
+    """Tasks have read the first of many batches: 30 MB, as gRPC reads 18 MB ahead."""
     penstock.write(widen(row_frame(spark, ROWS, 4), 100_000), "store/padded", progress=False)
     get = penstock.do_get("store/padded")
     folder = marks.folder
@@ -249,7 +255,6 @@ def never_reads(spark: SparkSession, marks: Marks) -> dict[str, Any]:
             yield batch
 
     get.tickets(spark).mapInArrow(dawdle, get.schema).collect()
-    return {}
 
 
 SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
@@ -257,7 +262,7 @@ SCENARIOS: dict[str, Callable[[SparkSession, Marks], dict[str, Any]]] = {
     for each in (
         killed_executor, killed_executor_reading, speculation, zombie, lost_shuffle, random_key,
         random_key_then_shuffle, released_lost_shuffle, released_random_key, released_speculation, streamed_speculation,
-        never_ends, dies_with_queues, never_reads,
+        never_ends, dies_with_queues,
     )
 }  # fmt: skip
 

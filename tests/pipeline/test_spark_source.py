@@ -22,7 +22,7 @@ from penstock.pipeline import (
     Stage,
     WriteDataset,
 )  # fmt: skip
-from tests.kit.connect import connect_server, needs_connect
+from tests.kit.connect import needs_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,9 +44,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         yield request.getfixturevalue("spark")
         return
     needs_connect()
-    folder = request.getfixturevalue("tmp_path_factory").mktemp("connect")
-    with connect_server(folder, request.getfixturevalue("bare_python")) as running:
-        yield running.connect()
+    yield request.getfixturevalue("spark_server").connect()
 
 
 def worked(client: Client, stage: str) -> pa.Table:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
 from tests.kit.pubsub import messages as pb
-from tests.kit.pubsub.client import ack_id_failures
+from tests.kit.pubsub.client import ack_id_failures, connected
+from tests.kit.pubsub.emulator import Emulator, unique_names
 from tests.kit.pubsub.fixtures import Broker
 from tests.kit.wait import eventually
 
@@ -29,6 +34,35 @@ def ack_ids(received: list[Any]) -> list[str]:
 
 def data(received: list[Any]) -> list[bytes]:
     return [each.message.data for each in received]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_the_emulator_does_all_that_the_fake_does(pubsub_emulator: Emulator) -> None:
+    """Every test here, side by side, as each waits for leases to end; errors are told by name."""
+
+    def run(test: Callable[[Broker], None]) -> None:
+        with connected(pubsub_emulator.address) as client:
+            test(Broker(client, unique_names(), pubsub_emulator.address, time.sleep))
+
+    tests = dict(cases_of_brokers())
+    with ThreadPoolExecutor(len(tests)) as pool:
+        runs = {name: pool.submit(run, test) for name, test in tests.items()}
+    errors = {name: error for name, run in runs.items() if (error := run.exception()) is not None}
+    assert not errors, "\n".join(f"{name}: {error!r}" for name, error in errors.items())
+    assert len(runs) > 25
+
+
+def cases_of_brokers() -> Iterator[tuple[str, Callable[[Broker], None]]]:
+    """Return the tests of this file, with each set of their parameters."""
+    for name, test in globals().items():
+        if not name.startswith("test_") or "broker" not in inspect.signature(test).parameters:
+            continue
+        cases: list[dict[str, Any]] = [{}]
+        for mark in getattr(test, "pytestmark", []):
+            names = [mark.args[0]] if isinstance(mark.args[0], str) else list(mark.args[0])
+            cases = [dict(zip(names, values if len(names) > 1 else [values], strict=True)) for values in mark.args[1]]
+        yield from ((f"{name} {case or ''}", partial(test, **case)) for case in cases)
 
 
 def test_a_message_comes_as_it_was_published(broker: Broker) -> None:

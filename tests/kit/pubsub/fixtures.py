@@ -63,9 +63,9 @@ def faked(fake_pubsub: FakePubSub) -> Iterator[PubSub]:
         yield client
 
 
-@pytest.fixture(params=["fake", pytest.param("emulator", marks=pytest.mark.process)])
+@pytest.fixture(params=["fake"])
 def broker(request: pytest.FixtureRequest, pubsub_names: Names, clock: Clock) -> Iterator[Broker]:
-    """Both brokers, one after the other; at the fake time passes at once."""
+    """The fake, at which time passes at once."""
     clock.set(time.time())
     with open_broker(request, pubsub_names, clock) as broker:
         yield broker

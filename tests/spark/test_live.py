@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -313,7 +314,8 @@ def is_read_by_pyspark(server: ConnectServer, *, rows: int, every: int) -> bool:
         proxy.target = server.port
         spark = SparkSession.builder.remote(proxy.url.replace("grpc", "sc")).create()
         try:
-            plan = spark.sql(QUERY.replace(str(ROWS), str(rows)))._plan.to_proto(spark.client)
+            frame: Any = spark.sql(QUERY.replace(str(ROWS), str(rows)))  # typed as classic Spark's, which has no plan
+            plan = frame._plan.to_proto(spark.client)
             tables = (each for each in spark.client.to_table_as_iterator(plan, {}) if isinstance(each, pa.Table))
             batches = (batch for table in tables for batch in table.to_batches())
             check_each_once(read_cut(proxy, batches, every=every), rows)

@@ -170,6 +170,8 @@ def test_consumers_are_shown_the_slowest_first() -> None:
     assert heads.split() == ["consumer", "behind", "size", "oldest", "dead", "members", "seen"]
     assert re.fullmatch(r"far\\x1b\[2J +12,345 +2\.0 MB +10 min +2 h ago +expired", first)
     assert re.fullmatch(r"near +0 +0 B +0 s ago +live", second)
+    away = {**near, "absent": True}
+    assert kinds.text_of(table.columns, [away]).splitlines()[1].endswith("live, absent: rows wait for it")
     consumer = {**CONSUMER, "consumer": "a\x1b[2J\nb", "seen": time.time()}
     _, line = kinds.text_of(kinds.kind_named("topic").top[1].columns, [{"path": "topic/x", **consumer}]).splitlines()
     assert line.split()[:2] == ["a\\x1b[2J\\nb", "topic/x"]

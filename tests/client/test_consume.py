@@ -15,9 +15,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.client import Client
+from penstock.client.connection import translate_errors
 from penstock.client.consume import Consumer
+from penstock.client.get import read_info
 from penstock.errors import AlreadyExists, Fenced, InvalidRequest, Lost, NotFound
 from penstock.flight_server.server import PenstockServer
+from penstock.wire.read import ReadCommand
 from tests.kit.cli import PENSTOCK, ROOT
 from tests.kit.server import process_server
 from tests.kit.wait import eventually
@@ -208,6 +211,14 @@ def test_a_filter_and_columns_are_as_of_follow(topic: Client) -> None:
         finally:
             consumer.stop()
             thread.join(LIMIT)
+
+
+def test_rows_of_some_shards_are_read(topic: Client) -> None:
+    info = read_info(topic.connection, ReadCommand(PATH, ("_shard",), shards=(1, 3)))
+    batches = (batch for each in info.endpoints for batch in topic.fetch(each.ticket.ticket))
+    assert {shard for batch in batches for shard in batch["_shard"].to_pylist()} == {1, 3}
+    with pytest.raises(InvalidRequest, match="has no shard 9"), translate_errors():
+        read_info(topic.connection, ReadCommand(PATH, shards=(9,)))
 
 
 def test_a_new_group_may_begin_later(topic: Client) -> None:

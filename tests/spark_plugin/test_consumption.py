@@ -91,6 +91,11 @@ class TestWhereAQueryStarts:
         assert query.initial() == first
         assert topic.query().initial().consumer != first.consumer, "another query is another consumer"
 
+    def test_a_name_is_shown_and_no_other_querys(self, topic: Reading) -> None:
+        first, second = (topic.query(name="billing").initial().consumer for _ in range(2))
+        assert first.startswith("billing-")
+        assert first != second
+
     def test_a_topic_that_isnt_there_is_named(self, reading: Reading) -> None:
         with pytest.raises(NotFound, match="no topic at topic/x"):
             reading.query().initial()

@@ -267,5 +267,5 @@ class GroupMachine(RuleBasedStateMachine):
         return self.reach.topic().latest()
 
 
-GroupMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=50)
+GroupMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=50)
 TestGroupMachine = GroupMachine.TestCase

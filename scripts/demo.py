@@ -29,7 +29,7 @@ ZONES = [
     "Museum", "North Station", "Old Town", "Park", "River Bend", "South Gate", "Stadium", "Town Hall", "University",
 ]  # fmt: skip
 PENSTOCK = Path(sys.executable).with_name("penstock")
-PARTS = [Path(__file__).with_name(f"demo_{part}.py") for part in ("spark", "job", "stream")]
+WITH_SPARK = Path(__file__).with_name("demo_spark.py")
 PATIENCE = 60.0  # seconds for the server to start, and to end
 
 
@@ -176,9 +176,8 @@ def main() -> None:
             raise SystemExit("out.parquet isn't trips.parquet")
         in_python(url, table)
         say(f"{rates(url, table)}\n")
-        for script in PARTS:
-            if code := subprocess.run([sys.executable, script], check=False).returncode:
-                raise SystemExit(code)
+        if code := subprocess.run([sys.executable, WITH_SPARK], check=False).returncode:
+            raise SystemExit(code)
         if ended := server.end(signal.SIGTERM):
             raise SystemExit(f"the server ended with {ended}: {(folder / 'log').read_text()}")
     finally:

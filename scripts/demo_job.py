@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
-
 import penstock
 from penstock.errors import NotFound
 from penstock.pipeline import JobSummary, SparkSourceV2Config, WriteDataset
 from penstock.text import format_table
 from scripts.demo import paint, say
-from scripts.demo_spark import ROWS, TRIPS, code, missing, session, started
+from scripts.demo_spark import ROWS, TRIPS, code
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 JOB, QUEUE, SOURCE, SCORED = "job/demo", "queue/demo/score", "store/demo/in", "store/demo/scored"
 REPORT = Path("job.html")
 SPLITS, WORKERS = 80, 2
-MODEL_SECONDS = 0.4
+MODEL_SECONDS = 0.2
 """For which a worker has a split: a model would, where there is one."""
 KILLED_AT = 24
 """Splits that are done when a worker is killed."""
@@ -115,21 +113,17 @@ def closing(df: DataFrame, scored: DataFrame, summary: JobSummary) -> str:
     return format_table(heads, [(*(f"{count:,}" for count in counts), f"{summary.seconds:.0f}")], right=heads)
 
 
-def main() -> None:
-    """Show it, or say what is missing."""
-    if lack := missing():
-        say(f"Without Spark there is no job: {lack}.")
-        return
-    logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")  # that a worker has died
-    with penstock.connect() as client, session() as spark:
-        started(spark)
-        summary = run(client)
+def show(spark: SparkSession) -> None:
+    """Show it."""
+    warnings = logging.StreamHandler(sys.stdout)  # that a worker has died
+    logging.getLogger().addHandler(warnings)
+    with penstock.connect() as client:
+        try:
+            summary = run(client)
+        finally:
+            logging.getLogger().removeHandler(warnings)
         code(f'scored = penstock.read(spark, "{SCORED}")')
         say(closing(frame(spark), penstock.read(spark, SCORED), summary))
         say("the scores are those that Spark computes itself\n")
         for path in (JOB, SOURCE, SCORED):
             client.delete(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -89,7 +89,7 @@ def main() -> None:
             os.environ["PUBSUB_EMULATOR_HOST"] = address
             say(f"Google's Pub/Sub emulator answers at {address}\n")
             os.environ["PENSTOCK_URL"] = server.start("--allow-emulator", "--pubsub-lease", str(DEADLINE))
-            with session("local[2, 4]") as spark:
+            with session() as spark:
                 spark.sparkContext.setLogLevel("OFF")
                 stream(spark, folder)
             server.end(signal.SIGTERM)

@@ -1,4 +1,7 @@
-"""Spark's part of `make demo`: two million rows out to the server at PENSTOCK_URL, in again, and what that took."""
+"""Spark's part of `make demo`: two million rows out to the server at PENSTOCK_URL, in again, and what that took.
+
+A job and a stream follow, in the same Spark: to start it takes longer than each of them computes.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +52,12 @@ def missing() -> str | None:
 
 
 @contextmanager
-def session(master: str = "local[2]") -> Iterator[SparkSession]:
-    """A Spark in this process, on two cores, with this Python for its workers too."""
+def session() -> Iterator[SparkSession]:
+    """A Spark in this process, on two cores, with this Python for its workers too; a task may fail three times."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName("penstock-demo").config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master("local[2, 4]").appName("penstock-demo").config("spark.ui.enabled", "false")
     with tempfile.TemporaryFile("w+") as log:
         try:
             with _stderr_in(log.fileno()):
@@ -134,8 +137,10 @@ def figures(written: WriteSummary, measured: list[tuple[str, int, float]]) -> st
 def main() -> None:
     """Show it, or say what is missing."""
     if lack := missing():
-        say(f"Without Spark this is all: {lack}.")
+        say(f"Without Spark this is all, there is no job and no stream: {lack}.")
         return
+    from scripts import demo_job, demo_stream  # which have the frame and the session from here
+
     say("starting Spark, on two cores here")
     began = time.perf_counter()
     with session() as spark:
@@ -144,8 +149,10 @@ def main() -> None:
         written, measured = shown(spark)
         say(figures(written, measured))
         say(f"rows/s and MB/s are of the dataset's {written.rows:,} rows and {format_size(written.bytes)}")
-    with penstock.connect() as c:
-        c.delete(PATH)
+        with penstock.connect() as c:
+            c.delete(PATH)
+        demo_job.show(spark)
+        demo_stream.show(spark)
 
 
 if __name__ == "__main__":

@@ -10,23 +10,22 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/ is a folder, not an installed package
 
 import penstock
 from penstock.client.client import Client
 from penstock.errors import NotFound
 from penstock.text import format_table
 from scripts.demo import Server, paint, say
-from scripts.demo_spark import code, missing, session
+from scripts.demo_spark import code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 EVENTS, EACH = 300_000, 1_000
@@ -138,28 +137,24 @@ def closing(ids: pa.ChunkedArray, samples: list[tuple[float, int, int]], batches
     return format_table(heads, [line], right=heads)
 
 
-def main() -> None:
+def show(spark: SparkSession) -> None:
     """Show it, or say what is missing."""
-    if lack := missing():
-        say(f"Without Spark there is no stream: {lack}.")
+    if not hasattr(spark, "dataSource"):
+        say(f"Spark {spark.version} has no streaming sources in Python: docs/streaming.md has its way")
         return
+    spark.sparkContext.setLogLevel("OFF")
     folder = Path(tempfile.mkdtemp(prefix="penstock-stream-"))
     server = Server(folder)
     try:
         url = server.start()
         os.environ["PENSTOCK_URL"] = url
-        with session("local[2, 4]") as spark:  # a task that the killed server cost is run again
-            if not hasattr(spark, "dataSource"):
-                say(f"Spark {spark.version} has no streaming sources in Python: docs/streaming.md has its way")
-                return
-            spark.sparkContext.setLogLevel("OFF")
-            stream(server, url, spark, folder)
+        stream(server, url, spark, folder)
     finally:
         server.end(signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def stream(server: Server, url: str, spark: Any, folder: Path) -> None:
+def stream(server: Server, url: str, spark: SparkSession, folder: Path) -> None:
     """Publish, stream, kill, count."""
     code(
         "spark.dataSource.register(penstock.DataSource)",
@@ -184,14 +179,11 @@ def stream(server: Server, url: str, spark: Any, folder: Path) -> None:
     producer.start()
     try:
         samples = watched(producer, query, url, kill)
-        batches = query.lastProgress["batchId"] + 1
+        progress = query.lastProgress
+        assert progress is not None
     finally:
         producer.stop()
         query.stop()
     say(f"{plot(samples)}\n")
-    say(closing(client.get(DATASET, columns=["id"]).read_all()["id"], samples, batches))
+    say(closing(client.get(DATASET, columns=["id"]).read_all()["id"], samples, progress["batchId"] + 1))
     client.close()
-
-
-if __name__ == "__main__":
-    main()

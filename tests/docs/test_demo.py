@@ -99,7 +99,7 @@ def test_the_demo_without_java_says_how_to_install_it(tmp_path: Path) -> None:
 
     assert "what came out is what went in\n" in output
     assert "Spark needs Java 17 or newer, no /nowhere/bin/java: `sh scripts/java.sh` installs it" in output
-    assert "Without Spark there is no job: Spark needs Java 17 or newer" in output
+    assert "Without Spark this is all, there is no job and no stream: Spark needs Java 17 or newer" in output
     assert "make run-flight" in output
 
 

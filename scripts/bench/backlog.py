@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SHARDS = 2
-_PUT = {"json": 10_000, "integers": 500_000}  # rows of a busy producer's put
+_PUT = {"json": 10_000, "avro": 10_000, "integers": 500_000}  # rows of a busy producer's put
 
 
 def filled(bench: Bench, kind: str, number: int) -> str:

@@ -20,12 +20,15 @@ SPARK = "4.2"
 """The newest Spark that has a Kafka source; its own, 4.2.0's, is taken for all of 4.2."""
 BROKER = "4.3.0"
 CLIENT = "3.0.12"
-VERSIONS = f"Kafka {BROKER}, heap 1 GiB, Java as Spark's; Spark's source 4.2.0 for it; kafka-python {CLIENT}"
+VERSIONS = (
+    f"Kafka {BROKER}, heap 1 GiB, Java as Spark's; Spark's source 4.2.0 for it, its Avro 4.1.1; kafka-python {CLIENT}"
+)
 _HOME = Path(__file__).resolve().parents[2] / ".venv-bench"
 _OF_BROKER = (f"org.apache.kafka:kafka_2.13:{BROKER}", "org.slf4j:slf4j-nop:2.0.17")
 _OF_SPARK = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.spark:spark-avro_2.13:4.1.1",  # the newest one; all but its expressions is in Spark 4.2 itself
     "org.apache.kafka:kafka-clients:3.9.1",
     "org.apache.commons:commons-pool2:2.12.0",
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
+from functools import lru_cache
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +24,7 @@ Send = Callable[[list[bytes]], object]
 """Publishes messages; when it returns they are as safe as this kind of client makes them."""
 Publisher = Callable[..., Future[list[Any]]]
 """Gives an order to a publisher's process: `batches` or `paced`, with what they take."""
+_DIFFERENT = 10_000
 _clients: list[Send] = []
 """In a publisher's process, its one client."""
 _flushes: list[Callable[[], None]] = []
@@ -34,10 +40,45 @@ def message(number: int) -> bytes:
     ).encode()
 
 
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "city", "type": "string"},
+        {"name": "fare", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {
+            "name": "trip",
+            "type": {
+                "type": "record",
+                "name": "Trip",
+                "fields": [{"name": "km", "type": "double"}, {"name": "stops", "type": "int"}],
+            },
+        },
+        {"name": "note", "type": "string"},
+    ],
+}
+"""The schema of the same messages in Avro."""
+
+
+@lru_cache(_DIFFERENT)
+def avro_message(number: int) -> bytes:
+    """Return a message in Avro."""
+    import fastavro
+
+    row = json.loads(message(number), parse_float=Decimal)
+    row["trip"]["km"], row["at"] = float(row["trip"]["km"]), datetime.fromisoformat(row["at"])
+    fastavro.schemaless_writer(file := io.BytesIO(), AVRO, row)
+    return file.getvalue()
+
+
 def rows(kind: str, numbers: range) -> pa.Table:
-    """Return the rows with these numbers: JSON messages, or four integers."""
+    """Return the rows with these numbers: messages in JSON or Avro, or four integers."""
     if kind == "json":
         return pa.table({"value": pa.array(map(message, numbers), pa.binary())})
+    if kind == "avro":  # which takes long to write, so there are 10,000 different ones
+        return pa.table({"value": pa.array([avro_message(each % _DIFFERENT) for each in numbers], pa.binary())})
     return pa.table(dict.fromkeys(("id", "a", "b", "c"), pa.array(numbers, pa.int64())))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from scripts.bench import kafka
 from scripts.bench.backlog import copied, filled, of_kafka
 from scripts.bench.bench import Bench, Case, Page, Side
 from scripts.bench.figures import Line, Measure, Promise, Sample, Work, timed
-from scripts.bench.publisher import message
+from scripts.bench.publisher import AVRO, message
 from scripts.bench.pubsub import fake, run_peer
 from scripts.bench.pulling import Intake, intake
 from scripts.bench.session import TENTH, lacks
@@ -52,6 +53,8 @@ _BAD: dict[str, Callable[[bytes], bytes]] = {
     "no such time": lambda payload: payload.replace(b'"at":"2026', b'"at":"in 2026'),
 }
 """What becomes of one payload in a hundred."""
+_KINDS = {"json": 3, "avro": 2}
+"""How many times as fast as Spark's own way each is to be."""
 _CUTS = 7
 _PUT = 20_000  # rows of a batch that is put
 _MORE = {"server": 32 << 20, "publisher": 32 << 20}  # bytes that count as no more memory
@@ -82,7 +85,8 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     yield from _decoding(sizes)
     yield _replay(sizes)
     yield _publishing(sizes)
-    yield _streams(sizes, "json", 3)
+    for kind, least in _KINDS.items():
+        yield _streams(sizes, kind, least)
 
 
 def _streams(sizes: Sizes, kind: str, least: float) -> Case:
@@ -152,15 +156,21 @@ def _growth(sizes: Sizes) -> Case:
 def _stream(bench: Bench, kind: str, number: int) -> Measure:
     """A topic, decoded by penstock's source."""
     options: dict[str, object] = {"url": bench.penstock().url, "decode": kind}
+    if kind == "avro":
+        file = bench.folder / "order.avsc"
+        file.write_text(json.dumps(AVRO))
+        options["writerSchema"] = file
     return drained(bench, stream(bench, "penstock", options, filled(bench, kind, number), schema=SCHEMA), number)
 
 
 def _from_kafka(bench: Bench, kind: str, number: int) -> Measure:
     """The same rows in Kafka, decoded by Spark."""
+    from pyspark.sql.avro.functions import from_avro
     from pyspark.sql.functions import col, from_json
 
     copied(bench, kind, number)
-    row = from_json(col("value").cast("string"), SCHEMA)
+    value = col("value")
+    row = from_avro(value, json.dumps(AVRO)) if kind == "avro" else from_json(value.cast("string"), SCHEMA)
     return drained(bench, of_kafka(bench, kind, {}).select(row.alias("row")).select("row.*"), number)
 
 

@@ -392,13 +392,8 @@ class _Decimal(_Type):
         size = np.diff(ends)
         if (wrong := size > 16).any():
             cursor.aside |= _mask(cursor.numbers(rows)[wrong].tolist(), len(cursor.aside))
-        places = ends[1:, None] - 16 + np.arange(16)
         data = np.frombuffer(array.buffers()[2] or b"\0", np.uint8)
-        inside = places >= ends[:-1, None]
-        digits = np.where(inside, data[np.clip(places, 0, len(data) - 1)], 0)
-        first = digits[np.arange(len(size)), np.clip(16 - size, 0, 15)]
-        digits = np.where(~inside & ((size > 0) & (first >= 0x80))[:, None], 0xFF, digits)
-        little = np.ascontiguousarray(digits[:, ::-1].astype(np.uint8))
+        little = (_little_endian if size.max(initial=0) > 8 else _little_endian_of_few)(data, ends, size)
         numbers = pa.Array.from_buffers(self.kind, len(size), [None, pa.py_buffer(little)])
         try:
             numbers.validate(full=True)
@@ -421,6 +416,30 @@ class _Decimal(_Type):
         sign, digits, exponent = value.as_tuple()
         number = int("".join(map(str, digits))) * 10 ** (exponent + self._scale) * (-1 if sign else 1)
         return number.to_bytes(self._size or number.bit_length() // 8 + 1, "big", signed=True)
+
+
+_Numbers = npt.NDArray[np.uint8]
+"""16 bytes for each, the lowest first."""
+
+
+def _little_endian(data: _Numbers, ends: _Integers, size: _Integers) -> _Numbers:
+    """Return numbers of up to 16 bytes, the highest first, as Arrow has them."""
+    places = ends[1:, None] - 16 + np.arange(16)
+    inside = places >= ends[:-1, None]
+    digits = np.where(inside, data[np.clip(places, 0, len(data) - 1)], 0)
+    first = digits[np.arange(len(size)), np.clip(16 - size, 0, 15)]
+    digits = np.where(~inside & ((size > 0) & (first >= 0x80))[:, None], 0xFF, digits)
+    return np.ascontiguousarray(digits[:, ::-1].astype(np.uint8))
+
+
+def _little_endian_of_few(data: _Numbers, ends: _Integers, size: _Integers) -> _Numbers:
+    """Return numbers of up to 8 bytes, as most decimals are: in a third of the time, byte by byte of all at once."""
+    at, last = ends[:-1], len(data) - 1
+    values = np.where((size > 0) & (data[np.minimum(at, last)] >= 0x80), np.int64(-1), np.int64(0))
+    for byte in range(int(size.max(initial=0))):
+        longer = (values << 8) | data[np.minimum(at + byte, last)]
+        values = np.where(size > byte, longer, values)
+    return np.stack([values, values >> 63], axis=1).astype("<i8").view(np.uint8)
 
 
 class _Enum(_Type):

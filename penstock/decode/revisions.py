@@ -143,8 +143,8 @@ class SchemaDecoder:
             return [pa.nulls(len(payloads), kind) for kind in self.schema.types], [str(why)] * len(payloads)
         names = {name for name in self.schema.names if name in writer.schema.names and name not in writer.unreadable}
         columns, errors = writer.read(payloads, names, as_json=as_json)
-        failed = np.array([error is not None for error in errors], np.bool_)
-        if failed.any():  # anything may be there
+        if any(errors):  # anything may be there
+            failed = np.array([error is not None for error in errors], np.bool_)
             places = pa.array(np.arange(len(failed)), mask=failed)
             columns = {name: array.take(places) for name, array in columns.items()}
         arrays = []
@@ -156,7 +156,9 @@ class SchemaDecoder:
                 if field.name in writer.unreadable:
                     misfits.note(np.ones(len(payloads), np.bool_), writer.unreadable[field.name])
                 arrays.append(pa.nulls(len(payloads), field.type))
-        return arrays, [None if error is None else cut(printable(error), _ERROR) for error in errors]
+        if any(errors):
+            errors = [None if error is None else cut(printable(error), _ERROR) for error in errors]
+        return arrays, errors
 
     def _writer_of(self, name: str | None) -> WriterSchema:
         """Return the schema of a revision; _Unusable if there will never be one."""

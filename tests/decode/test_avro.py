@@ -118,6 +118,18 @@ def test_rows_are_written_as_they_are_read(case: tuple[dict[str, Any], list[dict
         assert (errors, pa.table(again, schema=avro.schema)) == ([None] * len(rows), table)
 
 
+@pytest.mark.parametrize("most", [1, 8, 9, 15])
+def test_decimals_of_each_number_of_bytes_are_read(most: int) -> None:
+    """Side by side, down to none; in up to eight bytes they are read another way."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 0}
+    ends = [2 ** (8 * size - 1) for size in range(1, most + 1)]
+    numbers = [0, *(number for end in ends for number in (end - 1, -end)), -1]
+    stored = [b"", *(number.to_bytes(-(-(number.bit_length() + 1) // 8), "big", signed=True) for number in numbers)]
+    payloads = [bytes([2 * len(each)]) + each for each in stored]
+    rows, errors = read(AvroSchema(json.dumps(record(("d", kind)))), payloads)
+    assert (rows, errors) == ([{"d": Decimal(number)} for number in (0, *numbers)], [None] * len(payloads))
+
+
 def test_decimals_of_any_width_keep_their_digits() -> None:
     kind = {"type": "fixed", "name": "D", "size": 20, "logicalType": "decimal", "precision": 38, "scale": 2}
     rows = [{"d": Decimal(text)} for text in ("0.00", "-0.01", "999999999999999999999999999999999999.99")]

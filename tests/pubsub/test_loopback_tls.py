@@ -17,7 +17,7 @@ from penstock.wire import actions
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.pubsub.emulator import Names
 from tests.kit.pubsub.fake import FakePubSub, served
-from tests.kit.server import TOKEN, token_file
+from tests.kit.server import TOKEN, token_file, token_of, tokens_file
 from tests.kit.wait import eventually
 
 HOST = "127.0.0.1"
@@ -68,18 +68,21 @@ def test_pullers_get_through_tls(
     monkeypatch: pytest.MonkeyPatch,
     own: bool,
 ) -> None:
-    """And the token. With the server's own certificate; with another authority's only if there is one, or no puller."""
+    """With the server's own certificate, and its own token where callers have rights; with the one token, and another
+    authority's certificate only if there is one, or no puller.
+    """
     certificates = make_certificates(tmp_path / "server", "penstock.example.org")
     clients = certificates if own else make_certificates(tmp_path / "clients", HOST)
     path = pubsub_names.path
     with served(fake_pubsub) as address:
         monkeypatch.setenv("PUBSUB_EMULATOR_HOST", address)
         fake_pubsub.load(pubsub_names.subscription, 100)
-        tls = {**certificates.of_server, "client_ca": clients.ca, "token_file": token_file(tmp_path)}
-        server = make_server(**tls, allow_emulator=True)
+        rights = {"ops": {"admin": [path]}}
+        access = {"tokens": tokens_file(tmp_path, **rights)} if own else {"token_file": token_file(tmp_path)}
+        server = make_server(**certificates.of_server, **access, client_ca=clients.ca, allow_emulator=True)
         settings = ConnectSettings(
-            str(server.url), TOKEN, ca=str(certificates.ca), cert=str(clients.cert), key=str(clients.key),
-            server_name="penstock.example.org",
+            str(server.url), token_of("ops") if own else TOKEN, ca=str(certificates.ca), cert=str(clients.cert),
+            key=str(clients.key), server_name="penstock.example.org",
         )  # fmt: skip
         with Client(settings) as client:
             if not own:

@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.wire.put import Receipt
 from tests.kit.pubsub.emulator import Names
-from tests.kit.server import RestartingServer, served
+from tests.kit.server import RestartingServer, served, token_of, tokens_file
 from tests.kit.wait import eventually
 
 if TYPE_CHECKING:
@@ -59,6 +59,20 @@ def publisher_of(path: str) -> int | None:
         if path.encode() in words and b"publisher" in words:
             return int(process.name)
     return None
+
+
+def test_a_publisher_has_a_token_of_its_own(
+    fake_pubsub: FakePubSub, pubsub_names: Names, address: str, tmp_path: Path
+) -> None:
+    """Who publishes needs no more than the right to write."""
+    path = path_of(pubsub_names)
+    tokens = tokens_file(tmp_path, writer={"write": [path]})
+    with (
+        served(tmp_path / "data", allow_emulator=True, pubsub_endpoint=address, tokens=tokens) as server,
+        penstock.connect(server.url, token=token_of("writer")) as client,
+    ):
+        assert client.put(path, rows().slice(0, 10)).rows == 10
+    assert counts(fake_pubsub, pubsub_names) == Counter(range(10))
 
 
 def test_a_killed_publisher_is_followed_by_another(

@@ -97,8 +97,8 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 def _writing(bench: Bench, way: str, shape: Shape, server_name: str = DISK, *, watched: bool = False) -> Measure:
     """Measure a way out. What was written is dropped once all its rows are known to be there."""
     server, frame, parquet = bench.penstock(server_name), shape.frame(bench.spark), bench.folder / "parquet-written"
-    url = server.url
-    penstock_write = partial(penstock.write, frame, _PATH, progress=False, url=url)
+    url, path = server.url, f"{_PATH}-again" if way == AGAIN else _PATH
+    penstock_write = partial(penstock.write, frame, path, progress=False, url=url)
     ways: dict[str, Work] = {
         FLOOR: lambda: _count_rows(frame, shape.rows),
         FULL_FLOOR: lambda: _count_rows(frame, shape.rows, 10_000),
@@ -114,7 +114,7 @@ def _writing(bench: Bench, way: str, shape: Shape, server_name: str = DISK, *, w
     def clear() -> None:
         shutil.rmtree(parquet, ignore_errors=True)
         if way not in (FLOOR, FULL_FLOOR, PARQUET_WRITE):
-            dataset = server.call("describe", path=_PATH)  # an info would hold the bytes by its tickets
+            dataset = server.call("describe", path=path)  # an info would hold the bytes by its tickets
             assert dataset["rows"] == shape.rows, dataset
         if way not in (FLOOR, FULL_FLOOR, PARQUET_WRITE, AGAIN):
             server.drop(_PATH)

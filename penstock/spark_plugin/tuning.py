@@ -25,7 +25,7 @@ _ROWS_AT_MOST = 10_000
 """Spark's default. It also holds for the batches of other Python functions that the frame passes through."""
 _ROWS_OF_TEXT = 1_024
 """For rows with text of unknown width, whose bytes aren't checked: of 500 kB each they are 512 MB; 4,096 ended a JVM of
-1 GiB. With short strings they cost a write a fifth of its time, so the width is taken from the dataset where it is."""
+1 GiB. With short strings they cost a write a seventh of its time, so the width is that of the rows there."""
 _MARGIN = 4
 """How many times as wide as the dataset's mean row the rows of a batch may be, for its bytes to stay within bounds."""
 _ROWS_UNCHECKED = 256

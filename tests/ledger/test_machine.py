@@ -121,7 +121,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.retired.update(dict.fromkeys(names, max(until, self.clock.now())))
 
     def remove_dataset(self, path: str) -> None:
-        self.retire(self.visible.pop(path), self.ticketed.pop(path, 0))
+        self.retire(self.visible.pop(path), self.ticketed.get(path, 0))  # a ticket holds whatever is at its path
 
     def remove_partition(self, path: str, partition: str) -> None:
         gone = [name for name in self.visible[path] if self.partition_of[name] == partition]

@@ -33,9 +33,9 @@ def format_age(seconds: float) -> str:
     return f"{seconds:.0f} days"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 part, 2 parts."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun: 1 part, 2 parts; `many` is what more than one are, if not with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def cut(text: str, length: int) -> str:

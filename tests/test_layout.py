@@ -47,6 +47,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room -> what it may import besides itse
 ALSO = {
     "client/payload_store.py": ("store",),
     "cli/serve.py": ("flight_server", "store"),
+    "cli/invocation.py": ("store",),  # how a size is written
     "cli/doctor.py": ("flight_server",),
     "cli/pull.py": ("flight_server", "queue"),
     "cli/publisher.py": ("flight_server", "queue"),

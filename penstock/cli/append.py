@@ -21,6 +21,7 @@ from penstock.client.client import Client
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.rows.converter import Converter, is_untyped
 from penstock.rows.json_lines import Lines, infer_schema
+from penstock.text import counted
 
 _BATCH_LINES = 1_000
 _BATCH_SECONDS = 0.2  # after which the lines that have come are a batch
@@ -42,7 +43,7 @@ def check_types(path: str, schema: pa.Schema) -> None:
     if unknown:
         raise InvalidRequest(
             f"{path} does not exist, and {unknown[0]!r} has no value that tells its type: put rows that have one first "
-            f"(a Parquet or Arrow file has types), or create the topic from Python: create_topic({path!r}, schema)"
+            f"(a Parquet or Arrow file has types), or make it: penstock topic create {path} --schema 'id long, …'"
         )
 
 
@@ -62,14 +63,14 @@ class LineAppender:
             with bar as show, terminal.on_signal(self._stop, signal.SIGINT):
                 for batch in (batch for lines in _batches() for batch in self._convert_lines(lines)):
                     self._append(batch)
-                    show(self._bytes, f"{self._path}: {self._rows:,} rows durable")
+                    show(self._bytes, f"{self._path}: {counted(self._rows, 'row')} durable")
         except PenstockError as error:
             other_format = "isn't JSON" in str(error) and not self._puts
             hint = ". stdin to a topic is JSON lines, unless --format says otherwise" if other_format else ""
-            raise type(error)(f"{error}. {self._rows:,} rows are in {self._path}{hint}") from error
+            raise type(error)(f"{error}. {counted(self._rows, 'row')} in {self._path}{hint}") from error
         except KeyboardInterrupt:
             unsure = ", and maybe those of a put that wasn't answered" if self._putting else ""
-            click.echo(f"{self._path}: {self._rows:,} rows are in{unsure}", err=True)
+            click.echo(f"{self._path}: {counted(self._rows, 'row')} in{unsure}", err=True)
             raise
         if not self._puts:
             raise InvalidRequest("stdin: it is empty")

@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,7 +22,8 @@ import penstock
 from penstock.cli import terminal
 from penstock.cli.app import FAILED
 from penstock.cli.invocation import Invocation, command
-from penstock.errors import Denied, PenstockError
+from penstock.client.diagnosis import is_penstock, join
+from penstock.errors import Denied, InvalidRequest, PenstockError
 from penstock.text import format_size
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -45,11 +46,8 @@ class Finding(NamedTuple):
 def doctor(invocation: Invocation) -> int:
     """Check Python, packages, Java, ports, disk and the server; say what to do. The exit code is 1 for a problem."""
     url = invocation.url or os.environ.get("PENSTOCK_URL") or _DEFAULT_URL
-    server = list(_server(invocation, url))
-    answers = any(finding.check == "token" for finding in server)
     code = 0
-    ports = _ports(_address(url) if answers else None)
-    for state, check, text in (*_packages(), _java(), _data_folder(), *ports, *server):
+    for state, check, text in (*_packages(), _java(), _data_folder(), *_ports(), *_server(invocation, url)):
         if invocation.json:
             terminal.print_json({"check": check, "state": state, "said": text})
         else:
@@ -121,22 +119,25 @@ def _data_folder() -> Finding:
     return Finding("ok", "data folder", text)
 
 
-def _ports(reached: tuple[str, int] | None) -> Iterator[Finding]:
-    """Check the ports that `serve` would take; `reached` is the address at which a server has answered."""
+def _ports() -> Iterator[Finding]:
+    """Check the ports that `serve` would take."""
     from penstock.flight_server.config import DEFAULT_HTTP, DEFAULT_LISTEN
 
     listen = os.environ.get("PENSTOCK_LISTEN") or DEFAULT_LISTEN
-    address = _address(listen)
-    yield _port("--listen", listen, address, ours=bool(reached and address and reached[1] == address[1]))
+    yield _port("--listen", listen, _address(listen), is_penstock)
     http = os.environ.get("PENSTOCK_HTTP") or DEFAULT_HTTP
     if http != "off":
-        healthy = False
-        with suppress(OSError, ValueError), urlopen(f"http://{http}/healthz", timeout=2) as answer:
-            healthy = answer.read() == b"ok\n"
-        yield _port("--http", http, _address(f"http://{http}"), ours=healthy)
+        yield _port("--http", http, _address(f"http://{http}"), _is_healthy)
 
 
-def _port(option: str, url: str, address: tuple[str, int] | None, *, ours: bool) -> Finding:
+def _is_healthy(host: str, port: int) -> bool:
+    """Whether a penstock's pages are there."""
+    with suppress(OSError, ValueError), urlopen(f"http://{join(host, port)}/healthz", timeout=2) as answer:
+        return bool(answer.read() == b"ok\n")
+    return False
+
+
+def _port(option: str, url: str, address: tuple[str, int] | None, is_ours: Callable[[str, int], bool]) -> Finding:
     if address is None:
         return Finding("problem", f"serve {option}", f"{url!r} has no host and port")
     check = f"port {address[1]}"
@@ -144,7 +145,7 @@ def _port(option: str, url: str, address: tuple[str, int] | None, *, ours: bool)
         with socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET):
             return Finding("ok", check, "free")
     except OSError as error:
-        if ours:
+        if is_ours(*address):
             return Finding("ok", check, "a penstock server has it")
         cure = f"stop the program that has it, or choose another: serve {option}"
         return Finding("problem", check, f"{error.strerror}: {cure}")
@@ -166,6 +167,8 @@ def _server(invocation: Invocation, url: str) -> Iterator[Finding]:
             health = client.call("health")
     except Denied as error:
         yield Finding("problem", "token", str(error))
+    except InvalidRequest as error:  # the address, or TLS
+        yield Finding("problem", "server", str(error))
     except PenstockError as error:
         if url == _DEFAULT_URL:  # how everybody begins; at an address that was chosen it is a fault
             yield Finding("note", "server", f"none at {url}: penstock serve starts one")

@@ -101,9 +101,8 @@ def _report(invocation: Invocation, name: str, verified: Verified) -> int:
             report_failure(loss, FAILED)
         number = len(verified.losses)
         state = "all as it was written" if not number else "1 loss" if number == 1 else f"{number:,} losses"
-        click.echo(
-            f"{name}: {counted(verified.parts, 'part')}, {verified.rows:,} rows, {format_size(verified.bytes)}: {state}"
-        )
+        parts, rows = counted(verified.parts, "part"), counted(verified.rows, "row")
+        click.echo(f"{name}: {parts}, {rows}, {format_size(verified.bytes)}: {state}")
         if verified.unnamed or verified.quarantined:
             unnamed = counted(verified.unnamed, "part")
             click.echo(f"  {unnamed} that nothing names, {verified.quarantined:,} in quarantine/")

@@ -52,19 +52,20 @@ def get(
 ) -> None:  # fmt: skip
     """Read the dataset or topic PATH.
 
-    On a terminal it shows the first 20 rows (or -n); into a pipe go all rows (or -n) as CSV. With -o they go to a
-    file, which appears when it is whole. In CSV and JSON times are text, bytes are base64; nested values are JSON.
+    On a terminal it shows the first 20 rows (or -n); into a pipe go all rows (or -n) as JSON lines, which put takes
+    again, or in another --format. With -o they go to a file, which appears when it is whole. In CSV and JSON times are
+    text, bytes are base64; nested values are JSON.
 
     A topic's columns _shard, _offset and _time (when it was appended) are there for -c. With -f rows are written as
-    they come, as JSON, from now on or from --start; other readers get them all the same. -f waits for a server that
-    is away. With --group the server keeps the position: a new group begins with the oldest row, or at --start, each row
+    they come, from now on or from --start; other readers get them all the same. -f waits for a server that is away.
+    With --group the server keeps the position: a new group begins with the oldest row, or at --start, each row
     comes to one of those that name the group, and is committed once it is written. -n ends behind a whole batch then.
     """
     file = None if output in ("-", "/dev/stdout") else output
     if file_format is None and file:
         file_format = format_by_extension(file)
     elif file_format is None and (output or not terminal.is_terminal() or invocation.json or follow):
-        file_format = "json" if invocation.json or follow else "csv"
+        file_format = "json"
     if file_format in ("arrow", "arrows", "parquet") and not file and terminal.is_terminal():
         raise InvalidRequest(f"{file_format} is no text for a terminal: -o FILE, or a pipe")
     from penstock.cli import preview, tail, writers

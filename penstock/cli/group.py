@@ -23,6 +23,8 @@ from penstock.cli.rm import rm
 from penstock.cli.run import run
 from penstock.cli.serve import serve
 from penstock.cli.top import top
+from penstock.cli.topic import topic
+from penstock.cli.undelete import undelete
 
 _EPILOG = """\b
 Exit codes
@@ -85,6 +87,7 @@ def completion(shell: str) -> None:
 
 cli.params += shared_options()
 for command in (
-    serve, put, ls, show, get, rm, redrive, top, run, pull, publisher, call, verify, backup, doctor, completion,
+    serve, put, ls, show, get, topic, rm, undelete, redrive, top, run, pull, publisher, call, verify, backup, doctor,
+    completion,
 ):  # fmt: skip
     cli.add_command(command)

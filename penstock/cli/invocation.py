@@ -1,4 +1,4 @@
-"""What all commands share: --url, --json, an example in their help, and the completion of paths."""
+"""What commands share: --url, --json, an example in their help, times and sizes, and the completion of paths."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 import penstock
 from penstock.cli.kinds import KINDS
+from penstock.errors import InvalidRequest
 from penstock.text import parse_seconds
 
 if TYPE_CHECKING:
@@ -45,14 +46,6 @@ def command(summary: str, *examples: str, hidden: bool = False) -> Callable[[Cal
     return decorate
 
 
-def duration(text: str) -> float:
-    """Parse 30, 90s, 30m, 12h or 2d."""
-    seconds = parse_seconds(text)
-    if seconds is None:
-        raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
-    return seconds
-
-
 def example(*lines: str) -> str:
     """Return the end of a command's help."""
     return "\b\nExample: " + "\n         ".join(lines)
@@ -70,6 +63,24 @@ def shared_options() -> list[click.Parameter]:
         click.Option(["--url"], metavar="URL", expose_value=False, callback=keep, help=server),
         click.Option(["--json"], is_flag=True, expose_value=False, callback=keep, help="JSON lines, for scripts."),
     ]
+
+
+def duration(text: str) -> float:
+    """Parse 30, 90s, 30m, 12h or 2d."""
+    seconds = parse_seconds(text)
+    if seconds is None:
+        raise click.BadParameter(f"{text!r}: expected seconds, or a time such as 90s, 30m, 12h or 2d")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Parse 512MB or 2GiB."""
+    from penstock.store.open import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def complete_path(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -54,7 +54,9 @@ class Kind:
     top: Sequence[Table] = ()
     appends: bool = False
     """Whether `put` appends rows, converted to the types that are there."""
-    deleted: str = "deleted {path}: {rows:,} rows, {size}"
+    holds: str = "row"
+    """What it has many of."""
+    deleted: str = "deleted {path}: {count}, {size}"
 
 
 def kind_named(name: str) -> Kind:
@@ -137,7 +139,8 @@ def _queries(thing: Thing) -> str:
     return ", ".join("{query} up to epoch {epoch}".format(**each) for each in thing.get("queries", ()))
 
 
-def _kept(topic: Thing) -> str:
+def kept(topic: Thing) -> str:
+    """Return how long a topic keeps its rows, and how much of them."""
     limit = f", {format_size(topic['keep_bytes'])} at most" if "keep_bytes" in topic else ""
     limit += ", whoever is away" if limit and "keep_absent" in topic else ""
     return format_age(topic["keep_seconds"]) + limit
@@ -185,7 +188,7 @@ _DATASET = Kind(
 )  # fmt: skip
 _TOPIC = Kind(
     "topic", "topic", "topics", in_ls=True, appends=True,
-    facts=_STORED | {"key": "key", "kept": _kept, "journal": lambda topic: "{journal}, epoch {epoch}".format(**topic)},
+    facts=_STORED | {"key": "key", "kept": kept, "journal": lambda topic: "{journal}, epoch {epoch}".format(**topic)},
     show=[
         _SCHEMA,
         Table(
@@ -246,7 +249,7 @@ _CONSUMER = Kind(
     "consumer", "consumer", "consumers", nothing="no consumer here: queries of Spark's and groups are some",
     listing={"consumer": "path", **_CONSUMER_FACTS}, facts=_CONSUMER_FACTS,
     show=[Table("shard", _positions, {"shard": "shard", "next": "next", "member": "member"})],
-    deleted="deleted {path}, which was {rows:,} rows behind",
+    deleted="deleted {path}, which was {count} behind",
 )  # fmt: skip
 
 
@@ -260,7 +263,7 @@ def _of_pubsub(name: str) -> Callable[[Thing], Any]:
 
 def _unreleased(thing: Thing) -> str:
     state = thing["subscription"]
-    return f"{state['unreleased_rows']:,} rows ({format_size(state['unreleased_bytes'])})"
+    return f"{counted(state['unreleased_rows'], 'row')} ({format_size(state['unreleased_bytes'])})"
 
 
 def _duplicates(thing: Thing) -> str:
@@ -303,7 +306,7 @@ _PULLED: Columns = {
 }  # fmt: skip
 _SUBSCRIPTION = replace(
     _TOPIC, name="subscription", root="subscription", plural="subscriptions", appends=False,
-    deleted="detached {path}: {rows:,} rows, {size}; Pub/Sub keeps the subscription",
+    deleted="detached {path}: {count}, {size}; Pub/Sub keeps the subscription",
     facts=_TOPIC.facts | {  # type: ignore[operator]  # it has some
         "at Pub/Sub": _of_pubsub("subscription"), "ack": _of_pubsub("ack"), "unreleased": _unreleased,
         "pullers": lambda thing: f"{len(thing['subscription']['connected'])} connected",
@@ -398,21 +401,20 @@ def _of_publishing(name: str) -> Callable[[Thing], Any]:
 def _staged(topic: Thing) -> str:
     figures = topic["publishing"]
     size = format_size(figures["waiting_bytes"])
-    return f"{figures['waiting_rows']:,} messages ({size}) of {counted(figures['writes'], 'write')}"
+    return f"{counted(figures['waiting_rows'], 'message')} ({size}) of {counted(figures['writes'], 'write')}"
 
 
 def _published(topic: Thing) -> str:
     figures = topic["publishing"]
     size = format_size(figures["published_bytes"])
-    return "{published_rows:,} messages ({size}) in {requests:,} requests, {retries:,} sent again".format(
-        **figures, size=size
-    )
+    messages, requests = counted(figures["published_rows"], "message"), counted(figures["requests"], "request")
+    return f"{messages} ({size}) in {requests}, {figures['retries']:,} sent again"
 
 
 _PUBLISH = Kind(
     "publish", "publish", "published topics", nothing="nothing is being published",
     facts={
-        "published": lambda topic: f"{topic['published']:,} of {topic['rows']:,} messages of open writes",
+        "published": lambda topic: f"{topic['published']:,} of {counted(topic['rows'], 'message')} of open writes",
         "waiting": _staged, "since the server's start": _published, "failed": "failed",
     },
     top=[
@@ -472,7 +474,7 @@ _QUEUE = Kind(
             "path", "done_per_s", _count("done"),
         )
     ],
-    deleted="deleted {path}: {rows:,} messages, {size}",
+    holds="message",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -13,7 +14,7 @@ import click
 from penstock.cli import kinds, terminal
 from penstock.cli.invocation import Invocation, command, complete_path
 from penstock.errors import NotFound
-from penstock.text import counted
+from penstock.text import counted, format_age, format_size
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -36,6 +37,7 @@ def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
     tables = []
     with invocation.connect() as client:
         entries = [entry for root in roots for entry in client.list(root, recursive=recursive)]
+        held = deleted_and_held(client) if path is None and terminal.is_terminal() else ""
         entries.sort(key=lambda entry: entry.kind != "folder")
         for columns, group in groupby(entries, key=lambda entry: kinds.kind_named(entry.kind).listing):
             listing = Listing([*group])
@@ -54,6 +56,8 @@ def ls(invocation: Invocation, path: str | None, *, recursive: bool) -> None:
         terminal.print_table(table)
     if not tables:
         click.echo(kinds.kind_at(roots[0]).nothing, err=True)
+    if held:
+        click.secho(held, dim=True, err=True)
 
 
 @command("Describe a dataset, a topic, a folder or a write.", "penstock show store/demo/trips")
@@ -73,6 +77,15 @@ def show(invocation: Invocation, path: str) -> None:
         click.secho(f"  {counted(len(rows), table.noun)}", dim=True)
         for line in kinds.text_of(table.columns, rows).splitlines() if rows else ():
             click.echo(f"    {line}")
+
+
+def deleted_and_held(client: Client) -> str:
+    """Return a line about the bytes of deleted rows that are still there; nothing without such."""
+    health = client.call("health")
+    if not (size := health.get("ticketed_bytes")):
+        return ""
+    left = format_age(health["ticketed_until"] - time.time())
+    return f"{format_size(size)} of deleted rows are held by read tickets and for undelete, for {left} at most"
 
 
 def describe_each(client: Client, entries: Iterable[Entry]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def show(client: Client, path: str, rows: int | None, selection: Mapping[str, An
             click.echo()
         hidden = _print(table.slice(start, _TABLE_ROWS))
     more = "; -n N shows more, -o FILE takes them all" if rows is None and limit == table.num_rows < total else ""
-    click.secho(f"{table.num_rows:,} of {total:,} rows{more}", dim=True, err=True)
+    click.secho(f"{table.num_rows:,} of {counted(total, 'row')}{more}", dim=True, err=True)
     if hidden:
         names = cut(", ".join(hidden), 200)
         click.secho(f"no room for {counted(len(hidden), 'more column')}: {names}; -c A,B chooses", dim=True, err=True)

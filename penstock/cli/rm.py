@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +13,7 @@ from penstock.cli import app, terminal
 from penstock.cli.invocation import Invocation, command, complete_path
 from penstock.cli.kinds import kind_at
 from penstock.errors import InvalidRequest, NotFound, PenstockError
-from penstock.text import counted, format_size
+from penstock.text import counted, format_age, format_size
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -26,8 +27,12 @@ def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: 
     """Delete datasets, topics, queues, and jobs with their queues; with -r folders; `rm write/ID` ends an open write.
     A deleted consumer (`rm consumer/topic/orders/billing`) holds no rows any more; one that returns begins anew.
 
-    A reader that has begun may read to its end. On a terminal it asks before it deletes a folder.
+    A reader that has begun may read to its end. On a terminal it asks before it deletes a folder; without one it needs
+    -y, as nobody sees a slip. `penstock undelete PATH` brings a dataset back for a while.
     """
+    if not yes and not terminal.is_terminal(sys.stdin):
+        recursively = "-r " if recursive else ""
+        raise InvalidRequest(f"no terminal to ask at; to delete: penstock rm -y {recursively}{' '.join(paths)}")
     code = 0
     with invocation.connect() as client:
         for path in paths:
@@ -37,11 +42,21 @@ def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: 
                     if invocation.json:
                         terminal.print_json(answer)
                     else:
-                        click.echo(kind_at(each).deleted.format(**answer, size=format_size(answer["bytes"])))
+                        click.echo(_said(each, answer))
             except PenstockError as error:
                 failure = app.report_failure(str(error), app.exit_code(error))
                 code = code or failure
     return code
+
+
+def _said(path: str, answer: dict[str, Any]) -> str:
+    """Return what was deleted, and for how long it may come back."""
+    kind = kind_at(path)
+    count = counted(answer["rows"], kind.holds)
+    said = kind.deleted.format(**answer, count=count, size=format_size(answer["bytes"]))
+    if "until" not in answer:
+        return said
+    return f"{said}; penstock undelete {path} brings it back, for {format_age(answer['until'] - time.time())} at most"
 
 
 def _paths_to_delete(client: Client, path: str, *, recursive: bool, ask: bool) -> list[str]:
@@ -54,5 +69,4 @@ def _paths_to_delete(client: Client, path: str, *, recursive: bool, ask: bool) -
     folder, things = path.rstrip("/") + "/", counted(len(below), kind_at(path).name)
     if not recursive:
         raise InvalidRequest(f"{folder} is a folder with {things}: penstock rm -r {folder}")
-    ask = ask and terminal.is_terminal(sys.stdin)
     return [] if ask and not click.confirm(f"Delete {things} in {folder}?", err=True) else below

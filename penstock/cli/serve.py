@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.invocation import duration, example
+from penstock.cli.invocation import duration, example, size
 from penstock.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -39,16 +39,6 @@ _TOKENS = "In place of --token-file: callers and their rights, TOML; SIGHUP has 
 _LIMIT = "Such as streams=32, put_bytes=10GB or put_idle=10m; repeatable."
 
 
-def _size(text: str) -> int:
-    """Parse 512MB or 2GiB."""
-    from penstock.store.open import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except InvalidRequest as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command(
     epilog=example("penstock serve --listen grpc://127.0.0.1:8815 --data /var/lib/penstock"),
     short_help="Run a server.",
@@ -59,9 +49,9 @@ def _size(text: str) -> int:
 @click.option("--store", metavar="URL", help=_STORE)
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help=_DATA)
 @click.option("--advertise", metavar="URL", help=_ADVERTISE)
-@click.option("--memory-limit", type=lambda text: text if text == "off" else _size(text), metavar="SIZE", help=_MEMORY)
+@click.option("--memory-limit", type=lambda text: text if text == "off" else size(text), metavar="SIZE", help=_MEMORY)
 @click.option("--ticket-life", type=duration, metavar="TIME", help=_LIFE)
-@click.option("--quota", type=_size, metavar="SIZE", help="Bytes that the store may hold.")
+@click.option("--quota", type=size, metavar="SIZE", help="Bytes that the store may hold.")
 @click.option("--evict", type=click.Choice(("lru",)), help=_EVICT)
 @click.option("--drain", type=duration, metavar="TIME", help=_DRAIN)
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")

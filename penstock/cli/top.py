@@ -12,7 +12,7 @@ import click
 from penstock.cli import terminal
 from penstock.cli.invocation import Invocation, command
 from penstock.cli.kinds import KINDS, text_of
-from penstock.cli.ls import describe_each
+from penstock.cli.ls import deleted_and_held, describe_each
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -38,8 +38,10 @@ def top(invocation: Invocation, seconds: float, looks: int | None) -> None:
                 click.clear()
             if invocation.json:
                 terminal.print_json(page)
-            else:
-                click.echo(_text(page))
+                continue
+            click.echo(_text(page))
+            if held := deleted_and_held(client):
+                click.echo(held)
 
 
 def _pages(client: Client, seconds: float, looks: int | None) -> Iterator[Page]:

@@ -15,6 +15,7 @@ from penstock.client.arguments import Start, check_path, check_read, check_undec
 from penstock.client.claim import Claims
 from penstock.client.connection import Connection
 from penstock.client.consume import Consumer
+from penstock.client.diagnosis import DEFAULT_PORT, complete_url, explain
 from penstock.client.follow import Follower, follow
 from penstock.client.get import fetch, read_info, read_tickets
 from penstock.client.heartbeats import Heartbeats
@@ -24,8 +25,9 @@ from penstock.client.put import Writer
 from penstock.client.settings import ConnectSettings
 from penstock.client.typed import Decoded, plan_decoding
 from penstock.client.views import Info, Listing
+from penstock.decode.ddl import parse_ddl
 from penstock.rows.slices import first_rows
-from penstock.wire.actions import CREATE_QUEUE, FINISH_QUEUE, Action, AnswerT, RequestT
+from penstock.wire.actions import ALTER_TOPIC, CREATE_QUEUE, FINISH_QUEUE, Action, AlterTopic, AnswerT, RequestT
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
 from penstock.wire.queue import CreateQueue, FinishQueue, QueueRoom
 from penstock.wire.read import EndpointNote, Entry, ListCommand, PayloadSchema, ReadCommand
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.client.dataset import Dataset
 
 log = logging.getLogger("penstock")
-DEFAULT_URL = "grpc://127.0.0.1:8815"
+DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
 
 
 class ServerArguments(TypedDict, total=False):
@@ -57,7 +59,7 @@ def connect(
     timeout: float = 60.0,
     retry_for: float | None = None,
 ) -> Client:
-    """Return a client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815.
+    """Return a client of the server at `url`, or PENSTOCK_URL, or grpc://127.0.0.1:8815; without a port, at 8815.
 
     `token` and `ca` (a file of certificates) default to PENSTOCK_TOKEN and PENSTOCK_CA; `cert` and `key`, files of the
     client's own certificate, to PENSTOCK_CERT and PENSTOCK_KEY. A server that is busy or away is tried again for
@@ -65,7 +67,7 @@ def connect(
     """
     return Client(
         ConnectSettings(
-            url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL,
+            complete_url(url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL),
             (token or os.environ.get("PENSTOCK_TOKEN") or "").strip() or None,  # a file's line has an end
             ca or os.environ.get("PENSTOCK_CA") or None,
             cert or os.environ.get("PENSTOCK_CERT") or None,
@@ -81,7 +83,7 @@ class Client:
 
     def __init__(self, settings: ConnectSettings) -> None:
         self.settings = settings
-        self.connection = Connection(settings)
+        self.connection = Connection(settings, explain=explain)
         self._heartbeats = Heartbeats(self.connection)
 
     def __repr__(self) -> str:
@@ -138,7 +140,7 @@ class Client:
     def create_topic(
         self,
         path: str,
-        schema: pa.Schema,
+        schema: pa.Schema | str,
         *,
         key: str | None = None,
         shards: int | None = None,
@@ -148,15 +150,33 @@ class Client:
     ) -> None:
         """Make an empty topic; of one that exists change what it keeps.
 
-        Rows with equal values in the column `key` stay in one shard, in order. There are 4 shards with a key and 1
-        without, unless `shards` says otherwise. Rows are removed after `keep_seconds` (24 hours), the oldest ones
-        beyond `keep_bytes` earlier; not before every live consumer has committed them. With `keep_absent=False` one
-        that nobody has seen for ten minutes, which the log warns of, holds no rows beyond `keep_bytes`.
+        The schema is Arrow's, or text as Spark's `.schema` takes it: `"id long not null, city string"`. Rows with equal
+        values in the column `key` stay in one shard, in order; rows without a key are spread over all shards. There are
+        4 shards with a key and 1 without, unless `shards` says otherwise. Rows are removed after `keep_seconds` (24
+        hours), the oldest ones beyond `keep_bytes` earlier; not before every live consumer has committed them. With
+        `keep_absent=False` one that nobody has seen for ten minutes, which the log warns of, holds no rows beyond
+        `keep_bytes`.
         """
         check_path(path)
-        put.create_topic(
-            self.connection, path, schema, TopicOptions(key, shards, keep_seconds, keep_bytes, keep_absent)
-        )
+        columns = parse_ddl(schema) if isinstance(schema, str) else schema
+        options = TopicOptions(key, shards, keep_seconds, keep_bytes, keep_absent)
+        put.create_topic(self.connection, path, columns, options)
+
+    def alter_topic(
+        self,
+        path: str,
+        *,
+        shards: int | None = None,
+        keep_seconds: float | None = None,
+        keep_bytes: int | None = None,
+    ) -> None:
+        """Change what a topic keeps, or give one without a key more shards; what isn't named stays.
+
+        `create_topic` would need its schema and key for that. Readers, consumers and queries that are under way read a
+        new shard from its first row.
+        """
+        check_path(path)
+        self.call(ALTER_TOPIC, AlterTopic(path, shards, keep_seconds, keep_bytes))
 
     def writer(
         self,
@@ -410,6 +430,13 @@ class Client:
     def delete(self, path: str) -> dict[str, Any]:
         """Delete a dataset or a topic, or abort a write (`write/ID`); return what it held."""
         return self.call("delete", {"path": path})
+
+    def undelete(self, path: str) -> dict[str, Any]:
+        """Make a dataset that was deleted what it was, with its runs; return what `call("describe", …)` says of it.
+
+        Its bytes stay for the life of read tickets (12 hours), unless a put needs their room before.
+        """
+        return self.call("undelete", {"path": path})
 
     @overload
     def call(self, action: Action[RequestT, AnswerT], request: RequestT) -> AnswerT: ...

@@ -31,6 +31,7 @@ _ALONE = [("grpc.use_local_subchannel_pool", 1)]
 _LONGEST_PAUSE = 3.0
 """Seconds between two attempts of a call. With the channel's backoff a server that returns is reached within 6 s."""
 _T = TypeVar("_T")
+Explain = Callable[[ConnectSettings], InvalidRequest | None]
 
 
 @contextmanager
@@ -45,9 +46,14 @@ def translate_errors() -> Iterator[None]:
 class Connection:
     """A channel to one server. Safe to share between threads; must not cross a fork, as gRPC's channels don't."""
 
-    def __init__(self, settings: ConnectSettings, *, alone: bool = False) -> None:
-        """`alone`: on a socket of its own, as the server cuts whole sockets."""
+    def __init__(
+        self, settings: ConnectSettings, *, alone: bool = False, explain: Explain = lambda settings: None
+    ) -> None:
+        """`alone`: on a socket of its own, as the server cuts whole sockets. `explain` is called once a call has not
+        reached the server, and may return an error that no retry mends.
+        """
         self.settings = settings
+        self._explain = explain
         pem = settings.read_pems()
         try:
             self.flight = flight.connect(
@@ -102,7 +108,7 @@ class Connection:
         """
         retry_for = self.settings.retry_seconds() if retry_for is None else retry_for
         give_up = time.monotonic() + retry_for
-        pause, is_told = 0.05, False
+        pause, is_told, is_explained = 0.05, False, False
         while True:
             try:
                 with translate_errors():
@@ -110,6 +116,10 @@ class Connection:
             except (Unavailable, TimedOut) as error:
                 late = isinstance(error, TimedOut)
                 refused = not late and (error.request is not None or error.retry_after is not None)
+                if not (late or refused or is_explained):
+                    is_explained = True
+                    if (wrong := self._explain(self.settings)) is not None:
+                        raise wrong from error
                 if (isinstance(error, StoreFull) and not waits_for_room) or not safe(refused):
                     raise
                 pause = min(pause * 2, _LONGEST_PAUSE)
@@ -120,14 +130,17 @@ class Connection:
                 if time.monotonic() + wait > give_up:
                     if late:
                         raise
-                    url = self.settings.url
-                    cure = "Is the server running? (penstock serve; penstock doctor)"
-                    if url.startswith("grpc+tls:") and self.settings.cert is None:
-                        cure += " Does it ask for a client's certificate? (PENSTOCK_CERT and PENSTOCK_KEY)"
-                    unreachable = f"could not reach {url} within {retry_for:g} s: {error}. {cure}"
-                    text = f"{url} stayed busy for {retry_for:g} s: {error}" if refused else unreachable
-                    raise type(error)(text, request=error.request) from error
+                    raise type(error)(self._why(error, retry_for, refused), request=error.request) from error
                 if isinstance(error, StoreFull | QueueFull) and not is_told:
                     is_told = True
                     log.warning("waiting for room: %s", error)
                 time.sleep(wait)
+
+    def _why(self, error: Unavailable | TimedOut, retry_for: float, refused: bool) -> str:
+        url = self.settings.url
+        if refused:
+            return f"{url} stayed busy for {retry_for:g} s: {error}"
+        cure = "Is the server running? (penstock serve; penstock doctor)"
+        if url.startswith("grpc+tls:") and self.settings.cert is None:
+            cure += " Does it ask for a client's certificate? (PENSTOCK_CERT and PENSTOCK_KEY)"
+        return f"could not reach {url} within {retry_for:g} s: {error}. {cure}"

@@ -8,13 +8,24 @@ from itertools import chain
 
 import penstock
 from penstock import steps
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, StoreFull
 from penstock.flight_server.flights import NO_SQL
 from penstock.flight_server.gate import Call
 from penstock.flight_server.kinds.kind import Handler
 from penstock.flight_server.state import State
 from penstock.flight_server.tokens import ALL
-from penstock.wire.actions import DELETE, DESCRIBE, HEALTH, Deleted, DeleteTarget, Description, Health, Nothing, Target
+from penstock.wire.actions import (
+    DELETE,
+    DESCRIBE,
+    HEALTH,
+    UNDELETE,
+    Deleted,
+    DeleteTarget,
+    Description,
+    Health,
+    Nothing,
+    Target,
+)
 
 _FLIGHT_SQL = frozenset(
     ("CreatePreparedStatement", "CreatePreparedSubstraitPlan", "BeginTransaction", "BeginSavepoint", "CancelQuery")
@@ -28,7 +39,10 @@ class Actions:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        own = (Handler(DELETE, self.delete), Handler(DESCRIBE, self.describe), Handler(HEALTH, self.health))
+        own = (
+            Handler(DELETE, self.delete), Handler(UNDELETE, self.undelete), Handler(DESCRIBE, self.describe),
+            Handler(HEALTH, self.health),
+        )  # fmt: skip
         handlers = chain.from_iterable((*(kind.actions() for kind in state.kinds.values()), own))
         self._handlers = {handler.action.name: handler for handler in handlers}
 
@@ -69,16 +83,27 @@ class Actions:
         kind, path = self._state.locate(request.path)
         if request.delete:
             kind.delete_source(path)
-        deleted = kind.delete(path)
+        try:
+            deleted = kind.delete(path)
+        except StoreFull:
+            if not self._state.reserve.give():
+                raise
+            deleted = kind.delete(path)
         steps.passed("delete.done")
         self._state.sweeper.soon()
         return deleted
+
+    def undelete(self, call: Call, request: Target) -> Description:
+        """Make what was deleted what it was."""
+        kind, path = self._state.locate(request.path)
+        return kind.undelete(path)
 
     def health(self, call: Call, request: Nothing) -> Health:
         """Return the server's state, and its figures to a caller with the token."""
         state = self._state
         if not call.known:
             return Health(state.streams.state)
+        ticketed, until = state.ledger.held_by_tickets()
         return Health(
             state.streams.state,
             penstock.__version__,
@@ -88,4 +113,6 @@ class Actions:
             state.store.used,
             len(state.store.medium.quarantined()),
             **state.totals(),
+            ticketed_bytes=ticketed,
+            ticketed_until=until if ticketed else None,
         )

@@ -33,6 +33,7 @@ from penstock.rows.fitting import fit_batches
 from penstock.rows.messages import check_columns, unpublishable, without_googles
 from penstock.rows.slices import size_of
 from penstock.store.payloads import Store
+from penstock.text import counted
 from penstock.wire.actions import RedrivenRows, Summary
 from penstock.wire.paths import DEAD
 
@@ -139,8 +140,8 @@ class DeadRows:
         note = partial(dead.advance, looked=looked, position=end, rows=sum(batch.num_rows for batch in rows))
         if rows:
             log.warning(
-                "%s: %s rows that consumer %s has committed don't decode; they are kept in %s", looked.path,
-                f"{sum(batch.num_rows for batch in rows):,}", looked.consumer, dead.journal_of(looked.path),
+                "%s: %s that consumer %s has committed could not be decoded, and kept in %s", looked.path,
+                counted(sum(batch.num_rows for batch in rows), "row"), looked.consumer, dead.journal_of(looked.path),
             )  # fmt: skip
             schema = dead.schema_of(topic.schema)
             self._append(dead.journal_of(looked.path), schema, rows, note, topic.journal)  # 2.

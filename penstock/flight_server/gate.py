@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import itertools
+import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Literal
 
 import pyarrow.flight as flight
@@ -36,6 +38,8 @@ _ENDS_WORK = {flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS, f
 """Methods that are admitted while the server drains: a write whose puts are done may still be finished."""
 _VERBS = {method: (method.name.lower(), method in _STREAMS, method not in _ENDS_WORK) for method in flight.FlightMethod}
 """By method: its name here, whether it is a stream, whether it starts new work."""
+_MOST_LOGGED = 600
+"""Characters of a path in the log."""
 KEY = "access"
 """The name of the middleware."""
 
@@ -67,6 +71,12 @@ class Call(flight.ServerMiddleware):
         self._stranger = stranger
         self._login = login
         self._began = time.perf_counter()
+        self._subject = ""
+
+    def set_subject(self, peer: str, subject: flight.FlightDescriptor | str) -> None:
+        """Note who calls, and about what, for the access log. A ticket is never noted."""
+        if log.isEnabledFor(logging.DEBUG):
+            self._subject = printable(f" {peer} {subject if isinstance(subject, str) else _path_of(subject)}".rstrip())
 
     def heard(self) -> None:
         """Note that the first message has come: the handler runs, and checks the ticket of a caller without token."""
@@ -102,8 +112,9 @@ class Call(flight.ServerMiddleware):
         if self._stranger is not None:
             self._gate.streams.stranger_ended(self._stranger)
         self._gate.streams.leave(stream=self._stream)
-        code = self.code or ("internal" if exception else None)
-        self._gate.metrics.call_ended(self.verb, time.perf_counter() - self._began, code)
+        code, seconds = self.code or ("internal" if exception else None), time.perf_counter() - self._began
+        self._gate.metrics.call_ended(self.verb, seconds, code)
+        log.debug("%s %s%s: %s in %.1f ms", self.id, self.verb, self._subject, code or "ok", seconds * 1e3)
 
 
 class Gate(flight.ServerMiddlewareFactory):
@@ -236,6 +247,16 @@ def _too_many_strangers(calls: int, what: str) -> Unavailable:
     return Unavailable(
         f"{calls} calls without the server's token {what}, the limit: try again, or set the token", retry_after=0.5
     )
+
+
+def _path_of(descriptor: flight.FlightDescriptor) -> str:
+    """Return the path that a descriptor names; nothing of one that has a ticket alone."""
+    if descriptor.descriptor_type == flight.DescriptorType.PATH:
+        return b"/".join(descriptor.path).decode(errors="replace")[:_MOST_LOGGED]
+    with suppress(ValueError, RecursionError):
+        command = json.loads(descriptor.command)
+        return str(command.get("path", ""))[:_MOST_LOGGED] if isinstance(command, dict) else ""
+    return ""
 
 
 def _password(value: str) -> str:

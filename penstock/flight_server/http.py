@@ -15,6 +15,7 @@ from typing import Any
 from penstock.errors import Unavailable
 from penstock.flight_server.config import ServerConfig, is_loopback
 from penstock.flight_server.state import State
+from penstock.text import printable
 
 log = logging.getLogger("penstock")
 _THREADS = 32
@@ -53,7 +54,7 @@ class HttpDoor:
                 if path == "/healthz":
                     return 200, "ok\n"
                 if path == "/readyz":
-                    return (200, "ready\n") if state.streams.state == "serving" else (503, "draining\n")
+                    return _readiness(state)
                 if path == "/metrics":
                     return 200, state.metrics.text(names=names_for_all or self._has_token())
                 return 404, f"no such page: there are {_PAGES}\n"
@@ -63,7 +64,8 @@ class HttpDoor:
                 return token is not None and hmac.compare_digest(sent, f"Bearer {token}".encode())
 
             def log_message(self, format: str, *args: object) -> None:  # the base class's name
-                """Log nothing: probes come every few seconds."""
+                """Log at debug alone: probes come every few seconds."""
+                log.debug("http %s %s", self.client_address[0], printable(format % args))
 
         try:
             self._server = _Server((host, port), Handler, config)
@@ -87,6 +89,14 @@ class HttpDoor:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+def _readiness(state: State) -> tuple[int, str]:
+    """Return the answer to /readyz: a server that has no room serves reads and deletes alone."""
+    if state.streams.state != "serving":
+        return 503, "draining\n"
+    full = state.why_full()
+    return (200, "ready\n") if full is None else (503, f"full: {full}\n")
 
 
 class _Server(ThreadingHTTPServer):

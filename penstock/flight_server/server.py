@@ -29,7 +29,8 @@ from penstock.flight_server.tickets import Signer
 from penstock.flight_server.tokens import Tokens
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
-from penstock.ledger.sweep import Sweeper
+from penstock.ledger.reserve import Reserve
+from penstock.ledger.sweep import Sweeper, make_room
 from penstock.store.payloads import Store
 from penstock.wire.body import MAX_BODY
 
@@ -44,8 +45,8 @@ class PenstockServer(flight.FlightServerBase):
         tokens = Tokens(config.token, config.tokens, config.own_token, [kind.name for kind in kinds.KINDS])
         signer = Signer(key, tokens)
         local = LocalDoor(store, signer, metrics)
-        if config.evict is not None:
-            store.evict = Evictor(ledger, store, metrics).evict
+        evictor = None if config.evict is None else Evictor(ledger, store, metrics)
+        store.make_room = lambda size: make_room(ledger, store) or (evictor is not None and evictor.evict(size))
         self._listen(config, tokens, streams, metrics)
         self.url = config.reached_at(self.port)
         self.state = State(
@@ -54,6 +55,7 @@ class PenstockServer(flight.FlightServerBase):
             watch=Watch(config.limits, every=config.watch_every),
             queue_bound=QueueBound(ledger, config.limits),
             sweeper=Sweeper(ledger, store, self._tend),
+            reserve=Reserve(ledger.database.path.parent),
             pool=ThreadPoolExecutor(_WRITERS, thread_name_prefix="penstock-store"),
             local=local.name,
         )  # fmt: skip
@@ -93,6 +95,7 @@ class PenstockServer(flight.FlightServerBase):
     ) -> None:
         call: Call = context.get_middleware(KEY)
         call.heard()
+        call.set_subject(context.peer(), descriptor)
         with funnel(call):
             receipt = put(
                 self.state, call, context.peer(), descriptor, reader, writer.write, is_gone=context.is_cancelled
@@ -108,12 +111,12 @@ class PenstockServer(flight.FlightServerBase):
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        with self._answering(context) as call:
+        with self._answering(context, descriptor) as call:
             return flights.info(self.state, call, descriptor)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         try:
-            with self._answering(context) as call:
+            with self._answering(context, descriptor) as call:
                 return flight.SchemaResult(flights.schema(self.state, call, descriptor))
         except flight.FlightError as refused:
             raise Frameless(str(refused)) from None
@@ -123,7 +126,7 @@ class PenstockServer(flight.FlightServerBase):
             return list(flights.flights(self.state, call, criteria))
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        with self._answering(context) as call:
+        with self._answering(context, action.type) as call:
             body = action.body[: MAX_BODY + 1].to_pybytes()  # more than the most is refused without a copy
             return [self._actions.run(call, action.type, body)]
 
@@ -140,13 +143,17 @@ class PenstockServer(flight.FlightServerBase):
     ) -> None:
         call: Call = context.get_middleware(KEY)
         call.heard()
+        call.set_subject(context.peer(), descriptor)
         with funnel(call):
             exchange(self.state, call, context.peer(), descriptor, reader, writer)
 
     @contextmanager
-    def _answering(self, context: flight.ServerCallContext) -> Iterator[Call]:
+    def _answering(
+        self, context: flight.ServerCallContext, subject: flight.FlightDescriptor | str = ""
+    ) -> Iterator[Call]:
         """Give the gate's record of a call; after the block the caller has to read its answer."""
         call: Call = context.get_middleware(KEY)
+        call.set_subject(context.peer(), subject)
         with funnel(call):
             self.state.watch.answer(call, context.peer())
             yield call
@@ -168,6 +175,7 @@ class PenstockServer(flight.FlightServerBase):
         return left
 
     def _tend(self, stop: Callable[[], bool]) -> None:
+        self.state.reserve.keep()
         for kind in self.state.kinds.values():
             kind.tend(stop)
         self.state.journals.tend(stop)
@@ -176,6 +184,12 @@ class PenstockServer(flight.FlightServerBase):
         state = self.state
         yield Gauge("penstock_open_streams", "Open do_get and do_put calls.", state.streams.open_streams)
         yield Gauge("penstock_store_bytes", "Bytes in the store, visible or not, small payloads too.", state.store.used)
+        free = state.store.medium.room().free
+        yield Gauge("penstock_store_free_bytes", "Bytes that the store's disk or memory has left for parts.", free)
+        full = state.why_full() is not None
+        yield Gauge("penstock_store_full", "1 while puts are refused for want of room, by disk or --quota.", full)
+        held, _ = state.ledger.held_by_tickets()
+        yield Gauge("penstock_ticketed_bytes", "Bytes of deleted rows that only read tickets hold.", held)
         corrupt = len(state.store.medium.quarantined())
         yield Gauge("penstock_quarantined_parts", "Parts found corrupt and kept in quarantine/.", corrupt)
         for name, value in state.totals().items():

@@ -18,6 +18,7 @@ from penstock.flight_server.tickets import Signer
 from penstock.flight_server.tokens import Tokens
 from penstock.flight_server.watch import Watch
 from penstock.ledger.ledger import Ledger
+from penstock.ledger.reserve import Reserve
 from penstock.ledger.sweep import Sweeper
 from penstock.store.payloads import Store
 from penstock.wire.paths import Path, parse, parse_folder
@@ -46,6 +47,7 @@ class State:
     watch: Watch
     queue_bound: QueueBound
     sweeper: Sweeper
+    reserve: Reserve
     pool: Executor
     """Threads that store parts, for all puts together."""
     local: str | None
@@ -85,6 +87,11 @@ class State:
         return {name: count for kind in self.kinds.values() for name, count in kind.totals().items()} | (
             self.ledger.totals()
         )
+
+    def why_full(self) -> str | None:
+        """Return why puts are refused for want of room; None where they aren't, or something may go for it."""
+        may_make_room = self.config.evict is not None or self.ledger.keeps_deleted()
+        return None if may_make_room else self.store.why_full()
 
     def ticket_expiry(self) -> float:
         """Return when a read ticket expires that is issued now."""

@@ -14,6 +14,7 @@ from penstock.errors import InvalidRequest
 from penstock.flight_server.limits import ServerLimits, check_limit, check_schema
 from penstock.rows import schemas, slices
 from penstock.rows.fitting import Fit
+from penstock.text import counted
 from penstock.wire.body import Body
 from penstock.wire.put import SparkTask, Trailer
 from penstock.wire.rights import Right
@@ -92,7 +93,7 @@ class Upload:
             )
         if (self._trailer.batches, self._trailer.rows) != (self._batches, self.rows):
             raise InvalidRequest(
-                f"the trailer says {self._trailer.batches} batches with {self._trailer.rows} rows, "
+                f"the trailer says {self._trailer.batches} batches with {counted(self._trailer.rows, 'row')}, "
                 f"{self._batches} with {self.rows} came: nothing of it was kept"
             )
 

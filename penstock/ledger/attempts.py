@@ -13,6 +13,7 @@ from penstock.errors import AlreadyExists
 from penstock.ledger.tables import Transaction
 from penstock.store.database import Reader
 from penstock.store.medium import Part
+from penstock.text import counted
 from penstock.wire.put import Receipt
 
 
@@ -86,9 +87,9 @@ def check_same_rows(known: Receipt, repeated: Receipt) -> None:
     same_bytes = not known.digest or known.digest == repeated.digest  # small puts had no digest before format 3
     if (known.rows, known.parts) != (repeated.rows, repeated.parts) or not same_bytes:
         raise AlreadyExists(
-            f"attempt {known.attempt} of write/{known.write} is recorded with {known.rows:,} rows "
-            f"({known.bytes:,} bytes); the {repeated.rows:,} rows ({repeated.bytes:,} bytes) that came now under its "
-            "name are others, and were not kept: mint a new UUID for each put"
+            f"attempt {known.attempt} of write/{known.write} is recorded with {counted(known.rows, 'row')} "
+            f"({known.bytes:,} bytes); the {counted(repeated.rows, 'row')} ({repeated.bytes:,} bytes) that came now "
+            "under its name are others, and were not kept: mint a new UUID for each put"
         )
 
 

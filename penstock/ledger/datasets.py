@@ -18,6 +18,7 @@ from penstock.ledger.writes import Write
 from penstock.rows import schemas
 from penstock.store.database import Reader
 from penstock.store.medium import Part
+from penstock.text import counted
 from penstock.wire import paths
 from penstock.wire.actions import Partition
 
@@ -171,7 +172,7 @@ class SmallPart:
     partition: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.rows:,} rows"
+        return counted(self.rows, "row")
 
     @property
     def end(self) -> int:
@@ -253,14 +254,19 @@ def check_write(t: Transaction, write: Write, *, exists: bool) -> None:
     if (write.mode != "overwrite" or write.keeps_rows) and parts.are_lost(t, write.path):
         verb = {"append": "appended to", "overwrite": "overwritten in part"}.get(write.mode, "made")
         raise Lost(f"{write.path} can't be {verb}, its rows are lost: write it again with mode 'overwrite'")
-    payloads.check_is_none(t, paths.parse(write.path).key)
-    for key in paths.parse(write.path).parents:
-        if schema_at(t, f"store/{key}") is not None:
-            raise AlreadyExists(f"{write.path}: store/{key} is a dataset, so nothing can be below it")
-    if t.row("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", *paths_below(write.path)) is not None:
-        raise AlreadyExists(f"{write.path} is a folder with datasets in it, so it can't be a dataset itself")
+    check_path(t, write.path)
     if exists and write.mode == "error":
         raise AlreadyExists(f"{write.path} exists: choose mode 'append' or 'overwrite', or another path")
+
+
+def check_path(t: Transaction, path: str) -> None:
+    """Reject a dataset where a payload is, or above or below another."""
+    payloads.check_is_none(t, paths.parse(path).key)
+    for key in paths.parse(path).parents:
+        if schema_at(t, f"store/{key}") is not None:
+            raise AlreadyExists(f"{path}: store/{key} is a dataset, so nothing can be below it")
+    if t.row("SELECT 1 FROM datasets WHERE path >= ? AND path < ? LIMIT 1", *paths_below(path)) is not None:
+        raise AlreadyExists(f"{path} is a folder with datasets in it, so it can't be a dataset itself")
 
 
 def record(t: Transaction, attempt: Attempt) -> None:
@@ -331,7 +337,7 @@ def disagreements(reader: Reader) -> list[str]:
         " AND path NOT IN (SELECT path FROM datasets UNION ALL SELECT 'store/' || key FROM payloads)"
     )
     return [
-        *(f"{row['path']} has {row['rows']:,} rows, its parts have {row['others'] or 0:,}" for row in unlike),
+        *(f"{row['path']} has {counted(row['rows'], 'row')}, its parts have {row['others'] or 0:,}" for row in unlike),
         *(f"{row['path']} has parts, and is neither dataset nor payload" for row in alone),
         *payloads.disagreements(reader),
     ]

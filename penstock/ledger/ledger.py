@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, StoreFull, WriteEnded
-from penstock.ledger import attempts, datasets, evaluations, jobs, parts, payloads, runs, tables, writes
+from penstock.ledger import attempts, datasets, deletions, evaluations, jobs, parts, payloads, runs, tables, writes
 from penstock.ledger.attempts import Attempt
 from penstock.ledger.datasets import Dataset, Folder
 from penstock.ledger.parts import Slice
@@ -80,6 +80,8 @@ class Ledger:
         """Until when tickets name the bytes at a path, where the disk had no room to note it."""
         self._grown: set[str] = set()
         """The datasets that writes were finished to, for the compactor."""
+        self.freeing = threading.Lock()
+        """Held while bytes are deleted that nothing names, and while a deleted dataset gets its bytes back."""
 
     @property
     def queues(self) -> WorkQueues:
@@ -275,6 +277,7 @@ class Ledger:
                 t.now - REMEMBERED_BRIEFLY, _FORGOTTEN,
             )  # fmt: skip
             t.execute("DELETE FROM ticketed WHERE until < ?", t.now)
+            deletions.expire(t)
             payloads.expire(t)
             return idle
 
@@ -350,17 +353,21 @@ class Ledger:
             grown, self._grown = self._grown, set()
         return grown
 
-    def delete(self, path: str) -> Dataset:
-        """Delete a dataset; its bytes stay for as long as tickets name them.
+    def delete(self, path: str, *, until: float = 0.0) -> Dataset:
+        """Delete a dataset; its bytes stay for as long as tickets name them, and until then for `undelete`.
 
         One transaction: the path is free, the parts are retired, and the runs that made the dataset are forgotten, as
         a dataset that is deleted and written again starts over.
         """
-        return self.change(partial(self._delete, path=path))
+        return self.change(partial(self._delete, path=path, until=until))
 
-    def _delete(self, t: Transaction, path: str) -> Dataset:
+    def _delete(self, t: Transaction, path: str, until: float = 0.0) -> Dataset:
         dataset = datasets.by_path(t, path, self.incarnation)
+        deletions.forget(t, path)  # an earlier one
+        if until > t.now and not dataset.lost:
+            deletions.note(t, path, until)
         datasets.remove(t, path)
+        deletions.keep_bytes(t, path)
         runs.forget(t, path)
         return dataset
 
@@ -393,6 +400,25 @@ class Ledger:
     def partitions(self, path: str) -> tuple[Partition, ...]:
         """Return the partitions of a dataset."""
         return tuple(datasets.partitions(self.database, path))
+
+    def undelete(self, path: str, has: Callable[[str], bool]) -> Dataset:
+        """Make a deleted dataset what it was, with its runs; `has` tells whether a part's bytes are there."""
+
+        def undelete(t: Transaction) -> Dataset:
+            deletions.restore(t, path, has)
+            return datasets.by_path(t, path, self.incarnation)
+
+        with self.freeing:
+            return self.change(undelete)
+
+    def keeps_deleted(self) -> bool:
+        """Whether there are deleted datasets that may come back."""
+        return bool(deletions.paths(self.database))
+
+    def give_up_deleted(self) -> int:
+        """Let the bytes go that only `undelete` holds, as their room is needed; return of how many datasets."""
+        paths = deletions.paths(self.database)
+        return sum(self.change(partial(deletions.forget, path=path)) for path in paths)
 
     # --- payloads -----------------------------------------------------------------------------
 

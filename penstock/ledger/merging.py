@@ -151,7 +151,7 @@ class Merger:
             except Lost as lost:
                 if is_there(part.name):
                     self.unreadable.add(part.name)
-                    log.warning("%s: %s can't be read and stay as they are: %s", path, part, lost)
+                    log.warning("%s: %s can't be read, and no other part is made of that: %s", path, part, lost)
                 return None
         return tables
 

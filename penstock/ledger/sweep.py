@@ -33,13 +33,22 @@ def free(ledger: Ledger, store: Store) -> int:
     1. The bytes. 2. Then their rows. A crash in between leaves rows of parts that are gone and that nothing shows: the
     next sweep drops them.
     """
-    names = ledger.freeable()
-    for start in range(0, len(names), _BATCH):
-        some = names[start : start + _BATCH]
-        store.discard(some)  # 1.
-        steps.passed("sweep.deleted")
-        ledger.forget(some)  # 2.
-    return len(names)
+    with ledger.freeing:
+        names = ledger.freeable()
+        for start in range(0, len(names), _BATCH):
+            some = names[start : start + _BATCH]
+            store.discard(some)  # 1.
+            steps.passed("sweep.deleted")
+            ledger.forget(some)  # 2.
+        return len(names)
+
+
+def make_room(ledger: Ledger, store: Store) -> bool:
+    """Let what is kept for `undelete` go, as a put needs its room; False if there is nothing of that."""
+    try:
+        return ledger.give_up_deleted() > 0 and free(ledger, store) > 0
+    except StoreFull:  # the ledger itself has no room to note it
+        return False
 
 
 def drop_schemas(ledger: Ledger) -> None:

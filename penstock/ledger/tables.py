@@ -119,6 +119,13 @@ ALTER TABLE parts ADD COLUMN partition TEXT;
 CREATE INDEX expiring_datasets ON datasets(changed + ttl) WHERE ttl IS NOT NULL;
 CREATE INDEX parts_of_partition ON parts(path, partition) WHERE state = 'visible' AND partition IS NOT NULL;
 """,
+    15: """
+CREATE TABLE deletions(
+    path TEXT PRIMARY KEY, until REAL NOT NULL, ticketed REAL NOT NULL, schema INTEGER NOT NULL REFERENCES schemas,
+    thing TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX deletions_by_schema ON deletions(schema);
+""",
 }
 """`writes.brief`: remembered for an hour only. `writes.queue`: gets a message for each part at finish.
 `writes.split_rows`: the most rows of a part. `writes.differs`: why the released rows aren't those of the write.
@@ -133,7 +140,8 @@ until all of it is published; `code`, `text`: why that has failed. `published`: 
 `parts.digest`: of its records; NULL in rows of before format 6. `parts.missed`: its bytes are gone, and a start has
 accepted that. `datasets.made`: tells it from others that were at its path before. `datasets.compacted`: when parts were
 merged last. `ticketed`: until when read tickets may name the bytes at a path. `schemas.crc`: of its bytes; NULL in
-older rows."""
+older rows. `deletions`: datasets that may come back, their parts and runs as JSON; `ticketed`: until when tickets named
+their bytes."""
 
 
 class Transaction(View):

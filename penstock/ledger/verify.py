@@ -17,6 +17,7 @@ from penstock.store import wal
 from penstock.store.database import read_file
 from penstock.store.disk import DiskMedium
 from penstock.store.medium import file_of
+from penstock.text import counted
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that are verified or copied."""
@@ -73,11 +74,12 @@ def _faults(medium: DiskMedium, named: list[NamedPart], ledger: str, progress: P
         try:
             opened = medium.verify(part.name)
         except Lost as lost:
-            yield part.name, f"{part.path}: {part.rows:,} rows: {lost}"
+            yield part.name, f"{part.path}: {counted(part.rows, 'row')}: {lost}"
         else:
             label = opened.label
             if opened.rows != part.rows:
-                yield part.name, f"{part.path}: part {part.name} has {opened.rows:,} rows, the ledger {part.rows:,}"
+                has = f"has {counted(opened.rows, 'row')}, the ledger {part.rows:,}"
+                yield part.name, f"{part.path}: part {part.name} {has}"
             elif part.digest not in (None, opened.digest):
                 yield part.name, f"{part.path}: part {part.name} has the records {opened.digest}, not {part.digest}"
             elif label is not None and (label.path, label.ledger) != (part.path, ledger):

@@ -75,7 +75,7 @@ def _totals(summary: JobSummary, plan: Sequence[PlannedStage], began: float) -> 
     first = [each for each in summary.stages if sources & set(after[each.stage])]
     last = [each for each in summary.stages if each.stage not in inner]
     came, went = (
-        f"{sum(each.rows_in for each in stages):,} rows, {format_size(sum(each.bytes_in for each in stages))}"
+        f"{counted(sum(each.rows_in for each in stages), 'row')}, {format_size(sum(each.bytes_in for each in stages))}"
         for stages in (first, last)
     )
     retries, dead = sum(each.retries for each in summary.stages), sum(each.dead for each in summary.stages)

@@ -18,7 +18,7 @@ from penstock.spark.client import Client, Identity
 from penstock.spark.errors import CorruptResponse
 from penstock.spark.execution import Execution, Position
 from penstock.spark.responses import Piece, Response
-from penstock.text import format_size
+from penstock.text import counted, format_size
 
 _EXPECTED = ("execution_progress", "result_complete", "sql_command_result", "checkpoint_command_result")
 _ALIGNMENT = 8
@@ -136,7 +136,7 @@ class Result(Batches):
 
     def __repr__(self) -> str:
         state = "complete" if self._execution.is_complete else "running"
-        return f"<Result of {self.operation_id}: {self.rows:,} rows read, {state}>"
+        return f"<Result of {self.operation_id}: {counted(self.rows, 'row')} read, {state}>"
 
     def _begin(self) -> None:
         """Read until Spark has accepted the query: what is wrong with it is known then."""
@@ -254,7 +254,7 @@ def decode_batches(
     except (pa.ArrowException, OSError) as malformed:
         raise CorruptResponse(f"a batch of {payload.size:,} bytes is malformed: {malformed}") from malformed
     if sum(batch.num_rows for batch in batches) != rows:
-        raise CorruptResponse(f"a batch of {rows:,} rows has {sum(batch.num_rows for batch in batches):,}")
+        raise CorruptResponse(f"a batch of {counted(rows, 'row')} has {sum(batch.num_rows for batch in batches):,}")
     if schema is not None and not arrived.equals(schema):
         raise CorruptResponse(f"a batch has another schema than those before: {arrived} instead of {schema}")
     return arrived, batches

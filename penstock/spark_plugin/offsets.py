@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import InvalidRequest
+from penstock.text import counted
 from penstock.wire.actions import Offsets
 from penstock.wire.position import Position
 
@@ -156,20 +157,21 @@ def remaining(start: Position, end: Position, first: Position) -> tuple[Position
 
 
 def skip_to(position: Position, first: Position) -> Position:
-    """Return the position, behind the rows before `first`, which were removed."""
-    return Position({shard: max(offset, first[shard]) for shard, offset in position.items()})
+    """Return the position, behind the rows before `first`, which were removed; a shard that it doesn't name is new."""
+    return Position({shard: max(position.get(shard, 0), offset) for shard, offset in first.items()})
 
 
 def gap(path: str, start: Position, first: Position, end: Position | None = None) -> str | None:
     """Describe the rows from `start` on that were removed; None if all are there. With `end`, only those of shards that
     have rows in the batch up to there.
     """
-    gone = [s for s, offset in start.items() if offset < first[s] and (end is None or offset < end[s])]
+    begin = {shard: start.get(shard, 0) for shard in first}  # shards that came later are read from their first row
+    gone = [s for s, offset in begin.items() if offset < first[s] and (end is None or offset < end.get(s, 0))]
     if not gone:
         return None
-    which = ", ".join(f"shard {shard}: offsets {start[shard]} to {first[shard]}" for shard in gone)
-    rows = sum(first[shard] - start[shard] for shard in gone)
-    return f"{path}: {rows:,} rows are gone that this query hasn't read ({which})"
+    which = ", ".join(f"shard {shard}: offsets {begin[shard]} to {first[shard]}" for shard in gone)
+    rows = sum(first[shard] - begin[shard] for shard in gone)
+    return f"{path}: {counted(rows, 'row is', 'rows are')} gone that this query hasn't read ({which})"
 
 
 def beyond_end(path: str, position: Position, ends: Position) -> str | None:

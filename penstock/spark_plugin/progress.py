@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from penstock.client.display import Show, open_display
 from penstock.errors import PenstockError
-from penstock.text import format_size
+from penstock.text import counted, format_size
 from penstock.wire.actions import Summary
 
 _INTERVAL = 0.5
@@ -42,7 +42,7 @@ def _run(path: str, progress: Callable[[], Summary], show: Show, done: threading
         if done.is_set():
             break
         seconds = time.monotonic() - began
-        amount = f"{write.rows:,} rows, {format_size(write.bytes)}"
+        amount = f"{counted(write.rows, 'row')}, {format_size(write.bytes)}"
         line = f"{path}: {amount} of {write.attempts:,} partitions are there, {seconds:.0f} s"
         if write.published is not None:
             publishing = publishing or time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -69,7 +70,8 @@ class StreamReader(StreamPartitionReader):
 
     def _infos(self, begin: StreamOffset, end: StreamOffset) -> Iterator[Info]:
         """Yield a batch's tickets. For more tasks its shards are cut into ranges, where they have no order to keep."""
-        ranges = {s: (begin.position[s], until) for s, until in end.position.items() if begin.position[s] < until}
+        begins = {s: begin.position.get(s, 0) for s in end.position}  # a shard that came meanwhile begins at 0
+        ranges = {s: (begins[s], until) for s, until in end.position.items() if begins[s] < until}
         if not ranges:
             return
         cuts = 1 if self._consumption.is_ordered() else self._min_tasks  # else a task gets several small shards
@@ -78,10 +80,12 @@ class StreamReader(StreamPartitionReader):
             for shard, (first, until) in ranges.items():
                 starts[shard] = first + (until - first) * cut // cuts
                 ends[shard] = first + (until - first) * (cut + 1) // cuts
-            yield self._client.info(
+            info = self._client.info(
                 self._consumption.path, columns=None if self._at_server else self._names, start=starts,
                 end=Position(ends, end.position.life), journal=end.journal, decoding=self._at_server,
             )  # fmt: skip
+            in_batch = (e for e in info.endpoints if EndpointNote.decode(e.app_metadata).shard in ends)
+            yield replace(info, endpoints=tuple(in_batch))  # a shard that came after the batch was planned isn't in it
 
     def _tickets(self, info: Info) -> Iterator[pa.RecordBatch]:
         """Yield each task's tickets. A shard with an order is one task's, as a key's rows are in order within it."""

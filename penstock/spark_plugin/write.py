@@ -25,6 +25,7 @@ from penstock.spark_plugin.progress import show_progress
 from penstock.spark_plugin.spark_types import to_arrow
 from penstock.spark_plugin.worker.open_put import OpenPut, Run, abort_put, finish_put, run_name
 from penstock.spark_plugin.worker.tasks import RECEIPTS, PutPartition
+from penstock.text import counted
 from penstock.wire.actions import DESCRIBE, OPEN_WRITE, OpenWrite, Summary, Target
 from penstock.wire.kafka import KafkaAddress
 from penstock.wire.put import DatasetOptions, Mode, Release
@@ -316,7 +317,7 @@ def write(
     with DoPut(client, path, mode, run, to_arrow(df.schema), splits, publishing, batch_rows) as put:
         if put.finished is not None:
             # The rows of a stream's batch are counted; those of a job aren't, as that may take as long as the job
-            rows = f"the batch of {df.count():,} rows" if isinstance(run, tuple) else "this frame"
+            rows = f"the batch of {counted(df.count(), 'row')}" if isinstance(run, tuple) else "this frame"
             log.warning("%s: %s is skipped. %s", put.finished, rows, _SKIPPED)
             return put.finished
         with show_progress(path, put.progress, wanted=progress):

@@ -29,7 +29,7 @@ from penstock.store import wal
 log = logging.getLogger("penstock")
 Tables = Mapping[int, str]
 """One owner's tables: the statements that lead to each format from the one before."""
-_OLDEST, FORMAT = 2, 14
+_OLDEST, FORMAT = 2, 15
 _TABLES: Tables = {
     4: """
 CREATE TABLE ledger(id TEXT NOT NULL, commits INTEGER NOT NULL);

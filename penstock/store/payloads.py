@@ -25,6 +25,7 @@ from penstock.store.database import Database, Unsettled, View
 from penstock.store.medium import Medium, NewPart, OpenPart, Part, Room, file_of, lost
 from penstock.store.payload_table import INLINE, InlinePart, PayloadRow
 from penstock.store.records import Label
+from penstock.text import counted
 from penstock.wire.paths import check_key
 
 _T = TypeVar("_T")
@@ -97,8 +98,8 @@ class Store(PayloadStore):
         self.quota = quota
         self._database = database
         self._now = now
-        self.evict: Callable[[int], bool] | None = None
-        """Of a store that is a cache: makes room for so many bytes, if it can."""
+        self.make_room: Callable[[int], bool] = lambda size: False
+        """Makes room for so many bytes, if it can; the server sets it."""
         self._numbers = itertools.count()
         """Of payloads that are parts."""
         self._lock = threading.Lock()  # _sizes, _used, _admitted
@@ -248,9 +249,7 @@ class Store(PayloadStore):
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Admit a put before its first byte, if there is room for a part beside one of each put that is open."""
-        room = self.medium.room()
-        most = room.total if self.quota is None else min(room.total, self.quota)
-        size = min(PART_BYTES, most // 64)
+        size = self._admission(self.medium.room())
 
         def admit(room: Room) -> None:
             self._check_room(self._admitted + size, room)
@@ -262,6 +261,20 @@ class Store(PayloadStore):
         finally:
             with self._lock:
                 self._admitted -= size
+
+    def why_full(self) -> str | None:
+        """Return why a put would not be admitted now; None if it would."""
+        room = self.medium.room()
+        with self._lock:
+            try:
+                self._check_room(self._admitted + self._admission(room), room)
+            except StoreFull as full:
+                return str(full)
+        return None
+
+    def _admission(self, room: Room) -> int:
+        """Return the bytes for which there must be room when a put begins."""
+        return min(PART_BYTES, (room.total if self.quota is None else min(room.total, self.quota)) // 64)
 
     def write(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch], *, path: str) -> Part:
         """Write a part for a path, durable and unseen. StoreFull when it does not fit."""
@@ -285,7 +298,7 @@ class Store(PayloadStore):
         self._take(size, reserve)
 
     def _take(self, size: int, take: Callable[[Room], None]) -> None:
-        """Let `take` have room, or raise StoreFull; a cache makes some until nothing is left that it may evict."""
+        """Let `take` have room, or raise StoreFull once nothing is left that may go for it."""
         while True:
             room = self.medium.room()
             try:
@@ -293,14 +306,12 @@ class Store(PayloadStore):
                     take(room)
                 return
             except StoreFull:
-                if self.evict is None or not self.evict(size):
+                if not self.make_room(size):
                     raise
 
     def check_room(self, size: int) -> None:
         """Reject bytes that the ledger is to take where parts of that size would not fit."""
-        room = self.medium.room()
-        with self._lock:
-            self._check_room(size, room)
+        self._take(size, lambda room: self._check_room(size, room))
 
     def _check_room(self, size: int, room: Room) -> None:
         used = self._used + payload_table.inline_bytes(self._database)
@@ -323,7 +334,7 @@ class Store(PayloadStore):
         """Return a part, every byte verified; Lost by name if it is gone, or another than its row or ticket says."""
         part = self.medium.open(name)
         if rows is not None and part.rows != rows:
-            raise lost(name, f"its file has {part.rows:,} rows where {rows:,} were written")
+            raise lost(name, f"its file has {counted(part.rows, 'row')} where {rows:,} were written")
         if digest is not None and part.digest != digest:
             raise lost(name, f"its file has the records {part.digest} where {digest} were written")
         if path is not None and part.label is not None and part.label.path != path:

@@ -355,6 +355,16 @@ class AttachSubscription(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class AlterTopic(Body):
+    """topic.alter: change what a topic keeps, give one without a key more shards; what is None stays."""
+
+    path: str
+    shards: int | None = None
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AskQuiet(Body):
     """subscription.quiet: for how long no message has come that was published before a time."""
 
@@ -428,7 +438,7 @@ class AttachedSubscription(Body):
 
 @dataclass(frozen=True, slots=True)
 class Target(Body):
-    """describe, delete: the thing at a path."""
+    """describe, undelete: the thing at a path."""
 
     path: str
 
@@ -451,6 +461,8 @@ class Deleted(Body):
     parts: int
     write: str | None = None
     state: State | None = None
+    until: float | None = None
+    """Of a dataset: until when `undelete` brings it back, if its room isn't needed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,7 +587,11 @@ class Health(Body):
     open_writes: int | None = None
     visible_bytes: int | None = None
     retired_bytes: int | None = None
-    """Bytes of deleted rows that read tickets still name."""
+    """Bytes of deleted rows, until they are swept."""
+    ticketed_bytes: int | None = None
+    """Those that read tickets still name, or `undelete` may bring back."""
+    ticketed_until: float | None = None
+    """When the last of them goes at the latest, in seconds since 1970."""
 
 
 OPEN_WRITE = Action(
@@ -617,6 +633,13 @@ REDRIVE_ROWS = Action(
     RedrivenRows,
     rights.to_redrive_rows,
 )
+ALTER_TOPIC = Action(
+    "topic.alter",
+    "Change what a topic keeps, or give one without a key more shards",
+    AlterTopic,
+    Description,
+    at_path("admin"),
+)
 ASK_QUIET = Action(
     "subscription.quiet",
     "For how long no message has come that was published before a time",
@@ -626,6 +649,9 @@ ASK_QUIET = Action(
 )
 DESCRIBE = Action("describe", "All that is known of the thing at a path", Target, Description, rights.to_describe)
 DELETE = Action("delete", "Delete the thing at a path; a write is aborted", DeleteTarget, Deleted, rights.to_delete)
+UNDELETE = Action(
+    "undelete", "Make a dataset that was deleted lately what it was", Target, Description, at_path("admin")
+)
 ATTACH_SUBSCRIPTION = Action(
     "subscription.attach",
     "Pull a subscription of Pub/Sub, or change how",
@@ -710,9 +736,9 @@ HEALTH = Action("health", "The server's version, state and store", Nothing, Heal
 ACTIONS: dict[str, Action[Any, Any]] = {
     action.name: action
     for action in (
-        OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, DESCRIBE, HEALTH,
-        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, SHARE_SHARDS, REDRIVE_ROWS, ATTACH_SUBSCRIPTION,
-        ASK_QUIET,
+        OPEN_WRITE, FINISH_WRITE, TOUCH_WRITE, ABORT_WRITE, DELETE, UNDELETE, DESCRIBE, HEALTH,
+        ATTACH_CONSUMER, ASK_OFFSETS, COMMIT_POSITION, DETACH_CONSUMER, SHARE_SHARDS, REDRIVE_ROWS, ALTER_TOPIC,
+        ATTACH_SUBSCRIPTION, ASK_QUIET,
         CLAIM_MESSAGES, ACK_LEASES, RELEASE_LEASES, RELEASE_WORKER, EXTEND_LEASES, DROP_LEASES, REDRIVE_MESSAGES,
         FINISH_QUEUE,
         PUSH_DATASET, START_JOB, NOTE_JOB, END_JOB, CREATE_QUEUE,

@@ -45,7 +45,7 @@ MISTAKES = [
     *((("get", "store/demo/trips", *span), app.USAGE, "topic") for span in (
         ("--start", "latest"), ("--since", "1h"), ("--end", "0:1"), ("-f",),
     )),
-    *(((*verb, "topic/n"), app.NOT_FOUND, "topic/n") for verb in (("get",), ("show",), ("rm",), ("get", "-f"))),
+    *(((*verb, "topic/n"), app.NOT_FOUND, "topic/n") for verb in (("get",), ("show",), ("rm", "-y"), ("get", "-f"))),
     (("show", "store/none"), app.NOT_FOUND, "store/none"),
     (("show", "write/none"), app.NOT_FOUND, "write/none"),
     (("ls", "write/abc"), app.NOT_FOUND, "no write/abc"),
@@ -115,7 +115,7 @@ def test_json_is_for_scripts(here: Run, parquet: str, tmp_path: Path) -> None:
     assert [row["id"] for row in here("--json", "get", "store/a", "-n", "3").json] == [0, 1, 2]
     [got] = here("--json", "get", "store/a", "-o", str(tmp_path / "o.csv")).json
     assert (got["rows"], got["bytes"]) == (100, (tmp_path / "o.csv").stat().st_size)
-    assert here("rm", "--json", "store/a").json[0]["rows"] == 100
+    assert here("rm", "-y", "--json", "store/a").json[0]["rows"] == 100
 
 
 # --- help and completion --------------------------------------------------------------------

@@ -14,7 +14,9 @@ from penstock.cli import app
 from penstock.client.client import Client
 from penstock.errors import PenstockError
 from penstock.flight_server.server import PenstockServer
+from tests.kit.certificates import Certificates
 from tests.kit.cli import NOWHERE, Run
+from tests.kit.server import token_file
 
 Check = Callable[..., tuple[int, dict[str, tuple[str, str]]]]
 
@@ -122,6 +124,18 @@ def test_doctor_knows_which_spark_runs_on_which_java(
     monkeypatch.setattr("penstock.cli.doctor._version", lambda package: spark if package == "pyspark" else "1.0")
     assert check()[1]["Java"][0] == state
     assert ("JAVA_HOME" in check()[1]["Java"][1]) == (state == "note")
+
+
+def test_doctor_recognises_a_penstock_that_keeps_it_out(
+    check: Check, make_server: Callable[..., PenstockServer], certificates: Certificates, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    guarded = make_server(data=tmp_path / "g", **certificates.of_server, token_file=token_file(tmp_path))
+    monkeypatch.setenv("PENSTOCK_LISTEN", f"grpc+tls://127.0.0.1:{guarded.port}")
+    code, checks = check("--url", NOWHERE)
+    assert checks[f"port {guarded.port}"] == ("ok", "a penstock server has it")
+    code, checks = check("--url", f"grpc://127.0.0.1:{guarded.port}")
+    assert (code, checks["server"][0], "is a server with TLS" in checks["server"][1]) == (app.FAILED, "problem", True)
 
 
 def test_doctor_counts_quarantined_parts(check: Check, client: Client, tmp_path: Path) -> None:

@@ -15,20 +15,31 @@ from penstock.client.client import Client
 from tests.kit.cli import TRIPS, Run
 
 
-def test_into_a_pipe_go_all_rows_as_csv(here: Run, trips: str) -> None:
-    rows = list(csv.reader(io.StringIO(here("get", trips).text)))
-    assert [row[0] for row in rows[1:]] == [str(n) for n in range(100)]
+def test_into_a_pipe_go_all_rows_as_json(here: Run, trips: str) -> None:
+    assert [row["id"] for row in here("get", trips).json] == list(range(100))
+
+
+def test_one_format_is_the_default_with_and_without_f(here: Run, ten: str) -> None:
+    """And `put` takes it, for a topic too."""
+    rows = here("get", ten, "-n", "3")
+    assert (
+        here("get", "-f", ten, "--start", "earliest", "-n", "3").out == rows.out == here("get", ten, "-n3", "-o-").out
+    )
+    assert here("put", "topic/again", "-", stdin=rows.out).code == 0
+    assert here("get", "topic/again").out == rows.out
 
 
 def test_other_readers_take_the_csv(here: Run, client: Client) -> None:
     client.put("store/a", pa.table({"n": [1, None], "said": ['a "word", with\na line', ""], "yes": [True, None]}))
-    heads, *rows = csv.reader(io.StringIO(here("get", "store/a", "-o", "-").text, newline=""))
+    text = here("get", "store/a", "-o", "-", "--format", "csv").text
+    heads, *rows = csv.reader(io.StringIO(text, newline=""))
     assert (heads, rows) == (["n", "said", "yes"], [["1", 'a "word", with\na line', "true"], ["", "", ""]])
 
 
 def test_rows_and_columns_are_chosen(here: Run, trips: str, tmp_path: Path) -> None:
-    assert here("get", trips, "-n", "2", "-c", "fare,id").text == '"fare","id"\n0,0\n0.25,1\n'
-    assert here("get", trips, "-n", "0", "-c", "id").text == '"id"\n'
+    assert here("get", trips, "-n", "2", "-c", "fare,id").text == '{"fare": 0.0, "id": 0}\n{"fare": 0.25, "id": 1}\n'
+    assert here("get", trips, "-n", "0", "-c", "id").text == ""
+    assert here("get", trips, "-n", "0", "-c", "id", "--format", "csv").text == '"id"\n'
     assert here("get", trips, "-n", "3", "-c", "to, id", "-o", str(tmp_path / "a.parquet")).code == 0
     assert pq.read_table(tmp_path / "a.parquet").equals(TRIPS.select(["to", "id"]).slice(0, 3))
 

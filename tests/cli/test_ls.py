@@ -155,8 +155,8 @@ def test_consumers_have_paths_of_their_own(here: Run, client: Client) -> None:
         shown = here("show", path).text
         assert re.search(r"behind +100\n", shown)
         assert re.search(r"1 shard\n +shard +next +member\n +0 +0 +\S+-\d+-[0-9a-f]{12}\n", shown)
-    assert here("rm", path).text == f"deleted {path}, which was 100 rows behind\n"
-    assert "penstock ls consumer/topic/a/x lists what there is" in here("rm", path).err
+    assert here("rm", "-y", path).text == f"deleted {path}, which was 100 rows behind\n"
+    assert "penstock ls consumer/topic/a/x lists what there is" in here("rm", "-y", path).err
     assert "topic/a/x" not in here("ls", "consumer").text
     assert "queries of Spark's and groups are some" in here("ls", "consumer/topic/none").err
 
@@ -191,7 +191,7 @@ def test_an_unknown_kind_is_shown_by_its_fields() -> None:
 def test_rm_goes_on_past_what_it_cannot_delete(here: Run, client: Client) -> None:
     for path in ("store/a", "store/b", "topic/x"):
         client.put(path, TRIPS)
-    done = here("rm", "store/a", "store/nothing", "topic/x", "store/b")
+    done = here("rm", "-y", "store/a", "store/nothing", "topic/x", "store/b")
     assert (done.code, len(client.list()), len(client.list("topic/"))) == (app.NOT_FOUND, 0, 0)
     assert re.findall(r"deleted (\S+): 100 rows, ", done.text) == ["store/a", "topic/x", "store/b"]
     assert done.err.startswith("penstock: no dataset at store/nothing")
@@ -201,10 +201,10 @@ def test_rm_goes_on_past_what_it_cannot_delete(here: Run, client: Client) -> Non
 def test_rm_takes_a_folder_only_with_r(here: Run, client: Client, root: str, noun: str) -> None:
     for name in "ab":
         client.put(f"{root}/f/{name}", TRIPS)
-    refused = here("rm", f"{root}/f")
+    refused = here("rm", "-y", f"{root}/f")
     assert (refused.code, len(client.list(f"{root}/", recursive=True))) == (app.USAGE, 2)
     assert f"{root}/f/ is a folder with 2 {noun}: penstock rm -r {root}/f/" in refused.err
-    assert (here("rm", "-r", f"{root}/f").code, len(client.list(f"{root}/", recursive=True))) == (0, 0)
+    assert (here("rm", "-r", "-y", f"{root}/f").code, len(client.list(f"{root}/", recursive=True))) == (0, 0)
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
@@ -214,13 +214,56 @@ def test_rm_asks_on_a_terminal(here: Run, client: Client, trips: str, answer: by
     assert "Delete 1 dataset in store/demo/?" in done.err
 
 
+def test_rm_without_a_terminal_needs_y(here: Run, client: Client, trips: str) -> None:
+    for arguments in ((trips,), ("-r", "store/demo")):
+        refused = here("rm", *arguments)
+        assert (refused.code, len(client.list(recursive=True))) == (app.USAGE, 1)
+        assert "penstock rm -y" in refused.err
+    assert (here("rm", "-y", trips).code, len(client.list(recursive=True))) == (0, 0)
+
+
 def test_rm_does_not_ask_twice(here: Run, client: Client, trips: str) -> None:
     assert (here("rm", "-r", "-y", "store/demo", terminal=True).code, len(client.list())) == (0, 0)
 
 
+def test_undelete_brings_a_dataset_back(here: Run, client: Client, trips: str) -> None:
+    said = here("rm", "-y", trips).text
+    assert re.fullmatch(
+        rf"deleted {trips}: 100 rows, \S+ kB; penstock undelete {trips} brings it back, for \S+ h .*\n", said
+    )
+    done = here("undelete", "store/none", trips)
+    assert (done.code, done.text.startswith(f"{trips} is back: 100 rows, ")) == (app.NOT_FOUND, True)
+    assert "no deleted dataset at store/none" in done.err
+    assert client.get(trips).read_all() == TRIPS
+    assert here("undelete", trips).code == app.CONFLICT
+    here("rm", "-r", "-y", "store/demo")
+    assert here("undelete", trips, "--json").json[0]["rows"] == 100
+    assert here("undelete", "topic/x").code == app.USAGE
+
+
+def test_one_row_is_no_rows(here: Run, client: Client) -> None:
+    for path in ("store/one", "topic/one"):
+        client.put(path, TRIPS.slice(0, 1))
+        assert here("get", path, terminal=True).err.strip().endswith("1 of 1 row")
+        assert f"deleted {path}: 1 row, " in here("rm", "-y", path).text
+
+
+@pytest.mark.parametrize("verb", ["ls", "top"])
+def test_bytes_that_only_tickets_hold_are_shown(here: Run, client: Client, verb: str) -> None:
+    client.put("store/a", TRIPS)
+    client.get("store/a").read_all()
+    looks = [verb, *(("-n", "1") if verb == "top" else ())]
+    assert "held by read tickets" not in (quiet := here(*looks, terminal=True)).text + quiet.err
+    client.delete("store/a")
+    shown = here(*looks, terminal=True)
+    assert re.search(
+        r"\d kB of deleted rows are held by read tickets and for undelete, for 12 h", shown.text + shown.err
+    )
+
+
 def test_rm_ends_a_write(here: Run, client: Client) -> None:
     write = open_write(client, "store/a", whole=True)
-    assert here("rm", f"write/{write}").text == f"ended write/{write} to store/a\n"
+    assert here("rm", "-y", f"write/{write}").text == f"ended write/{write} to store/a\n"
     assert len(client.list("write/")) == 0
 
 

@@ -26,7 +26,7 @@ def test_a_reader_that_has_enough_is_no_fault(server: PenstockServer, client: Cl
     with started("--url", str(server.url), "get", "store/long") as process:
         assert process.stdout
         assert process.stderr
-        assert process.stdout.readline() == b'"x"\n'
+        assert process.stdout.readline() == b'{"x": 0}\n'
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(LIMIT) == app.BROKEN_PIPE

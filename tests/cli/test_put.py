@@ -142,7 +142,7 @@ def test_a_topic_is_not_made_of_a_column_without_type(here: Run, client: Client,
         done = here("put", "topic/x", file, stdin=line.encode())
         assert (done.code, len(client.list("topic/"))) == (code, 0)
         assert "'city' has no value that tells its type" in done.err
-        assert "create_topic(" in done.err
+        assert "penstock topic create topic/x --schema" in done.err
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -228,7 +228,7 @@ def test_a_bad_line_ends_it_after_the_rows_before(here: Run, client: Client, lin
     good = [f'{{"id": {n}}}'.encode() for n in range(1_700)]
     done = here("put", "topic/x", "-", stdin=b"\n".join([*good, b"", line, b'{"id": 9, "weight": 5}', line]))
     assert done.code == app.FAILED
-    assert re.match(rf"penstock: stdin: line 1702\W.*{message}.* 1,700 rows are in topic/x", done.err), done.err
+    assert re.match(rf"penstock: stdin: line 1702\W.*{message}.* 1,700 rows in topic/x", done.err), done.err
     table = client.get("topic/x").read_all()
     assert (table["id"].to_pylist(), table.schema) == (list(range(1_700)), ORDERS)
 
@@ -237,7 +237,7 @@ def test_a_bad_line_makes_a_topic_of_the_rows_before(here: Run, client: Client) 
     """A later line may bring another column."""
     done = here("put", "topic/x", "-", stdin=b'{"id": 1, "city": "a"}\n' + NO_UTF8)
     assert done.code == app.FAILED
-    assert re.search(r"stdin: line 2: city isn't text in UTF-8.* 1 rows are in topic/x", done.err), done.err
+    assert re.search(r"stdin: line 2: city isn't text in UTF-8.* 1 row in topic/x", done.err), done.err
     assert here("put", "topic/x", "-", stdin=b'{"id": 2}\n{"id": 3, "weight": 1}\n').code == 0
     assert client.get("topic/x").read_all().to_pydict() == {
         "id": [1, 2, 3], "city": ["a", None, None], "weight": [None, None, 1],
@@ -251,7 +251,7 @@ def test_a_line_without_end_is_refused(here: Run, client: Client, monkeypatch: p
     assert (done.code, "line 2 has more than" in done.err) == (app.FAILED, True)
 
 
-@pytest.mark.parametrize(("times", "said"), [(1, "2 rows are in"), (2, "0 rows are in, and maybe those of a put")])
+@pytest.mark.parametrize(("times", "said"), [(1, "2 rows in"), (2, "0 rows in, and maybe those of a put")])
 def test_ctrl_c_waits_once_for_the_put_under_way(
     here: Run, client: Client, monkeypatch: pytest.MonkeyPatch, times: int, said: str
 ) -> None:
@@ -294,7 +294,7 @@ def test_slow_lines_are_in_before_stdin_ends(
             process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=LIMIT)
     if interrupted:
-        assert (process.returncode, err.decode().strip()) == (app.INTERRUPTED, "topic/x: 6 rows are in")
+        assert (process.returncode, err.decode().strip()) == (app.INTERRUPTED, "topic/x: 6 rows in")
     else:
         assert (process.returncode, out.startswith(b"topic/x: 6 rows")) == (0, True)
 

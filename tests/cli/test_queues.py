@@ -59,7 +59,7 @@ def test_dead_messages_are_listed_and_redriven(here: Run, client: Client) -> Non
 
 def test_rm_removes_a_queue(here: Run, client: Client) -> None:
     set_aside(client)
-    assert here("rm", IN).text.startswith(f"deleted {IN}: 3 messages, ")
+    assert here("rm", "-y", IN).text.startswith(f"deleted {IN}: 3 messages, ")
     assert here("show", IN).code == app.NOT_FOUND
 
 

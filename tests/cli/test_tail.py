@@ -58,7 +58,7 @@ def test_a_bound_that_is_none_is_refused(here: Run, ten: str, arguments: tuple[s
 
 def ids(done: Ran) -> list[int]:
     assert (done.code, done.err) == (0, "")
-    return [int(line.split(",")[0]) for line in done.text.splitlines()[1:]]
+    return [row["id"] for row in done.json]
 
 
 def test_a_range_lies_between_offsets(here: Run, ten: str) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client.client import Client, connect
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import InvalidRequest
 from penstock.flight_server.server import PenstockServer
 from tests.kit.certificates import Certificates
 
@@ -33,7 +33,7 @@ def test_a_certificate_is_an_argument_or_a_variable(
         assert client.get("store/a").read_all().equals(ROWS)
     monkeypatch.delenv("PENSTOCK_CERT")
     monkeypatch.delenv("PENSTOCK_KEY")
-    with connect(mutual, retry_for=0) as client, pytest.raises(Unavailable, match="PENSTOCK_CERT and PENSTOCK_KEY"):
+    with connect(mutual, retry_for=0) as client, pytest.raises(InvalidRequest, match="PENSTOCK_CERT and PENSTOCK_KEY"):
         client.list()
 
 

@@ -238,7 +238,7 @@ def test_a_large_value_is_not_stored_with_each_batch(client: Client, server: Pen
     client.put("topic/plain", pa.table({"x": ["a"]}))
     for path in (TOPIC, "topic/plain"):
         with (
-            pytest.raises(LimitExceeded, match="came with an earlier batch would be stored once more for 1 rows"),
+            pytest.raises(LimitExceeded, match="came with an earlier batch would be stored once more for 1 row"),
             client.producer(path) as producer,
         ):
             producer.send(large).result(20)

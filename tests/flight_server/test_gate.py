@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import pyarrow.flight as flight
 import pytest
 import trustme
 
+from penstock.client.client import connect
+from penstock.errors import NotFound
 from penstock.flight_server.server import PenstockServer
 from penstock.wire import body
 from tests.kit.certificates import Certificates
@@ -51,6 +54,30 @@ def known() -> flight.FlightCallOptions:
 def there(guarded: Guarded) -> Iterator[flight.FlightClient]:
     with guarded.connect() as client:
         yield client
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+def test_the_access_log_is_there_at_debug(
+    make_server: Callable[..., PenstockServer], tmp_path: Path, caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    caplog.set_level(level, "penstock")
+    server = make_server(token_file=token_file(tmp_path, TOKEN))
+    with connect(server.url, token=TOKEN) as client:
+        client.put("store/x", trips(1))
+        client.get("store/x").read_all()
+        with pytest.raises(NotFound):
+            client.call("describe", {"path": "store/y"})
+        ticket = client.call("write.open", {"path": "store/z"})["ticket"]
+        client.attempt(ticket, trips(1).schema).abandon()
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    lines = (
+        r"do_put ipv4:127\.0\.0\.1:\d+ store/x: ok", r"get_flight_info ipv4:\S+ store/x: ok",
+        r"do_action ipv4:\S+ describe: not-found",
+    )  # fmt: skip
+    for line in lines:
+        found = [each for each in logged if re.fullmatch(rf"\S+ {line} in [\d.]+ ms", each)]
+        assert len(found) == (level == logging.DEBUG), (line, logged)
+    assert not [each for each in logged if TOKEN in each or ticket in each]
 
 
 def exchange_hello(client: flight.FlightClient, options: flight.FlightCallOptions | None) -> None:

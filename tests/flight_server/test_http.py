@@ -76,6 +76,26 @@ def test_in_the_drain_readyz_is_503_and_healthz_is_ok(door: str, server: Penstoc
     assert ask(f"{door}/healthz") == (200, "ok\n")
 
 
+def test_a_server_without_room_is_not_ready(make_server: Callable[..., PenstockServer]) -> None:
+    server = make_server(quota=200_000)
+    http = HttpDoor("127.0.0.1", 0, server.state)
+    http.start()
+    page = f"http://127.0.0.1:{http.port}"
+    try:
+        assert (ask(f"{page}/readyz"), metrics(page)["penstock_store_full"]) == ((200, "ready\n"), 0)
+        with connect(server.url) as client:
+            client.put("store/x", pa.table({"x": range(24_700)}))
+            status, text = ask(f"{page}/readyz")
+            assert (status, text.startswith("full: the store has 19")) == (503, True), text
+            samples = metrics(page)
+            assert (samples["penstock_store_full"], samples["penstock_store_free_bytes"] > 0) == (1, True)
+            assert ask(f"{page}/healthz") == (200, "ok\n")
+            client.delete("store/x")
+        eventually(lambda: ask(f"{page}/readyz") == (200, "ready\n"))
+    finally:
+        http.close()
+
+
 def test_metrics_count_calls_rows_bytes_and_errors(door: str, bare: flight.FlightClient) -> None:
     before: dict[str, float] = defaultdict(float, metrics(door))
 
@@ -113,6 +133,7 @@ def test_the_times_of_calls_are_a_histogram(door: str, bare: flight.FlightClient
     ordered = {match[1]: value for name, value in samples.items() if (match := bucket.fullmatch(name))}
     values = [ordered[bound] for bound in sorted(ordered, key=float)]
     assert values == sorted(values)
+    assert [*map(float, ordered)] == sorted(map(float, ordered)), "as the page has them"
     assert ordered["+Inf"] == samples['penstock_call_seconds_count{verb="do_action"}'] == 5
     assert 0 < samples['penstock_call_seconds_sum{verb="do_action"}'] < 60
 

@@ -202,7 +202,9 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
     put(bare, at("queue/x"), [trips(1), trips(2)])
     claimed = call(bare, "queue.claim", path="queue/x", claim="c1", worker="w")["messages"][0]
     leases = [{"queue": "queue/x", "message_id": claimed["message"]["message_id"], "token": claimed["token"]}]
-    put(bare, at("store/z"), [trips(1)])
+    for path in ("store/z", "store/deleted"):
+        put(bare, at(path), [trips(1)])
+    call(bare, "delete", path="store/deleted")
     planned = [{"stage": "in", "role": "source", "what": "?"}]
     job = {"path": "job/x", "stages": [*planned, {"stage": "a", "role": "operator", "what": "?", "after": ["in"]}]}
     call(bare, "job.start", **job)
@@ -216,6 +218,8 @@ def test_an_answer_is_what_the_registry_says(name: str, bare: flight.FlightClien
         "consumer.share": {"path": "topic/x", "consumer": "g", "session": "s", "held": {}},
         "describe": {"path": "topic/x"},
         "delete": {"path": "topic/x"},
+        "topic.alter": {"path": "topic/x", "shards": 2},
+        "undelete": {"path": "store/deleted"},
         "health": {},
         "payload.find": {"keys": ["x", "none"]},
         "payload.keys": {},

@@ -87,7 +87,7 @@ def test_a_full_store_asks_for_room_until_there_is_none(folder: Datasets) -> Non
         free(folder.ledger, folder.store)
         return bool(evicted)
 
-    folder.store.evict = make_room
+    folder.store.make_room = make_room
     for name in "def":
         folder.write(numbers(10), path=f"store/{name}")
         folder.clock.advance(1)

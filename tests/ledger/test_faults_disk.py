@@ -126,7 +126,6 @@ def test_a_full_disk_takes_puts_again_after_a_delete(small_disk: Path) -> None:
         assert ids(bare, "store/fill/0") == list(range(5))
 
         call(bare, "delete", path="store/fill/1")
-        eventually(lambda: call(bare, "health")["retired_bytes"] == 0)
         put(bare, at("store/again"), wide_trips(*range(5)))
         assert ids(bare, "store/again") == list(range(5))
 
@@ -157,6 +156,21 @@ def test_a_server_starts_and_reads_on_a_full_disk(small_disk: Path) -> None:
         eventually(lambda: not client.list("write"))
         client.put("store/cut", trips(1, 2), run="nightly")
         assert client.get("store/cut").read_all()["id"].to_pylist() == [1, 2]
+
+
+def test_rm_works_on_a_disk_that_others_have_filled(small_disk: Path) -> None:
+    data, filler = small_disk / "d", small_disk / "filler"
+    with process_server(data) as server, connect(server.url, retry_for=0) as client:
+        for number in range(3):
+            client.put(f"store/{number}", wide_trips(*range(5)))
+        eventually((data / "reserve").exists)
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        client.delete("store/0")
+        eventually(lambda: client.call("health")["retired_bytes"] == 0)
+        client.put("store/again", trips(1))
+        client.delete("store/1")
 
 
 def test_more_parts_are_read_than_files_may_be_open(tmp_path: Path) -> None:

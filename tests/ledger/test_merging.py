@@ -369,7 +369,7 @@ def test_an_unreadable_part_stays_and_is_logged_once(folder: Datasets, caplog: p
     file.write_bytes(file.read_bytes()[:-30] + b"x" * 30)
     assert [folder.compactor.compact() for _ in range(3)] == [0, 16, 0]
     assert [record.message for record in caplog.records if "can't be read" in record.message] == [mock.ANY], "once"
-    assert f"store/a: 1 rows can't be read and stay as they are: part {broken} is lost" in caplog.text
+    assert f"store/a: 1 row can't be read, and no other part is made of that: part {broken} is lost" in caplog.text
     assert folder.parts()[3] == broken
     with pytest.raises(Lost, match=broken):
         folder.table()

@@ -410,7 +410,7 @@ def test_the_command_line_knows_jobs(new_job: NewJob, here: Run) -> None:
     assert here("redrive", "job/j").text == "1 message of job/j may be claimed again\n"
     new_job().run()
     assert here("--json", "show", "job/j").json[0]["job"]["state"] == "done"
-    assert here("rm", "job/j").text == "deleted job/j and its queues; what it has written stays\n"
+    assert here("rm", "-y", "job/j").text == "deleted job/j and its queues; what it has written stays\n"
 
 
 @pytest.mark.parametrize("names", [True, False])

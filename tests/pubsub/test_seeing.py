@@ -215,7 +215,7 @@ def test_every_command_knows_subscriptions(client: Client, here: Run, path: str)
     leases = here("get", f"{path}/acks", "--filter", "offset = 3", "-c", "shard,state", "--json").json
     assert {"shard": 0, "state": "leased"} in leases
     assert here("show", f"{path}/acks", "--json").json[0]["rows"] == COUNT
-    assert here("rm", path).text.startswith(f"detached {path}: {COUNT:,} rows")
+    assert here("rm", "-y", path).text.startswith(f"detached {path}: {COUNT:,} rows")
     assert path not in here("ls").text
 
 

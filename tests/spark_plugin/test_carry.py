@@ -31,7 +31,7 @@ pytestmark = pytest.mark.faults  # seconds of them
 
 TASK = PutPartition(ConnectSettings("grpc://127.0.0.1:1"), "ticket", None)
 WORKER = Path(penstock.__file__).parent / "spark_plugin" / "worker"
-MOST = 33_000
+MOST = 34_000
 """Bytes of a task."""
 
 LOOK = """
@@ -173,6 +173,12 @@ def test_a_task_that_reads_a_row_is_small(client: Client, monkeypatch: pytest.Mo
 def test_a_task_arrives_where_only_pyarrow_is(bare_python: Path, packed: Path, tmp_path: Path) -> None:
     worker = look(bare_python, packed, cwd=tmp_path)
     assert (worker["ticket"], worker["installed"], worker["drivers"]) == ("ticket", False, 1)
+
+
+def test_a_worker_without_pyarrow_is_told_of_pyspark_python(bare_python: Path, packed: Path, tmp_path: Path) -> None:
+    told = r"bin/python\S*, the Python of this worker of Spark's, has no pyarrow: .* PYSPARK_PYTHON naming a Python"
+    with pytest.raises(AssertionError, match=told):
+        look(bare_python, packed, cwd=tmp_path, before="import sys; sys.modules['pyarrow'] = None")
 
 
 def test_an_installed_penstock_is_used(packed: Path, tmp_path: Path) -> None:

@@ -602,3 +602,37 @@ class TestAConsumerThatIsAway:
         topic.desk.expire()
         topic.query().latest(place)
         assert topic.consumers()[0].state == "live"
+
+
+class TestShardsThatComeLater:
+    def test_a_query_reads_them_from_their_first_row(self, topic: Reading) -> None:
+        query, _, end = topic.begun()
+        topic.client.alter_topic(X, shards=4)
+        topic.put(3, 7)
+        following = query.latest(again(end))
+        assert following.position == {0: 10, 1: 5, 2: 0, 3: 7}
+        begin, until = query.planned(again(end), following)
+        assert begin.position == {0: 10, 1: 5, 2: 0, 3: 0}
+        assert until.position == {0: 10, 1: 5, 2: 0, 3: 7}
+        query.committed(following)
+        assert topic.position() == {0: 10, 1: 5, 2: 0, 3: 7}
+
+    def test_a_batch_that_was_planned_before_has_none_of_their_rows(self, topic: Reading) -> None:
+        _, start, end = topic.begun()
+        topic.client.alter_topic(X, shards=3)
+        topic.put(2, 7)
+        restarted = topic.query()
+        begin, until = restarted.planned(again(start), again(end))
+        assert {shard: (begin.position[shard], until.position[shard]) for shard in until.position} == {
+            0: (0, 10), 1: (0, 5),
+        }  # fmt: skip
+        assert restarted.latest(again(end)).position == {0: 10, 1: 5, 2: 7}
+
+    def test_rows_of_one_that_were_removed_unread_are_named(self, topic: Reading) -> None:
+        _, _, end = topic.begun()
+        topic.client.alter_topic(X, shards=3)
+        topic.put(2, 7)
+        topic.purge()
+        topic.put(2, 1)
+        with pytest.raises(Lost, match=r"7 rows are gone .*shard 2: offsets 0 to 7"):
+            topic.query().latest(again(end))

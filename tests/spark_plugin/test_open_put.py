@@ -90,7 +90,10 @@ def test_the_schemas_attempt_is_none_of_the_tasks() -> None:
 def test_rows_that_an_earlier_write_of_the_run_leaves_out(rows: int, write: str, warns: bool) -> None:
     warning = OPEN.left_out([{"rows": rows}], replace(SUMMARY, write=write))
     assert (warning is not None) == warns
-    assert not warns or "run nightly was written before, with 20 rows, and the 21 rows that come now" in str(warning)
+    assert (
+        not warns
+        or "run nightly was written before, with 20 rows, and the 21 rows that come now are left out" in str(warning)
+    )
 
 
 def test_receipts_without_rows_are_enough_for_a_finish() -> None:

@@ -92,7 +92,7 @@ def damaged(tmp_path: Path) -> Path:
     """A ledger whose log is damaged in the middle."""
     path = tmp_path / "ledger.db"
     database = Database(path, TABLES)
-    for _ in range(10):
+    for _ in range(40):
         database.run(lambda sql: sql.execute("INSERT INTO t VALUES (1, 'x')").rowcount)
     file, log = path.read_bytes(), bytearray(path.with_name("ledger.db-wal").read_bytes())
     database.close()
@@ -106,7 +106,7 @@ def test_a_damaged_log_is_rejected_and_left_as_it_is(damaged: Path) -> None:
     log = damaged.with_name("ledger.db-wal")
     before = log.read_bytes()
     for _ in range(2):
-        with pytest.raises(Lost, match=r"SQLite would drop \d commits.*--accept-loss"):
+        with pytest.raises(Lost, match=r"SQLite would drop \d+ commits.*--accept-loss"):
             Database(damaged, TABLES)
     assert log.read_bytes() == before
 
@@ -114,7 +114,7 @@ def test_a_damaged_log_is_rejected_and_left_as_it_is(damaged: Path) -> None:
 def test_an_accepted_loss_keeps_a_copy_of_the_log(damaged: Path) -> None:
     before = damaged.with_name("ledger.db-wal").read_bytes()
     database = Database(damaged, TABLES, accept_loss=True)
-    assert 0 < len(database.rows("SELECT n FROM t")) < 10
+    assert 0 < len(database.rows("SELECT n FROM t")) < 40
     database.close()
     (copy,) = damaged.parent.glob("ledger.db-wal.*")
     assert copy.read_bytes() == before

@@ -77,14 +77,18 @@ def test_a_users_run_named_put_is_remembered_as_any_other(reach: Reach, clock: C
     assert reach.ids() == [1]
 
 
-def test_rows_without_the_key_go_to_the_shard_of_null(server: PenstockServer) -> None:
+def test_rows_without_the_key_column_spread_as_those_of_null(server: PenstockServer) -> None:
     with penstock.connect(str(server.url)) as client:
         client.create_topic("topic/k", KEYED, key="k", shards=4)
         client.put("topic/k", ROWS)
         client.put("topic/k", pa.table({"id": [3], "k": [None]}, schema=KEYED))
 
-        columns = client.get("topic/k", columns=["id", "_shard", "_offset"]).read_all().to_pydict()
-        assert columns == {"id": [1, 2, 3], "_shard": [0, 0, 0], "_offset": [0, 1, 2]}
+        client.put("topic/k", pa.table({"id": range(4, 12)}))
+        client.put("topic/k", pa.table({"id": range(12, 20), "k": [None] * 8}, schema=KEYED))
+
+        columns = client.get("topic/k", columns=["id", "_shard"]).read_all().to_pydict()
+        assert sorted(columns["id"]) == list(range(1, 20))
+        assert set(columns["_shard"]) == {0, 1, 2, 3}
 
 
 def test_a_topic_takes_two_dictionaries_as_a_dataset_does(server: PenstockServer) -> None:

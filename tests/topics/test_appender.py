@@ -112,7 +112,7 @@ def test_a_put_does_not_wait_for_ever_for_the_disk(reach: Reach, monkeypatch: py
     monkeypatch.setattr(append, "PATIENCE", 0.05)
     appender = Appender(reach.ledger, reach.store)
     appender.start()
-    with pytest.raises(TimedOut, match=r"1 rows wait for the disk for 0\.05 s, .* isn't known: put them again"):
+    with pytest.raises(TimedOut, match=r"1 row waits for the disk for 0\.05 s; .* isn't known: put it again"):
         appender.append(small_put(1, run="r"))
     assert started.is_set()
     resume.set()
@@ -248,7 +248,7 @@ def test_an_attempt_repeated_with_other_rows_is_refused(reach: Reach) -> None:
     first = reach.put(1, 2, attempt="a" * 32)
     assert reach.put(1, 2, attempt="a" * 32) == first
     for others in ((3,), (2, 1)):
-        with pytest.raises(AlreadyExists, match=rf"recorded with 2 rows \(.*\); the {len(others)} rows"):
+        with pytest.raises(AlreadyExists, match=rf"recorded with 2 rows \(.*\); the {len(others)} row"):
             reach.put(*others, attempt="a" * 32)
     with pytest.raises(AlreadyExists, match="belongs to another write"):
         reach.put(1, 2, attempt="a" * 32, path="topic/y")

@@ -209,10 +209,10 @@ def test_rows_in_memory_are_lost_by_name_at_the_next_start(in_memory: Reach, cap
     in_memory.restart(medium(in_memory))
 
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    reason = "they were in the memory of a server that has stopped"
+    reason = "in the memory of a server that has stopped"
     assert warnings == [
         f"topic/x: 6 rows are lost, {reason}: shard 0 from 0 up to 4, shard 1 from 0 up to 2. {NOT_USED_AGAIN}",
-        f"topic/y: 1 rows are lost, {reason}: shard 0 from 0 up to 1. {NOT_USED_AGAIN}",
+        f"topic/y: 1 row is lost, {reason}: shard 0 from 0 up to 1. {NOT_USED_AGAIN}",
     ]
     topic = in_memory.topic()
     assert (topic.epoch, topic.rows, topic.earliest(), topic.latest()) == (1, 0, {0: 4, 1: 2}, {0: 4, 1: 2})
@@ -240,7 +240,7 @@ def test_the_error_tells_lost_rows_from_expired_ones(in_memory: Reach) -> None:
     retain(in_memory.ledger)
     with pytest.raises(Lost, match=r"the ones before 2 lost with the memory .*; of the others, they are kept for 24 h"):
         in_memory.read(start={0: 0})
-    with pytest.raises(Lost, match=r"from offset 3 on are gone, they are kept for 24 h: of"):
+    with pytest.raises(Lost, match=r"from offset 3 on is gone, they are kept for 24 h: of"):
         in_memory.read(start={0: 3})
 
 
@@ -391,7 +391,7 @@ def test_an_unreadable_part_stays_and_is_logged_once(reach: Reach, caplog: pytes
         assert compactor.compact() in (0, 16)
 
     assert [record.message for record in caplog.records if "can't be read" in record.message] == [mock.ANY], "once"
-    assert f"offsets 6 up to 7 can't be read and stay as they are: part {broken} is lost" in caplog.text
+    assert f"offsets 6 up to 7 can't be read, and no other part is made of that: part {broken} is lost" in caplog.text
     assert broken in reach.parts()
     assert reach.parts()[:4] == before[:4]
     assert len(reach.parts()) == 5, "the 16 behind it are one"

@@ -55,8 +55,8 @@ class DatasetKind(Kind):
         dataset, parts = self.state.ledger.snapshot(str(path), ticketed_until=expires)
         if dataset.lost:
             raise Lost(
-                f"{path} is lost: its {dataset.rows:,} rows were in the memory of a server that has stopped. Write it "
-                "again with mode 'overwrite', or delete it"
+                f"{path} is lost: its {counted(dataset.rows, 'row was', 'rows were')} in the memory of a server that "
+                "has stopped. Write it again with mode 'overwrite', or delete it"
             )
         selection = select(command, dataset.path, dataset.schema)
         if command.part is not None:
@@ -112,8 +112,14 @@ class DatasetKind(Kind):
         payload = self.state.ledger.remove_payload(path.key)
         if payload is not None:
             return Deleted(str(path), payload.rows, payload.bytes, int(payload.part is not None))
-        dataset = self.state.ledger.delete(str(path))
-        return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count)
+        is_kept = not self.state.store.medium.incarnation and self.state.store.why_full() is None
+        until = self.state.ticket_expiry() if is_kept else None
+        dataset = self.state.ledger.delete(str(path), until=until or 0.0)
+        return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count, until=until)
+
+    def undelete(self, path: Path) -> Description:
+        self.state.ledger.undelete(str(path), self.state.store.has)
+        return self.describe(path)
 
     def open(self, path: Path, request: OpenWrite, schema: pa.Schema | None) -> Write:
         return self.state.ledger.open_write(

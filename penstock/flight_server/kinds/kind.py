@@ -107,6 +107,10 @@ class Kind:
         """Remove the thing at a path; what read tickets name stays readable for their life."""
         raise self._refusal(path, Kind.delete, "deleted")
 
+    def undelete(self, path: Path) -> Description:
+        """Make a deleted thing what it was, while its bytes are kept."""
+        raise self._refusal(path, Kind.undelete, "brought back")
+
     def delete_source(self, path: Path) -> None:
         """Delete what fills the thing at a path, wherever that is; `delete` is called afterwards."""
         raise self._refusal(path, Kind.delete_source, "deleted with its source")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, LimitExceeded, SchemaMismatch, Unavailable
 from penstock.flight_server.exchange import Stream
 from penstock.flight_server.kinds.journal import JournalKind
+from penstock.flight_server.kinds.kind import Handler, Handlers
 from penstock.flight_server.metrics import Gauge
 from penstock.flight_server.put import keep, own_write
 from penstock.flight_server.state import State
@@ -21,7 +22,9 @@ from penstock.queue.topics.dead import check_writable
 from penstock.queue.topics.producers import ProducedBatch, Producers
 from penstock.rows import slices
 from penstock.rows.fitting import Fit
-from penstock.wire.actions import Deleted, OpenWrite
+from penstock.text import counted
+from penstock.wire import paths
+from penstock.wire.actions import ALTER_TOPIC, AlterTopic, Deleted, Description, OpenWrite
 from penstock.wire.exchange import Answer, Beat, Numbered
 from penstock.wire.paths import Path
 from penstock.wire.put import Mode, PutCommand, Receipt, TopicOptions
@@ -48,6 +51,9 @@ class TopicKind(JournalKind):
 
     def totals(self) -> dict[str, int]:
         return {"topics": self.topics.count()}
+
+    def actions(self) -> Handlers:
+        yield Handler(ALTER_TOPIC, lambda call, request: self._alter(request))
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -140,6 +146,16 @@ class TopicKind(JournalKind):
         )  # fmt: skip
         return Receipt("", upload.attempt, 0, 0, 0, "")
 
+    def _alter(self, request: AlterTopic) -> Description:
+        path = paths.parse(request.path)
+        if path.kind != self.name:
+            raise InvalidRequest(f"{path} can't be altered: expected {self.name}/…")
+        check_writable(path)
+        self.topics.alter(
+            str(path), shards=request.shards, keep_seconds=request.keep_seconds, keep_bytes=request.keep_bytes
+        )
+        return self.describe(path)
+
     # --- metrics ----------------------------------------------------------------------------
 
     def _gauges(self) -> Iterator[Gauge]:
@@ -164,7 +180,7 @@ def _check_repeated(path: Path, batch: pa.RecordBatch, before: pa.RecordBatch | 
     if repeated > (most := _MOST_SPARE + _MOST_REPEATED * batch.num_rows):
         raise LimitExceeded(
             f"{path}: {repeated:,} bytes of dictionaries that came with an earlier batch would be stored once more for "
-            f"{batch.num_rows:,} rows, at most {most:,} are: send plain columns, or put the rows"
+            f"{counted(batch.num_rows, 'row')}, at most {most:,} are: send plain columns, or put the rows"
         )
 
 

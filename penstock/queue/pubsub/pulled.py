@@ -19,6 +19,7 @@ from penstock.queue.topics.append import Append, Placed
 from penstock.rows import slices
 from penstock.rows.attributes import named_revisions
 from penstock.store.database import Reader
+from penstock.text import counted
 from penstock.wire.position import Position
 
 if TYPE_CHECKING:
@@ -126,4 +127,5 @@ def check_messages(path: str, batch: pa.RecordBatch) -> None:
         )
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count and not batch.schema.field(name).nullable:
-            raise InvalidRequest(f"{path}: {column.null_count:,} rows have no {name}, which every message has")
+            without = counted(column.null_count, "row has", "rows have")
+            raise InvalidRequest(f"{path}: {without} no {name}, which every message has")

@@ -34,7 +34,7 @@ from penstock.queue.topics.append import Appender, Placed
 from penstock.queue.topics.consumers import floors
 from penstock.queue.topics.topics import Topics
 from penstock.store.payloads import Store
-from penstock.text import format_size
+from penstock.text import counted, format_size
 from penstock.wire.position import Position
 
 log = logging.getLogger("penstock")
@@ -361,7 +361,8 @@ class Subscription:
         if self._retry_at:
             return "the disk is full"
         if rows >= record.max_unreleased_rows:
-            return f"{rows:,} rows aren't released, max_unreleased_rows is {record.max_unreleased_rows:,}"
+            waiting = counted(rows, "row isn't", "rows aren't")
+            return f"{waiting} released, max_unreleased_rows is {record.max_unreleased_rows:,}"
         if self._bytes >= record.max_unreleased_bytes and rows:
             limit = format_size(record.max_unreleased_bytes)
             return f"{format_size(self._bytes)} aren't released, max_unreleased_bytes is {limit}"

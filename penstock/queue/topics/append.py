@@ -27,6 +27,7 @@ from penstock.store import records
 from penstock.store.database import Reader, Unsettled
 from penstock.store.medium import Part
 from penstock.store.payloads import Store
+from penstock.text import counted
 from penstock.wire.put import Receipt
 
 log = logging.getLogger("penstock")
@@ -68,7 +69,7 @@ class Append:
     marks: frozenset[tuple[str, str]] = frozenset()
     """No two appends of a group have one of these in common: the later one is judged once the other is settled."""
     spread: int = 0
-    """In a journal without a key this number, modulo its shards, is the shard of all the rows."""
+    """This number, modulo the journal's shards, is the shard of the first rows that have no key."""
     unkeyed: str | None = None
     """In one with a key: the value that says that a row has none. Such rows go where `spread` says."""
 
@@ -171,8 +172,8 @@ class Appender:
             if put.answer.done():
                 raise
             raise TimedOut(
-                f"{put.path}: {put.rows:,} rows wait for the disk for {PATIENCE:g} s, and whether they will be stored "
-                "isn't known: put them again as the same run (penstock's clients do), which stores them once"
+                f"{put.path}: {counted(put.rows, 'row waits', 'rows wait')} for the disk for {PATIENCE:g} s; whether "
+                "that will be stored isn't known: put it again as the same run, as penstock's clients do"
             ) from None
 
     def submit(self, append: Append) -> None:

@@ -283,7 +283,8 @@ def floors(reader: Reader, path: str, *, seen_since: float = 0.0) -> dict[int, i
         path, seen_since,
     )  # fmt: skip
     for position in (*(to_position(row["position"]) for row in rows), *dead.floors(reader, path)):
-        for shard, offset in position.items():
+        for shard in journal.shard_numbers(reader, path):
+            offset = position.get(shard, 0)  # a shard that came after the last commit
             lowest[shard] = min(lowest.get(shard, offset), offset)
     return lowest
 

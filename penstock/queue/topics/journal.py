@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -268,7 +268,12 @@ def create(
         "topics", path=path, journal=uuid.uuid4().hex, epoch=0, schema=t.schema_id(schema), key=key,
         keep_seconds=keep_seconds, keep_bytes=keep_bytes, changed=t.now,
     )  # fmt: skip
-    for shard in range(shards):
+    add_shards(t, path, range(shards))
+
+
+def add_shards(t: Transaction, path: str, numbers: Iterable[int]) -> None:
+    """Give a topic more shards, without rows. A position that doesn't name them is at their beginning."""
+    for shard in numbers:
         t.insert("shards", path=path, shard=shard, first=0, next=0)
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from penstock.errors import Expired, Fenced, InvalidRequest, LimitExceeded, Lost, SchemaMismatch, TimedOut, Unavailable
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.tables import Transaction
-from penstock.queue.topics import append, journal
+from penstock.queue.topics import append, journal, keys
 from penstock.queue.topics.append import Append, Appender, Placed
 from penstock.store.database import Reader, Tables
 from penstock.wire.exchange import MOST_UNACKED, Answer, Hello, Welcome
@@ -147,6 +147,8 @@ class Session:
     _next: int = 0
     _unsettled: int = 0
     _bytes: int = 0
+    _rows: int = 0
+    """Rows that came by this stream."""
     _changed: threading.Condition = field(default_factory=threading.Condition)  # error, _unsettled, _bytes
 
     def __post_init__(self) -> None:
@@ -181,6 +183,11 @@ class Session:
         except Unavailable as closed:
             batch.fail(closed)
             raise
+
+    def next_spread(self, rows: int) -> int:
+        """Return the number of the shard for rows without a key: the next one after each run of rows."""
+        turn, self._rows = self._rows // keys.RUN_ROWS, self._rows + rows
+        return int(self.producer[:8], 16) + turn
 
     def forget(self) -> None:
         """Forget the producer: it said that it won't come back."""
@@ -251,7 +258,7 @@ class ProducedBatch(Append):
 
     def __post_init__(self) -> None:
         self.path = self.session.path
-        self.spread = int(self.session.producer[:8], 16)
+        self.spread = self.session.next_spread(self.rows)
 
     @property
     def rows(self) -> int:

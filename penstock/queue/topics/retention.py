@@ -15,7 +15,7 @@ from penstock.ledger.tables import Transaction
 from penstock.queue.topics import journal
 from penstock.queue.topics.consumers import floors
 from penstock.queue.topics.journal import PlacedPart
-from penstock.text import format_size
+from penstock.text import counted, format_size
 
 log = logging.getLogger("penstock")
 
@@ -50,7 +50,7 @@ def retain(ledger: Ledger, *, present_since: float = 0.0) -> int:
         if removed:
             count = sum(part.rows for part in removed)
             size = format_size(sum(part.bytes for part in removed))
-            log.info("%s: retention removed the oldest %s rows (%s)", path, f"{count:,}", size)
+            log.info("%s: retention removed the oldest %s (%s)", path, counted(count, "row"), size)
             rows += count
     return rows
 
@@ -116,8 +116,8 @@ def drop_lost(ledger: Ledger) -> int:
         if lost:
             count = sum(part.rows for part in lost)
             log.warning(
-                "%s: %s rows are lost, they were in the memory of a server that has stopped: %s. Their offsets are not "
-                "used again", path, f"{count:,}", _by_shard(lost),
+                "%s: %s lost, in the memory of a server that has stopped: %s. Their offsets are not used again", path,
+                counted(count, "row is", "rows are"), _by_shard(lost),
             )  # fmt: skip
             rows += count
     return rows

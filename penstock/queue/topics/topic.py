@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, Lost
-from penstock.text import format_size
+from penstock.text import counted, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def check_range(topic: Topic, shard: Shard, start: int, end: int) -> None:
     if start < shard.first:
         gone = max(0, min(end, shard.first) - start)
         raise Lost(
-            f"{topic.path}: {gone:,} rows from offset {start} on are gone, {_why_gone(topic, shard, start)}: {left}"
+            f"{topic.path}: {counted(gone, 'row')} from offset {start} on {'is' if gone == 1 else 'are'} gone, "
+            f"{_why_gone(topic, shard, start)}: {left}"
         )
     if end > shard.next or start > end:
         range_ = f"offset {start}" if start > shard.next else f"offsets {start} to {end}"

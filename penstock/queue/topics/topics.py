@@ -19,6 +19,7 @@ from penstock.queue.topics.topic import Behind, Layout, Shard, Topic
 from penstock.rows import schemas
 from penstock.store.medium import OpenPart
 from penstock.store.payloads import Store
+from penstock.text import counted
 from penstock.wire.position import Position
 
 MOST_SHARDS = 256
@@ -64,6 +65,27 @@ class Topics:
             return journal.by_path(t, path)
 
         return self._ledger.change(create_or_keep)
+
+    def alter(
+        self, path: str, *, shards: int | None = None, keep_seconds: float | None = None, keep_bytes: int | None = None
+    ) -> Topic:
+        """Change what a topic keeps, and give one without a key more shards; what is None stays.
+
+        Readers and consumers read a new shard from its first row.
+        """
+        if shards is None and keep_seconds is None and keep_bytes is None:
+            raise InvalidRequest(f"{path}: nothing to change; expected shards, keep_seconds or keep_bytes")
+        _check_numbers(path, shards=shards, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
+
+        def alter(t: Transaction) -> Topic:
+            topic = journal.by_path(t, path)
+            if shards is not None and shards != len(topic.shards):
+                _check_may_have(topic, shards)
+                journal.add_shards(t, path, range(len(topic.shards), shards))
+            journal.keep(t, path, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
+            return journal.by_path(t, path)
+
+        return self._ledger.change(alter)
 
     def topic(self, path: str) -> Topic:
         """Return a topic by path."""
@@ -233,11 +255,28 @@ def _check_options(
     journal.check_schema(path, schema)
     if key is not None:
         keys.check_key(path, schema, key)
+    _check_numbers(path, shards=shards, keep_seconds=keep_seconds, keep_bytes=keep_bytes)
+
+
+def _check_numbers(path: str, *, shards: int | None, keep_seconds: float | None, keep_bytes: int | None) -> None:
     if shards is not None and not 1 <= shards <= MOST_SHARDS:
         raise InvalidRequest(f"{path}: expected 1 to {MOST_SHARDS} shards, got {shards}")
     for name, value in (("keep_seconds", keep_seconds), ("keep_bytes", keep_bytes)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise InvalidRequest(f"{path}: expected a {name} from 0, got {value}")
+
+
+def _check_may_have(topic: Topic, shards: int) -> None:
+    """Reject another number of shards where rows would be in a shard that isn't their key's, or in none."""
+    if topic.key is not None:
+        raise InvalidRequest(
+            f"{topic.path} has {_key(topic.key)}, so it keeps its {counted(len(topic.shards), 'shard')}: rows of one "
+            "key would be in two of them, without an order. Create another topic, and copy the rows"
+        )
+    if shards < len(topic.shards):
+        raise InvalidRequest(
+            f"{topic.path} has {len(topic.shards)} shards, each with offsets of its own: it can get more, not fewer"
+        )
 
 
 def _check_same(current: Topic, schema: pa.Schema, key: str | None, shards: int | None) -> None:
@@ -250,7 +289,7 @@ def _check_same(current: Topic, schema: pa.Schema, key: str | None, shards: int 
     if differences:
         raise AlreadyExists(
             f"{current.path} exists with {' and '.join(differences)}: its rows are stored that way, so create it with "
-            "the same, or choose another path"
+            "the same, or choose another path; penstock topic alter changes what may be changed"
         )
     try:
         fitted = journal.growth.fit(current.schema, schema, current.path)

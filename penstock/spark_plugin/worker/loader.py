@@ -89,4 +89,12 @@ def unpack(package: str, version: str, driver: str, loader: bytes, bundles: Bund
         carried = CarriedModules(driver, loader, installed=installed)
         sys.meta_path.insert(len(sys.meta_path) if installed else 0, carried)
     carried.add(bundles)
-    return pickle.loads(value)  # noqa: S301  # packed by the driver, which has sent this very function
+    try:
+        return pickle.loads(value)  # noqa: S301  # packed by the driver, which has sent this very function
+    except ModuleNotFoundError as missing:
+        if missing.name != "pyarrow":
+            raise
+        raise ImportError(
+            f"{sys.executable}, the Python of this worker of Spark's, has no pyarrow: install it there, or start Spark "
+            "with PYSPARK_PYTHON naming a Python that has it"
+        ) from None

@@ -13,6 +13,7 @@ from penstock.client.put import describe_write, finish_write
 from penstock.client.settings import LONG_RETRY_FOR
 from penstock.errors import InvalidRequest, PenstockError, TimedOut, WriteEnded
 from penstock.spark_plugin.worker.tasks import RECEIPTS
+from penstock.text import counted
 from penstock.wire import actions
 from penstock.wire.actions import FinishWrite, OpenedWrite, Summary
 
@@ -67,9 +68,9 @@ class OpenPut:
         if answer.write == self.write or answer.rows == (rows := sum(receipt["rows"] for receipt in receipts)):
             return None
         return (
-            f"{self.path}: run {answer.run} was written before, with {answer.rows:,} rows, and the {rows:,} rows that "
-            "come now are left out. Two drivers have copies of one checkpoint, or this query's rows differ each time "
-            "that a batch is repeated"
+            f"{self.path}: run {answer.run} was written before, with {counted(answer.rows, 'row')}, and the "
+            f"{counted(rows, 'row that comes now is', 'rows that come now are')} left out. Two drivers have "
+            "copies of one checkpoint, or this query's rows differ each time that a batch is repeated"
         )
 
     def _attempts(self, receipts: Iterable[Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock.client.arguments import Start, to_start
 from penstock.client.connection import Connection
 from penstock.client.follow import Follower, to_command
-from penstock.errors import Fenced, InvalidRequest, PenstockError
+from penstock.errors import Fenced, InvalidRequest, Lost, PenstockError
 from penstock.rows import slices
 from penstock.wire.actions import SHARE_SHARDS, ShareShards
 from penstock.wire.position import Position
@@ -116,7 +116,11 @@ class Consumer(Follower):
                 self._look()
         quick = time.monotonic() - self._returned_at < _QUICK
         self._most = min(max(_LEAST, self._most * 2 if quick else self._most // 2), _MOST)
-        batch = super().__next__()
+        try:
+            batch = super().__next__()
+        except Lost as gone:
+            group = f"consumer/{self._request.path}/{self._request.consumer}"
+            raise Lost(f"{gone}; `penstock rm {group}` lets the group begin anew") from gone
         self._in_hand, self._returned_at = True, time.monotonic()
         return batch
 

@@ -17,6 +17,7 @@ import pytest
 from penstock.client.client import Client
 from penstock.client.connection import translate_errors
 from penstock.client.consume import Consumer
+from penstock.client.follow import Follower
 from penstock.client.get import read_info
 from penstock.errors import AlreadyExists, Fenced, InvalidRequest, Lost, NotFound
 from penstock.flight_server.server import PenstockServer
@@ -237,6 +238,17 @@ def test_a_group_holds_rows_against_retention(topic: Client) -> None:
         pass
     [group] = topic.call("describe", {"path": PATH})["consumers"]
     assert (group["consumer"], group["state"], group["lag_rows"]) == ("g", "live", 100)
+
+
+def test_rows_that_are_gone_name_the_way_on(topic: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(follower: Follower) -> pa.RecordBatch:
+        raise Lost("7 rows are gone")
+
+    with topic.consume(PATH, group="g") as consumer:
+        monkeypatch.setattr(Follower, "__next__", fail)
+        with pytest.raises(Lost, match="7 rows are gone; `penstock rm consumer/topic/orders/g` lets the group begin"):
+            next(consumer)
+    topic.delete("consumer/topic/orders/g")
 
 
 def test_a_topic_that_was_made_anew_ends_the_loop(topic: Client) -> None:

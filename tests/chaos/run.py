@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from tests.chaos.rig import Rig, Workload
 from tests.chaos.schedule import Moment, Plan, schedule
 from tests.chaos.topic_stream import TopicStream
 from tests.kit.proxy import open_proxy
+from tests.kit.spark import needs_spark
 
 log = logging.getLogger(__name__)
 ROWS = 200_000
@@ -153,6 +155,23 @@ def check_survival(
     assert report.faults.total() >= least, report
     assert set(report.faults) <= set(plan.least), report
     assert len(report.faults) >= min(least, len(plan.least)), report
+
+
+def check_survival_with_spark(
+    folder: Path,
+    make: Callable[..., Workload],
+    python: Path,
+    capsys: pytest.CaptureFixture[str],
+    plan: Plan,
+    *,
+    least: int,
+    rows: int,
+) -> None:
+    """The same of a workload whose query must tell that its last batch is done while it runs."""
+    needs_spark()
+    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
+        pytest.skip("Spark before 4.2 tells that the last batch is done when the query starts again")
+    check_survival(folder, partial(make, python=python), capsys, plan, least=least, rows=rows)
 
 
 def main() -> int:

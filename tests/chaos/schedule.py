@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,6 +37,10 @@ class Plan:
         """Return a plan with one fault of each of these kinds, or of all."""
         least = dict.fromkeys(kinds or self.least, 1)
         return replace(self, least=least, faults=len(least))
+
+    def drawn(self, seed: int, number: int, without: Collection[str] = ()) -> Plan:
+        """Return a plan with one fault of each of so many kinds, which the seed draws."""
+        return self.once(random.Random(seed).sample(sorted({*self.least} - {*without}), number))
 
 
 def schedule(seed: int, rows: int, plan: Plan) -> list[Moment]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.chaos import faults, oracle, topic_stream
 from tests.chaos.oracle import Row, SentRows, Usage, batch, check, rows, sent_runs, ten_rows
+from tests.chaos.rig import Rig
 from tests.chaos.run import ROWS, check_survival
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample, StreamOutcome
@@ -29,10 +30,13 @@ LAWS = {**oracle.LAWS, **TopicStream.laws}
 
 
 class ShortStream(TopicStream):
-    """Each fault falls once."""
+    """Each fault falls once, under a Spark of one executor: to start another takes seconds of a processor."""
 
     plan = PLAN.once()
     kept = TopicStream.kept * 3 // 2  # its batches are as large as those of longer runs, and are repeated
+
+    def __init__(self, rig: Rig, python: Path) -> None:
+        super().__init__(rig, python, "local-cluster[1,2,1024]")
 
 
 @pytest.mark.spark

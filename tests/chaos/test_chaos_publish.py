@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,13 +15,12 @@ from tests.chaos import faults, publish_stream
 from tests.chaos.oracle import LAWS, SentRows, Usage, check, sent_runs, ten_rows
 from tests.chaos.publish_stream import PublishOutcome, PublishStream
 from tests.chaos.rig import Rig
-from tests.chaos.run import check_survival
+from tests.chaos.run import check_survival_with_spark
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample
 from tests.chaos.subscription_stream import Committed
 from tests.kit.pubsub import messages as pb
 from tests.kit.pubsub.recorder import Ack, Message, Publish
-from tests.kit.spark import needs_spark
 
 SEED = 7
 PLAN = PublishStream.plan
@@ -41,7 +37,7 @@ class ShortStream(PublishStream):
 
     def __init__(self, rig: Rig, python: Path) -> None:
         super().__init__(rig, python)
-        self.plan = PLAN.once(random.Random(rig.seed).sample(sorted({*PLAN.least} - SLOW), KINDS))
+        self.plan = PLAN.drawn(rig.seed, KINDS, without=SLOW)
 
 
 @pytest.mark.spark
@@ -62,11 +58,7 @@ def test_published_rows_survive_faults_of_all_kinds(
     count: int,
 ) -> None:
     """No row is lost, changed or published twice, but for copies of what was under way; bad payloads are dead rows."""
-    needs_spark()
-    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
-        pytest.skip("Spark before 4.2 tells that the last batch is done when the query starts again")
-    make = partial(workload, python=bare_python)
-    check_survival(tmp_path, make, capsys, PLAN, least=least, rows=count)
+    check_survival_with_spark(tmp_path, workload, bare_python, capsys, PLAN, least=least, rows=count)
 
 
 def test_a_schedule_of_publishing_has_every_kind_of_fault() -> None:

@@ -8,8 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +19,11 @@ pytest.importorskip("google.pubsub_v1", reason="needs the extra pubsub")
 from tests.chaos import faults, subscription_stream
 from tests.chaos.oracle import LAWS, SentRows, Usage, check, sent_runs, ten_rows
 from tests.chaos.rig import Rig
-from tests.chaos.run import check_survival
+from tests.chaos.run import check_survival_with_spark
 from tests.chaos.schedule import schedule
 from tests.chaos.stream import Landed, Sample
 from tests.chaos.subscription_stream import Committed, SubscriptionOutcome, SubscriptionStream, seek_back
 from tests.kit.pubsub.recorder import Ack, Message
-from tests.kit.spark import needs_spark
 
 SEED = 7
 PLAN = SubscriptionStream.plan
@@ -41,7 +38,7 @@ class ShortStream(SubscriptionStream):
 
     def __init__(self, rig: Rig, python: Path) -> None:
         super().__init__(rig, python)
-        self.plan = PLAN.once(random.Random(rig.seed).sample(sorted({*PLAN.least} - {"driver killed"}), KINDS))
+        self.plan = PLAN.drawn(rig.seed, KINDS, without={"driver killed"})
 
 
 @pytest.mark.spark
@@ -64,12 +61,7 @@ def test_messages_survive_faults_of_all_kinds(
     count: int,
 ) -> None:
     """No message is lost, changed or doubled, none is acked before its commit, and in the end all are acked."""
-    needs_spark()
-    if tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
-        pytest.skip("Spark before 4.2 tells that the last batch is done when the query starts again")
-    pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4.0 or newer")
-    make = partial(workload, python=bare_python)
-    check_survival(tmp_path, make, capsys, PLAN, least=least, rows=count)
+    check_survival_with_spark(tmp_path, workload, bare_python, capsys, PLAN, least=least, rows=count)
 
 
 def test_a_schedule_of_messages_has_every_kind_of_fault() -> None:

@@ -104,7 +104,7 @@ def test_every_module_that_travels_is_imported(bare_python: Path, packed: Path, 
     """But `pieces`, which Spark 3.5 doesn't need, and `actions`, which `pieces` imports, with what that imports."""
     worker = look(bare_python, packed, cwd=tmp_path)
     later = ["spark_plugin.worker.pieces", "spark_plugin.worker.open_put"]
-    later += ["wire.actions", "wire.job", "wire.payloads"]
+    later += ["wire.actions", "wire.job", "wire.payloads", "wire.rights"]
     assert set(worker["texts"]) - set(worker["imported"]) == {f"penstock.{name}" for name in later}
 
 

@@ -55,7 +55,10 @@ def flights(state: State, call: Call, criteria: bytes) -> Iterator[flight.Flight
 
 
 def _readable(state: State, call: Call, folder: Path, command: ListCommand) -> Iterator[flight.FlightInfo]:
-    """List what the caller may see; a folder of which that is a part has a line without sums."""
+    """List what the caller may see; a folder of which that is a part has a line without sums.
+
+    A line of write/… or consumer/… is no folder: rights below where it belongs don't show it.
+    """
     kind, caller = state.kind_of(folder), state.tokens.of(call.who)
     right = kind.seen_with
     if folder.key and not caller.may_within(right, kind.deciding(folder)):
@@ -65,7 +68,7 @@ def _readable(state: State, call: Call, folder: Path, command: ListCommand) -> I
         place = kind.deciding(path)
         if caller.may(right, place):
             yield each
-        elif caller.may_within(right, place):
+        elif place == path and caller.may_within(right, place):
             yield endpoints.listed(Entry(f"{path}/", "folder"))
 
 

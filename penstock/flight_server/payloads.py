@@ -67,7 +67,8 @@ class Named:
 
 def _name(now: float, upload: Upload, note: wire.PayloadNote) -> Named:
     key = note.key or ""
-    upload.check_right("write", f"store/{key}")
+    folder, _, _ = key.rpartition("/")  # a worker stages there what it forwards: it needs no more than its queues
+    upload.check_right("write", folder if folder.startswith("queue/") else f"store/{key}")
     return Named(key, note.split_id or key, note.metadata or {}, None if note.ttl is None else now + note.ttl)
 
 

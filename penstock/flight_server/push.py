@@ -40,8 +40,9 @@ def push(state: State, queue: LedgerQueue, pushed: Pushed, upload: Upload) -> Re
     def name(note: PayloadNote) -> Named | None:
         if note.queue is not None:
             upload.check_right("write", note.queue)
-        if note.payload_key:  # who claims the message gets these bytes
-            upload.check_right("write" if note.adopt else "read", f"store/{note.payload_key}")
+        if note.payload_key and not pushed.is_staged(note):  # who claims the message gets these bytes
+            for right in ("read", "write") if note.adopt else ("read",):
+                upload.check_right(right, f"store/{note.payload_key}")
         return pushed.name(note)
 
     rows = receive(state, upload, name, PayloadNote(), file_bytes=SMALL)  # 1., 2.
@@ -104,6 +105,13 @@ class Pushed:
         self._messages: list[list[_Message]] = [[] for _ in self.forwards]
         self._numbers = Counter[tuple[int, str]]()
         """Messages so far, by forward and queue."""
+
+    def is_staged(self, note: PayloadNote) -> bool:
+        """Whether a message adopts what was stored below its queue, where that queue's writers may store payloads."""
+        below = f"{note.queue or self._path}/"
+        return bool(note.adopt and note.payload_key and note.payload_key.startswith(below)) and (
+            payloads.split_of(note.payload_key or "") is None
+        )
 
     def name(self, note: PayloadNote) -> Named | None:
         """Return how the payload of the next message is kept; None for a message that brings none."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from penstock.client.client import connect
 from penstock.errors import Denied, InvalidRequest
 from penstock.flight_server import kinds
 from penstock.flight_server.config import ServerConfig
@@ -87,6 +88,8 @@ LEASES = (queue.LeaseKey("queue/q", "m", "t"), queue.LeaseKey("queue/r", "m", "t
 NEEDS: dict[str, tuple[Body, Sequence[tuple[str, str]]]] = {
     "write.open": (actions.OpenWrite("store/x", queue="queue/q"), [("write", "store/x"), ("write", "queue/q")]),
     "delete": (actions.DeleteTarget("job/j"), [("admin", "job/j"), ("admin", "queue/j")]),
+    "undelete": (actions.Target("store/x"), [("admin", "store/x")]),
+    "topic.alter": (actions.AlterTopic("topic/x"), [("admin", "topic/x")]),
     "describe": (actions.Target("store/x"), [("read", "store/x")]),
     "consumer.attach": (actions.AttachConsumer("topic/x", "j", "c", "s"), [("read", "topic/x")]),
     "consumer.offsets": (actions.AskOffsets("topic/x"), [("read", "topic/x")]),
@@ -315,6 +318,24 @@ def test_a_listing_has_what_the_caller_may_read(there: flight.FlightClient) -> N
         names(there, READER, b"store/ab")
 
 
+def test_rights_below_a_path_are_none_at_its_writes_and_consumers(
+    there: flight.FlightClient, granted: PenstockServer, tmp_path: Path
+) -> None:
+    """topic/a/b is another topic than topic/a, whose consumer b is consumer/topic/a/b."""
+    tokens_file(tmp_path, **CALLERS, below={"admin": ["topic/a/b", "store/a/b"]})
+    granted.state.tokens.reload()
+    below = bearer(token_of("below"))
+    put(there, at("topic/a"), [trips(1)], options=ADMIN)
+    journal = call(there, "describe", ADMIN, path="topic/a")["journal"]
+    call(there, "consumer.attach", ADMIN, path="topic/a", journal=journal, consumer="b", session="s")
+    call(there, "write.open", ADMIN, path="store/a")
+
+    for kind in (b"consumer/", b"consumer/topic", b"write/"):
+        assert names(there, below, kind) == []
+    denied(there, below, "describe", path="consumer/topic/a/b")
+    denied(there, below, "delete", path="consumer/topic/a/b")
+
+
 def test_a_folder_that_is_read_in_part_has_no_sums(make_server: Callable[..., PenstockServer], tmp_path: Path) -> None:
     file = tokens_file(tmp_path, ops={"admin": ["/"]}, some={"read": ["store/a/b"]})
     with flight.connect(make_server(tokens=file).url) as there:
@@ -389,7 +410,7 @@ def test_a_push_names_no_payload_or_queue_of_others(there: flight.FlightClient) 
     put_payload(there, "theirs", ADMIN)
     for note, words in (
         ({"payload_key": "theirs"}, "mine may not read store/theirs"),
-        ({"payload_key": "theirs", "adopt": True}, "mine may not write store/theirs"),
+        ({"payload_key": "theirs", "adopt": True}, "mine may not read store/theirs"),
         ({"queue": "queue/theirs"}, "mine may not write queue/theirs"),
     ):
         rows = trips() if "payload_key" in note else trips(1)
@@ -397,6 +418,40 @@ def test_a_push_names_no_payload_or_queue_of_others(there: flight.FlightClient) 
             send(there, at("queue/mine", attempt=new_attempt()), rows, note, MINE)
     denied(there, MINE, "queue.push_dataset", path="queue/mine", dataset="store/theirs")
     denied(there, MINE, "write.open", path="store/mine/x", queue="queue/theirs")
+
+
+def test_who_only_writes_adopts_no_payload(there: flight.FlightClient, granted: PenstockServer, tmp_path: Path) -> None:
+    """Its message's payload comes to whoever claims it: both rights are needed, but for what its queue has staged."""
+    rights = {"read": ["queue/a"], "write": ["queue/a", "store/a"]}
+    tokens_file(tmp_path, **CALLERS, worker=rights, taker={"read": ["store/a"], "write": ["queue/a"]})
+    granted.state.tokens.reload()
+    put_payload(there, "a/x", ADMIN)
+    for name, key, words in (
+        ("worker", "a/x", "worker may not read store/a/x"),
+        ("taker", "a/x", "taker may not write store/a/x"),
+        ("worker", "queue/mine/x", "worker may not read store/queue/mine/x"),
+        ("worker", f"queue/a/d@{new_attempt().replace('-', '')}-0", "worker may not read store/queue/a/d"),
+    ):
+        with refused("denied", words):
+            note = {"payload_key": key, "adopt": True}
+            send(there, at("queue/a", attempt=new_attempt()), trips(), note, bearer(token_of(name)))
+
+
+def test_a_worker_forwards_rows_of_two_schemas(
+    there: flight.FlightClient, granted: PenstockServer, tmp_path: Path
+) -> None:
+    """One stream has one schema: the others' payloads are stored before, by the right to write to the queue."""
+    worker = {"read": ["queue/in"], "write": ["queue/in", "queue/out"]}
+    tokens_file(tmp_path, **CALLERS, worker=worker)
+    granted.state.tokens.reload()
+    with connect(granted.url, token=token_of("worker"), retry_for=1) as client:
+        client.push("queue/in", trips(1), finish=True)
+        for message in client.claim("queue/in"):
+            with message:
+                message.forward("queue/out", [pa.table({"a": [1]}), pa.table({"b": ["x"]})])
+    assert call(there, "describe", ADMIN, path="queue/out")["rows"] == 2
+    with refused("denied", "worker may not write queue/mine"):
+        put_payload(there, "queue/mine/x", bearer(token_of("worker")))
 
 
 def put_payload(client: flight.FlightClient, key: str, who: flight.FlightCallOptions) -> None:

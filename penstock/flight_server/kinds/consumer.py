@@ -24,8 +24,8 @@ class ConsumerKind(Kind):
     name = "consumer"
 
     def deciding(self, path: Path) -> Path:
-        """Return the journal's path, below which the consumer's name is."""
-        return parse_folder(path.key) if path.key else path
+        """Return the journal's path, below which the consumer's name is: topic/x/c is not asked of topic/x's c."""
+        return parse_folder(path.key.rpartition("/")[0] or path.key) if path.key else path
 
     def actions(self) -> Handlers:
         return ConsumerActions(self.state).handlers()

@@ -39,8 +39,9 @@ class Dataset(arrow.FileSystemDataset):
     that doesn't exist, so that they raise, rather than find no rows.
     """
 
-    def __init__(self, client: Client, path: str) -> None:
-        self._client, self._path = client, path
+    def __init__(self, client: Client, path: str, condition: pc.Expression | None = None) -> None:
+        """`condition` is one that every scan has, beside its own."""
+        self._client, self._path, self._condition = client, path, condition
         self._is_folder = path.endswith("/")
         schema = _together(path, self._members()) if self._is_folder else client.info(path).schema
         file = _FORMAT.make_fragment(f"/{path}, which only its scanner reads", _FILES)
@@ -51,10 +52,14 @@ class Dataset(arrow.FileSystemDataset):
         return f"{self._client}.dataset({self._path!r}){columns}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self._client, self._path)
+        return Dataset, (self._client, self._path, self._condition)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
+
+    def filter(self, expression: pc.Expression) -> Dataset:
+        """Return the dataset of the rows for which this is true, too."""
+        return Dataset(self._client, self._path, self._with(expression))
 
     def scanner(  # type: ignore[override]  # its options are passed on, whichever there are
         self,
@@ -63,18 +68,24 @@ class Dataset(arrow.FileSystemDataset):
         **options: Any,
     ) -> arrow.Scanner:
         """Return a scanner of the rows that there are now, for one use."""
+        condition = self._with(filter)
         names = list(columns) if isinstance(columns, list | tuple) else self.schema.names
-        if filter is not None:
-            names = [*names, *columns_of(filter, self.schema)]
+        if condition is not None:
+            names = [*names, *columns_of(condition, self.schema)]
         names = list(dict.fromkeys(names)) or self.schema.names[:1]  # rows are counted by a column
         schema = pa.schema([self.schema.field(name) for name in names], self.schema.metadata)
-        reads = list(self._reads(schema, filter))
+        reads = list(self._reads(schema, condition))
         batches = (_fitted(_aligned(batch), path, schema) for path, reader in reads for batch in reader)
         reader = pa.RecordBatchReader.from_batches(schema, batches)
-        return arrow.Scanner.from_batches(reader, columns=columns, filter=filter, **options)
+        return arrow.Scanner.from_batches(reader, columns=columns, filter=condition, **options)
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # type: ignore[override]  # as above
         return self.scanner(columns=[], filter=filter, **options).count_rows()
+
+    def _with(self, expression: pc.Expression | None) -> pc.Expression | None:
+        if self._condition is None or expression is None:
+            return self._condition if expression is None else expression
+        return self._condition & expression
 
     def _members(self) -> list[tuple[str, pa.Schema]]:
         """Return the datasets that there are now below the folder, each with its columns."""

@@ -137,8 +137,11 @@ def partitions(reader: Reader, path: str) -> list[Partition]:
 
 
 def expired(reader: Reader, now: float) -> list[str]:
-    """Return the datasets that are past their time to live."""
-    query = "SELECT path FROM datasets WHERE ttl IS NOT NULL AND changed + ttl <= ? ORDER BY path"
+    """Return the datasets that are past their time to live, and that no write is open to."""
+    query = (
+        "SELECT path FROM datasets WHERE ttl IS NOT NULL AND changed + ttl <= ?"
+        " AND path NOT IN (SELECT path FROM writes WHERE state = 'open') ORDER BY path"
+    )
     return [row["path"] for row in reader.rows(query, now)]
 
 

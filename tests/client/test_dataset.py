@@ -126,6 +126,13 @@ def test_pandas_and_streams_take_it(trips: Dataset, client: Client) -> None:
     assert client.dataset("store/d/copy").count_rows(filter=F("city") == "Oslo") == 334
 
 
+def test_a_filtered_dataset_is_one_too(trips: Dataset, reads: list[Read]) -> None:
+    few = trips.filter(F("id") < 9).filter(F("city") == "Oslo")
+    assert few.to_table(columns=["id"], filter=F("id") > 0)["id"].to_pylist() == [3, 6]
+    assert reads == [(PATH, ["id", "city"], "`id` < 9 and `city` = 'Oslo' and `id` > 0")]
+    assert (few.count_rows(), pickle.loads(pickle.dumps(few)).count_rows(), trips.count_rows()) == (3, 3, 1_000)
+
+
 def test_a_dataset_travels_and_prints(trips: Dataset) -> None:
     again = pickle.loads(pickle.dumps(trips))
     assert again.count_rows() == 1_000

@@ -131,3 +131,13 @@ def test_an_overwrite_says_how_long_it_lives(folder: Datasets) -> None:
     folder.write(numbers(1), mode="overwrite", ttl=5, partition="p")
     folder.clock.advance(5)
     assert expired(folder) == [PATH]
+
+
+def test_a_dataset_stays_while_a_write_to_it_is_open(folder: Datasets) -> None:
+    """What is appended would be all that is left, and for ever."""
+    folder.write(numbers(1), ttl=100)
+    write = folder.ledger.open_write(PATH, mode="append")
+    folder.clock.advance(100)
+    assert expired(folder) == []
+    folder.ledger.abort(write.id)
+    assert expired(folder) == [PATH]

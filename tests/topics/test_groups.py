@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.errors import AlreadyExists, Fenced, Lost
-from penstock.queue.topics.consumers import UNSEEN, Consumers, floors
+from penstock.queue.topics.consumers import ALONE, UNSEEN, Consumers, floors
 from penstock.queue.topics.groups import LEASE, Groups, Share
 from tests.kit.clock import Clock
 from tests.kit.topics import TOPIC, Reach
@@ -130,6 +130,28 @@ def test_a_fenced_member_commits_nothing(rig: Rig) -> None:
     rig.share("b", leave=True)
     with pytest.raises(Fenced):
         rig.share("a", {**held, 1: 5})
+    assert rig.share("a").position == held
+
+
+def test_members_of_a_topic_before_take_no_shards(rig: Rig) -> None:
+    rig.share("a")
+    rig.reach.topics.remove(TOPIC)
+    rig.reach.create(key="id", shards=SHARDS)
+    assert len(rig.share("b").position) == SHARDS
+
+
+def test_members_that_died_are_not_listed(rig: Rig, clock: Clock) -> None:
+    rig.share("a")
+    assert rig.holders() == {"a": [*range(SHARDS)]}
+    clock.advance(ALONE + 1)
+    assert rig.holders() == {}
+
+
+def test_a_member_of_a_removed_group_is_told_so(rig: Rig) -> None:
+    held = rig.share("a", dict(rig.share("a").position)).position
+    Consumers(rig.reach.ledger, rig.reach.topics).remove(rig.reach.topic(), "g")
+    with pytest.raises(Fenced, match="has no group g any more, as it was removed"):
+        rig.share("a", held)
     assert rig.share("a").position == held
 
 

@@ -30,6 +30,8 @@ UNSEEN = 7 * 24 * 3600.0
 """Seconds after which a consumer that nobody has seen holds no rows any more."""
 ABSENT = 600.0
 """Seconds after which a consumer that nobody has seen is absent: what it alone holds is warned of."""
+ALONE = 120.0
+"""Seconds after which a group that nobody has seen has no members: their leases are over."""
 MOST = 1_000
 """Live consumers of one topic."""
 _SEEN = 60.0
@@ -268,7 +270,7 @@ class Consumers:
         )
         return ConsumerState(
             row["id"], row["state"], position, row["seen"], behind.rows, behind.bytes, self.age(behind), dead_rows,
-            is_absent, _members(row),
+            is_absent, _members(row, since=self._ledger.now() - ALONE),
         )  # fmt: skip
 
 
@@ -377,12 +379,12 @@ def remove_older(t: Transaction, topic: Topic, consumer: str) -> None:
     t.execute("DELETE FROM consumers WHERE path = ? AND id = ?", topic.path, consumer)
 
 
-def _members(row: sqlite3.Row) -> dict[str, list[int]] | None:
-    """Return the shards of each member of a group; None of a query."""
+def _members(row: sqlite3.Row, *, since: float) -> dict[str, list[int]] | None:
+    """Return the shards of each member of a group, none if it wasn't seen since a time; None of a query."""
     if row["holders"] is None:
         return None
     members: dict[str, list[int]] = {}
-    for shard, member in json.loads(row["holders"]).items():
+    for shard, member in json.loads(row["holders"]).items() if row["seen"] >= since else ():
         members.setdefault(member, []).append(int(shard))
     return members
 

@@ -54,7 +54,7 @@ class Groups:
         self._ledger, self._changed, self.lease, self._now = ledger, changed, lease, now
         self._lock = threading.Lock()  # _deadlines
         self._deadlines: dict[tuple[str, str], dict[str, float]] = {}
-        """When each member of a group is silent for too long."""
+        """When each member of a group, by its journal and name, is silent for too long."""
 
     def share(
         self,
@@ -82,7 +82,10 @@ class Groups:
                 return _share(holders, position, member, surplus, changed=False)
 
         def share(t: Transaction) -> Share:
-            row = consumers.find(t, topic, group) or self._register(t, topic, group, begin)
+            row = consumers.find(t, topic, group)
+            if row is None and held:
+                raise Fenced(f"{topic.path} has no group {group} any more, as it was removed: it may begin anew")
+            row = row or self._register(t, topic, group, begin)
             _check_group(topic, row)
             consumers.check_room(t, topic, row)
             consumers.log_return(topic, row)
@@ -98,7 +101,7 @@ class Groups:
         share_ = self._ledger.change(share)
         if leave:
             with self._lock:
-                self._deadlines.get((topic.path, group), {}).pop(member, None)
+                self._deadlines.get((topic.journal, group), {}).pop(member, None)
         return share_
 
     def tend(self) -> None:
@@ -110,13 +113,13 @@ class Groups:
 
     def _hear(self, topic: Topic, group: str, member: str) -> None:
         with self._lock:
-            self._deadlines.setdefault((topic.path, group), {})[member] = self._now() + self.lease
+            self._deadlines.setdefault((topic.journal, group), {})[member] = self._now() + self.lease
 
     def _live(self, topic: Topic, group: str, holders: Mapping[int, str]) -> set[str]:
         """Return the members whose lease lasts; a holder that isn't known has a new one, as the server has started."""
         with self._lock:
             now = self._now()
-            deadlines = self._deadlines.setdefault((topic.path, group), {})
+            deadlines = self._deadlines.setdefault((topic.journal, group), {})
             for member in holders.values():
                 deadlines.setdefault(member, now + self.lease)
             for member in [each for each, deadline in deadlines.items() if deadline < now]:

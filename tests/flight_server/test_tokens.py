@@ -318,7 +318,7 @@ def test_a_listing_has_what_the_caller_may_read(there: flight.FlightClient) -> N
         names(there, READER, b"store/ab")
 
 
-def test_rights_below_a_path_are_none_at_its_writes_and_consumers(
+def test_rights_below_a_path_are_none_at_writes_and_consumers(
     there: flight.FlightClient, granted: PenstockServer, tmp_path: Path
 ) -> None:
     """topic/a/b is another topic than topic/a, whose consumer b is consumer/topic/a/b."""

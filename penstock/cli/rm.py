@@ -30,6 +30,8 @@ def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: 
     A reader that has begun may read to its end. On a terminal it asks before it deletes a folder; without one it needs
     -y, as nobody sees a slip. `penstock undelete PATH` brings a dataset back for a while.
     """
+    if "" in paths:  # a variable of a script's that isn't set: with -r it would be all there is
+        raise InvalidRequest("a path is empty, so nothing was deleted: expected paths such as store/demo/trips")
     if not yes and not terminal.is_terminal(sys.stdin):
         recursively = "-r " if recursive else ""
         raise InvalidRequest(f"no terminal to ask at; to delete: penstock rm -y {recursively}{' '.join(paths)}")

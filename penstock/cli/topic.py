@@ -73,7 +73,10 @@ def _path(name: str) -> str:
     root, slash, _ = name.partition("/")
     if slash and root != "topic" and any(kind.root == root for kind in KINDS):
         raise InvalidRequest(f"{name} is no topic: expected a name such as orders, or topic/orders")
-    return name if root == "topic" and slash else f"topic/{name}"
+    path = name if root == "topic" and slash else f"topic/{name}"
+    if path == "topic/":
+        raise InvalidRequest(f"{name!r} names no topic: expected a name such as orders, or topic/orders")
+    return path
 
 
 def _print(invocation: Invocation, thing: dict[str, Any]) -> None:

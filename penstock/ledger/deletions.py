@@ -49,7 +49,10 @@ def restore(t: Transaction, path: str, has: Callable[[str], bool]) -> None:
     names = [name for name, _ in thing["parts"]]
     if not all(map(has, names)):  # a backup was put back, which has no deleted bytes
         raise NotFound(f"{path} can't be brought back: bytes of it are gone")
-    t.insert("datasets", path=path, schema=row["schema"], **thing["dataset"])
+    dataset = thing["dataset"]
+    if dataset["ttl"] is not None:  # begins anew, as with a put: else what is back may be gone the next moment
+        dataset["changed"] = t.now
+    t.insert("datasets", path=path, schema=row["schema"], **dataset)
     t.sql.executemany(
         "UPDATE parts SET state = 'visible', path = ?, seq = ?, free_at = NULL WHERE name = ?",
         [(path, seq, name) for name, seq in thing["parts"]],

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
@@ -113,11 +113,11 @@ def checked(options: Mapping[str, str], use: Use, *others: Use) -> dict[str, str
                 "leave it out"
             )
         values = {name: value for name, value in values.items() if name not in _SPARKS}
-    values = other_sources.take_others(values, _SIDES[use])
+    values, said = other_sources.take_others(values, _SIDES[use])
     if "paths" in values:
         raise InvalidRequest("load: one path at a time; load each and union them")
     for name in values:
-        _check_name(name, use, *others)
+        _check_name(name, said.get(name), use, *others)
     for name, root in (("subscription", "subscription"), ("topic", "publish")):
         if name in values:
             values["path"] = _path_of(name, root, values.pop(name), values.get("path"))
@@ -218,10 +218,10 @@ def _of_topic(path: str, offsets: dict[str, Any], option: str) -> dict[str, Any]
     if not any(isinstance(shards, dict) for shards in offsets.values()):
         return offsets
     name = path.removeprefix("topic/")
-    if list(offsets) != [name]:
+    if list(offsets) not in ([name], [path]):
         raise InvalidRequest(f"{option} names {', '.join(offsets)[:80]}, this reads {path}: expected {name!r} alone")
-    shards: dict[str, Any] = offsets[name]
-    return shards
+    [shards] = offsets.values()
+    return cast("dict[str, Any]", shards)
 
 
 def _path_of(option: str, root: str, name: str, path: str | None) -> str:
@@ -234,14 +234,15 @@ def _path_of(option: str, root: str, name: str, path: str | None) -> str:
     return f"{root}/{named[1]}/{named[2]}"
 
 
-def _check_name(name: str, use: Use, *others: Use) -> None:
+def _check_name(name: str, said: str | None, use: Use, *others: Use) -> None:
     if name not in _KNOWN:
         ours = [option.name for option in OPTIONS if use in option.uses]
         known = other_sources.find(name, _SIDES[use])
         hint = suggest(name, ours) if known is None else known.hint
+        name = name if known is None else known.spelled(name)
         raise InvalidRequest(f"penstock has no option '{name[:80]}'; {hint}")
     if not {use, *others} & {*_KNOWN[name].uses}:
         other = " and ".join(_WORDS[each] for each in _KNOWN[name].uses)
         raise InvalidRequest(
-            f"the option '{_KNOWN[name].name}' is for a {other}, this is a {_WORDS[use]}: leave it out"
+            f"the option '{said or _KNOWN[name].name}' is for a {other}, this is a {_WORDS[use]}: leave it out"
         )

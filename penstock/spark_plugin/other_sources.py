@@ -37,29 +37,41 @@ class OtherOption:
             return f"taken, as `{self.ours}`"
         return f"refused: {self.reason or f'see `{self.ours}`'}"
 
+    def spelled(self, name: str) -> str:
+        """Return a lower-case name as its owner writes it: Spark doesn't keep how it was said."""
+        return next((each for each in self.names if each.lower() == name), name)
+
     @property
     def hint(self) -> str:
         """The remedy in the error."""
         return self.reason or f"did you mean '{self.ours}'?"
 
 
-def take_others(values: Mapping[str, str], side: Side) -> dict[str, str]:
-    """Return the options, by lower-case name, with other sources' names replaced by ours where they mean the same."""
-    taken = dict(values)
+def take_others(values: Mapping[str, str], side: Side) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options, by lower-case name, with other sources' names replaced by ours where they mean the same; and
+    what was said for those of ours.
+    """
+    taken, said = dict(values), dict[str, str]()
     project = taken.get("projectid")
     for name, value in values.items():
         other = find(name, side)
         if other is None or other.translate is None:
             continue
+        spelled, ours = other.spelled(name), other.ours.lower()
         if other.owner == _PUBSUB:
             if project is None:
-                raise InvalidRequest(f"the option '{name}' needs 'projectId' beside it: or name '{other.ours}' in full")
+                raise InvalidRequest(
+                    f"the option '{spelled}' needs 'projectId' beside it: or name '{other.ours}' in full"
+                )
             taken.pop("projectid", None)
-        if other.ours.lower() in taken:
-            raise InvalidRequest(f"the options '{name}' and '{other.ours}' mean the same: leave one out")
+        if ours in taken:
+            raise InvalidRequest(
+                f"the options '{spelled}' and '{said.get(ours, other.ours)}' mean the same: leave one out"
+            )
         del taken[name]
-        taken[other.ours.lower()] = other.translate(name, f"{project}/{value}" if other.owner == _PUBSUB else value)
-    return taken
+        taken[ours] = other.translate(spelled, f"{project}/{value}" if other.owner == _PUBSUB else value)
+        said[ours] = spelled
+    return taken, said
 
 
 def find(name: str, side: Side) -> OtherOption | None:

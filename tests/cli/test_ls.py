@@ -222,6 +222,11 @@ def test_rm_without_a_terminal_needs_y(here: Run, client: Client, trips: str) ->
     assert (here("rm", "-y", trips).code, len(client.list(recursive=True))) == (0, 0)
 
 
+def test_rm_takes_an_unset_variable_for_nothing(here: Run, client: Client, trips: str) -> None:
+    done = here("rm", "-r", "-y", trips, "")
+    assert (done.code, "a path is empty" in done.err, len(client.list(recursive=True))) == (app.USAGE, True, 1)
+
+
 def test_rm_does_not_ask_twice(here: Run, client: Client, trips: str) -> None:
     assert (here("rm", "-r", "-y", "store/demo", terminal=True).code, len(client.list())) == (0, 0)
 

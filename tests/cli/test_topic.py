@@ -37,6 +37,8 @@ def test_the_same_again_is_no_error_and_another_is(here: Run) -> None:
         (("create", "x", "--schema", "id lonk"), "did you mean 'long'"),
         (("create", "x", "--schema", "id long", "--key", "city"), "no column 'city'"),
         (("create", "store/x", "--schema", "id long"), "store/x is no topic"),
+        (("create", "topic/", "--schema", "id long"), "'topic/' names no topic"),
+        (("create", "", "--schema", "id long"), "'' names no topic"),
         (("create", "x", "--schema", "id long", "--keep", "soon"), "expected seconds, or a time such as"),
         (("alter", "x"), "say --shards, --keep or --keep-bytes"),
     ],

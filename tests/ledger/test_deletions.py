@@ -13,6 +13,7 @@ from penstock.errors import AlreadyExists, NotFound, StoreFull
 from penstock.flight_server.server import PenstockServer
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.sweep import make_room
+from penstock.wire.put import DatasetOptions
 from tests.kit.clock import Clock
 from tests.kit.ledger import PATH, finish_write, make_attempt, part_names, visible_parts
 from tests.kit.server import served
@@ -49,6 +50,14 @@ def test_a_deleted_dataset_is_what_it_was(ledger: Ledger, names: list[str], cloc
     assert (ledger.freeable(), ledger.held_by_tickets()[0]) == ([], 0)
     ledger.delete(PATH)
     assert sorted(ledger.freeable()) == sorted(names)
+
+
+def test_a_time_to_live_begins_anew(ledger: Ledger, clock: Clock) -> None:
+    write = ledger.open_write(PATH, dataset=DatasetOptions(ttl=60.0))
+    ledger.finish_single(write.id, make_attempt(1))
+    ledger.delete(PATH, until=clock.now() + HOUR)
+    clock.advance(61)
+    assert ledger.undelete(PATH, always).expires == clock.now() + 60
 
 
 def test_it_is_gone_once_its_time_is_over(ledger: Ledger, names: list[str], clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_an_option_of_other_sources_is_taken_or_refused(other: other_sources.Oth
     for name in (name.replace("*", "anything") for name in other.names):
         for use in (use for side in other.sides for use in USES[side]):
             if other.translate is None:
-                with pytest.raises(InvalidRequest, match=re.escape(f"no option '{name.lower()}'; {other.hint}")):
+                with pytest.raises(InvalidRequest, match=re.escape(f"no option '{name}'; {other.hint}")):
                     options.checked({"path": "topic/x", name: "1"}, use)
 
 
@@ -109,17 +110,25 @@ def test_names_that_mean_the_same_are_taken(use: options.Use, values: dict[str, 
         ("stream", {"path": "topic/x", "subscribe": "x"}, "'subscribe' and 'path' mean the same: leave one out"),
         ("stream", {"path": "topic/x", "maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "leave one out"),
         ("stream", {"path": "topic/x", "startingTimestamp": "1", "startingOffsetsByTimestamp": '{"x": {"0": 1}}'},
-         "leave one out"),
+         "'startingOffsetsByTimestamp' and 'startingTimestamp' mean the same"),
         ("stream", {"path": "topic/x", "startingTimestamp": "9" * 20}, "expected milliseconds since 1970"),
         ("stream", {"path": "topic/x", "startingOffsetsByTimestamp": '{"0": 5}'}, "expected milliseconds by shard"),
         ("stream", {"path": "topic/x", "startingOffsetsByTimestamp": "5"}, "expected milliseconds by shard"),
         ("stream", {"subscriptionId": "orders"}, "needs 'projectId' beside it"),
-        ("read", {"path": "topic/x", "maxOffsetsPerTrigger": "1"}, "'maxRowsPerTrigger' is for a streaming read"),
+        ("read", {"path": "topic/x", "maxOffsetsPerTrigger": "1"}, "'maxOffsetsPerTrigger' is for a streaming read"),
+        ("stream", {"path": "topic/x", "endingTimestamp": "1"}, "'endingTimestamp' is for a read"),
+        ("stream", {"path": "topic/x", "includeHeaders": "true"}, "no option 'includeHeaders'"),
     ],
 )  # fmt: skip
 def test_a_value_that_has_no_meaning_here_is_refused(use: options.Use, values: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         options.checked(values, use)
+
+
+@pytest.mark.parametrize("name", ["x", "topic/x"])
+def test_kafkas_offsets_name_a_topic_as_subscribe_does(name: str) -> None:
+    path = options.checked({"subscribe": name}, "stream")["path"]
+    assert options.bound(path, json.dumps({name: {"0": 5}}), "startingOffsets") == {"0": 5}
 
 
 def test_whatever_case_spark_hands_over_is_one_name() -> None:
@@ -146,7 +155,7 @@ NEAREST: list[tuple[options.Use, str, str]] = [
 @pytest.mark.parametrize(("use", "name", "said"), NEAREST)
 def test_an_unknown_option_is_refused_with_the_nearest(use: options.Use, name: str, said: str) -> None:
     """Options of other sources are known by their names there."""
-    with pytest.raises(InvalidRequest, match=f"no option '{name.lower()}'; {said}"):
+    with pytest.raises(InvalidRequest, match=f"(?i)no option '{name}'; {said}"):
         options.checked({"path": "topic/x", name: "1"}, use)
 
 

@@ -25,6 +25,7 @@ _CODES: dict[type[Exception], int] = {
 
 def main() -> NoReturn:
     """Run `penstock`, as pip installs it."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its lines about a handshake stand before our own
     sys.exit(run(sys.argv[1:]))
 
 

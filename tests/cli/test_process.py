@@ -32,6 +32,12 @@ def test_a_reader_that_has_enough_is_no_fault(server: PenstockServer, client: Cl
         assert process.wait(LIMIT) == app.BROKEN_PIPE
 
 
+def test_a_server_without_tls_is_told_of_by_us_alone(server: PenstockServer) -> None:
+    """Without gRPC's own lines about the handshake."""
+    done = run_process("--url", f"grpc+tls://{str(server.url).rpartition('//')[2]}", "ls")
+    assert done.stderr.startswith(b"penstock: grpc+tls://"), done.stderr
+
+
 def test_get_writes_to_a_pipe_by_its_name(server: PenstockServer, client: Client) -> None:
     """A shell's `>(…)` is /dev/fd/N, a link to what has no path; of stdout nothing else is written to it."""
     client.put("store/a", pa.table({"x": [1, 2]}))

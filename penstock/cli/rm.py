@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=complete_path)
 @click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that lies in them.")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
-def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: bool) -> int:
+@click.option("--now", is_flag=True, help="Free the bytes at once: undelete can't bring them back.")
+def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: bool, now: bool) -> int:
     """Delete datasets, topics, queues, and jobs with their queues; with -r folders; `rm write/ID` ends an open write.
     A deleted consumer (`rm consumer/topic/orders/billing`) holds no rows any more; one that returns begins anew.
 
@@ -40,7 +41,7 @@ def rm(invocation: Invocation, paths: tuple[str, ...], *, recursive: bool, yes: 
         for path in paths:
             try:
                 for each in _paths_to_delete(client, path, recursive=recursive, ask=not yes):
-                    answer = client.delete(each)
+                    answer = client.delete(each, now=now)
                     if invocation.json:
                         terminal.print_json(answer)
                     else:

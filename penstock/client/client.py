@@ -427,9 +427,12 @@ class Client:
             log.warning("%s: %s", path, note)
         return done.rows
 
-    def delete(self, path: str) -> dict[str, Any]:
-        """Delete a dataset or a topic, or abort a write (`write/ID`); return what it held."""
-        return self.call("delete", {"path": path})
+    def delete(self, path: str, *, now: bool = False) -> dict[str, Any]:
+        """Delete a dataset or a topic, or abort a write (`write/ID`); return what it held.
+
+        With `now` a dataset's bytes go as soon as no read ticket names them: `undelete` can't bring it back.
+        """
+        return self.call("delete", {"path": path, "now": now} if now else {"path": path})
 
     def undelete(self, path: str) -> dict[str, Any]:
         """Make a dataset that was deleted what it was, with its runs; return what `call("describe", …)` says of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from itertools import chain
 
 import penstock
@@ -89,6 +90,9 @@ class Actions:
             if not self._state.reserve.give():
                 raise
             deleted = kind.delete(path)
+        if request.now:
+            self._state.ledger.forget_deleted(str(path))
+            deleted = replace(deleted, until=None)
         steps.passed("delete.done")
         self._state.sweeper.soon()
         return deleted

@@ -449,6 +449,8 @@ class DeleteTarget(Body):
 
     path: str
     delete: bool = False
+    now: bool = False
+    """Whether a dataset's bytes go at once, so that `undelete` can't bring it back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,7 @@ def message_poisoned(chain: JobChain, dice: random.Random) -> None:
     poisoned = chain.rig.server.hooks / "poisoned"
     failed = chain.runs["JobFailed"]
     taken(chain, hook(chain, "poison", any_stage(chain, dice)), "a worker has the message")
+    chain.rig.until(poisoned.exists, "it has failed")
     chain.rig.until(lambda: chain.runs["JobFailed"] > failed, "the job has failed")
     poisoned.unlink()
 

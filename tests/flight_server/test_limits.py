@@ -183,7 +183,7 @@ def test_a_full_quota_refuses_a_put_until_something_is_deleted(make_server: Make
         assert list_paths(bare) == ["store/a"]
         assert len(files(tmp_path / "data" / "parts")) == 1
 
-        call(bare, "delete", path="store/a")
+        call(bare, "delete", path="store/a", now=True)
         eventually(lambda: call(bare, "health")["store_bytes"] == 0)
         put(bare, at("store/b"), table.to_batches())
         assert list_paths(bare) == ["store/b"]

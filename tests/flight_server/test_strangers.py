@@ -172,4 +172,6 @@ def test_three_hundred_silent_strangers_hold_half_of_the_streams(tmp_path: Path,
 
 
 def names_known(client: flight.FlightClient) -> set[str]:
-    return {"/".join(part.decode() for part in listed.descriptor.path) for listed in client.list_flights(b"", KNOWN)}
+    return {
+        "/".join(part.decode() for part in listed.descriptor.path) for listed in client.list_flights(b"store/", KNOWN)
+    }

@@ -250,7 +250,7 @@ def stored_rows(path: str, url: str | None = None) -> Rows:
     return Counter(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
 
 
-def server_paths(url: str | None = None, criteria: bytes = b"") -> list[str]:
+def server_paths(url: str | None = None, criteria: bytes = b"store/") -> list[str]:
     """Return the paths of a server's datasets, or with `write/` of its open writes."""
     with flight.connect(url or os.environ["PENSTOCK_URL"]) as bare:
         return wire.list_paths(bare, criteria)

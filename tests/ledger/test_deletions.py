@@ -143,6 +143,15 @@ def test_a_put_that_needs_the_room_gets_it(make_server: Callable[..., PenstockSe
             client.put("store/w", TABLE)
 
 
+def test_bytes_go_at_once_where_that_is_wanted(make_server: Callable[..., PenstockServer], tmp_path: Path) -> None:
+    with connect(make_server().url) as client:
+        client.put("store/x", TABLE)
+        assert "until" not in client.delete("store/x", now=True)
+        eventually(lambda: not files(tmp_path / "data" / "parts"))
+        with pytest.raises(NotFound):
+            client.undelete("store/x")
+
+
 def test_a_full_store_keeps_nothing_for_undelete(make_server: Callable[..., PenstockServer], tmp_path: Path) -> None:
     with connect(make_server(quota=81_500).url) as client:
         client.put("store/x", TABLE)

@@ -78,7 +78,7 @@ def many_attempts(client: flight.FlightClient) -> None:
 
 
 def delete(client: flight.FlightClient) -> None:
-    call(client, "delete", path="store/there")
+    call(client, "delete", path="store/there", now=True)
     while True:  # until the sweep comes to the step
         list_paths(client)
 
@@ -159,7 +159,7 @@ def test_a_finish_killed_before_its_answer_is_done_once(data: Path) -> None:
 def test_a_delete_killed_before_its_answer_is_done(data: Path) -> None:
     """The path is free, and the next start removes the bytes."""
     with killed_at(data, "delete.done") as bare, pytest.raises((flight.FlightError, pa.ArrowException)):
-        call(bare, "delete", path="store/there")
+        call(bare, "delete", path="store/there", now=True)
 
     with restarted(data) as bare:
         assert len(files(data / "parts")) == 2, "store/kept has two parts"
@@ -216,7 +216,7 @@ def delete_until_killed(url: str) -> None:
         while True:
             with contextlib.suppress(flight.FlightServerError):
                 put(client, at("store/brief"), [trips(1)])
-            call(client, "delete", path="store/brief")
+            call(client, "delete", path="store/brief", now=True)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])

@@ -215,7 +215,7 @@ def test_a_sweep_on_a_failing_disk_is_repeated(tmp_path: Path) -> None:
         put(bare, at("store/x"), [trips(1)])
         put(bare, at("store/kept"), [trips(2)])
         flag.touch()
-        call(bare, "delete", path="store/x")
+        call(bare, "delete", path="store/x", now=True)
         eventually(lambda: "Input/output error" in server.log(), what="the sweep meets the error")
         assert len(files(server.data / "parts")) == 2
         flag.unlink()

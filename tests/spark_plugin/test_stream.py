@@ -328,7 +328,7 @@ def test_a_topic_that_isnt_there_is_named_at_once(streams: Streams) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"maxFilesPerTrigger": "5"}, "no option 'maxfilespertrigger'; did you mean 'maxRowsPerTrigger'"),
+        ({"maxFilesPerTrigger": "5"}, "no option 'maxFilesPerTrigger'; did you mean 'maxRowsPerTrigger'"),
         ({"endingOffsets": "latest"}, "'endingOffsets' is for a read, this is a streaming read"),
         ({"maxRowsPerTrigger": "few"}, "maxRowsPerTrigger='few': expected a whole number from 1"),
         ({"startingOffsets": "newest"}, "startingOffsets='newest': expected earliest, latest, a time"),

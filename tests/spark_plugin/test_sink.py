@@ -183,7 +183,7 @@ def test_an_epoch_without_rows_leaves_all_as_it_was(path: str, streams: Streams)
     ("start", "said"),
     [
         (lambda w: w.option("run", "a").start("store/out"), "'run' is for a write, this is a streaming write"),
-        (lambda w: w.option("txnAppId", "a").start("store/out"), "no option 'txnappid'; did you mean 'run'"),
+        (lambda w: w.option("txnAppId", "a").start("store/out"), "no option 'txnAppId'; did you mean 'run'"),
         (lambda w: w.start(), r"'path' is missing: say \.start\('store/…'\)"),
         (
             lambda w: w.options(

@@ -105,7 +105,7 @@ class Client:
 
     # --- in ---------------------------------------------------------------------------------
 
-    def put(  # what may be said of a write
+    def put(
         self,
         path: str,
         data: Any,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from itertools import chain
 
 import penstock
@@ -84,15 +83,13 @@ class Actions:
         kind, path = self._state.locate(request.path)
         if request.delete:
             kind.delete_source(path)
+        delete = kind.delete_now if request.now else kind.delete
         try:
-            deleted = kind.delete(path)
+            deleted = delete(path)
         except StoreFull:
             if not self._state.reserve.give():
                 raise
-            deleted = kind.delete(path)
-        if request.now:
-            self._state.ledger.forget_deleted(str(path))
-            deleted = replace(deleted, until=None)
+            deleted = delete(path)
         steps.passed("delete.done")
         self._state.sweeper.soon()
         return deleted

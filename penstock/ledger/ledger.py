@@ -371,10 +371,6 @@ class Ledger:
         runs.forget(t, path)
         return dataset
 
-    def forget_deleted(self, path: str) -> bool:
-        """Let the bytes of a deleted dataset go that only `undelete` holds; False if there is none."""
-        return self.change(partial(deletions.forget, path=path))
-
     def delete_expired(self) -> list[Dataset]:
         """Delete the datasets that are past their time to live, as `delete` does, and return them."""
         if not datasets.expired(self.database, self.now()):

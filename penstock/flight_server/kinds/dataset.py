@@ -109,11 +109,17 @@ class DatasetKind(Kind):
         )  # fmt: skip
 
     def delete(self, path: Path) -> Deleted:
+        is_kept = not self.state.store.medium.incarnation and self.state.store.why_full() is None
+        return self._delete(path, self.state.ticket_expiry() if is_kept else None)
+
+    def delete_now(self, path: Path) -> Deleted:
+        return self._delete(path, None)
+
+    def _delete(self, path: Path, until: float | None) -> Deleted:
+        """Delete a payload, or a dataset, which may come back until then."""
         payload = self.state.ledger.remove_payload(path.key)
         if payload is not None:
             return Deleted(str(path), payload.rows, payload.bytes, int(payload.part is not None))
-        is_kept = not self.state.store.medium.incarnation and self.state.store.why_full() is None
-        until = self.state.ticket_expiry() if is_kept else None
         dataset = self.state.ledger.delete(str(path), until=until or 0.0)
         return Deleted(dataset.path, dataset.rows, dataset.bytes, dataset.part_count, until=until)
 

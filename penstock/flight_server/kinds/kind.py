@@ -107,6 +107,10 @@ class Kind:
         """Remove the thing at a path; what read tickets name stays readable for their life."""
         raise self._refusal(path, Kind.delete, "deleted")
 
+    def delete_now(self, path: Path) -> Deleted:
+        """Delete the thing, and keep nothing for `undelete`."""
+        return self.delete(path)
+
     def undelete(self, path: Path) -> Description:
         """Make a deleted thing what it was, while its bytes are kept."""
         raise self._refusal(path, Kind.undelete, "brought back")
